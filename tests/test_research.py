@@ -1,6 +1,7 @@
 """benchmarks/research.py: all its commands compose, and its tables and figures are right."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -81,3 +82,109 @@ def test_only_chooses_arms_and_refuses_unknown_ones(research, tmp_path):
     ]
     with pytest.raises(SystemExit, match="PPO"):
         make_runs(research, "losses", tmp_path, "--only=PPO")
+
+
+def test_the_table_has_means_and_t_intervals_over_seeds(research):
+    entries = [
+        {"arm": "GRPO", "seed": seed, "label": f"losses-grpo-{seed}", "metrics": metrics}
+        for seed, right in enumerate([0.5, 0.6, 0.7])
+        for metrics in ({"step": 1, "reward/right": 9.0}, {"step": 1, "reward/right": right})
+    ]
+    text = research.draw.table(research.CLAIMS["losses"], entries)
+    # Student's t with 2 degrees of freedom: 4.303 * 0.1 / sqrt(3) = 0.248.
+    assert "| GRPO | 0.600 ± 0.248 (0.500 0.600 0.700) | - |" in text
+
+
+def test_one_seed_has_the_wilson_interval_of_its_accuracy(research):
+    entry = {"step": 0, "validation/accuracy": 0.5}
+    entries = [
+        {"claim": "grpo", "label": "", "options": {"test_problems": 4}},
+        {"arm": "TRL", "seed": 0, "label": "grpo-trl-0", "metrics": entry},
+    ]
+    text = research.draw.table(research.CLAIMS["grpo"], entries)
+    assert "| TRL | 0.500 (Wilson 0.150 to 0.850) |" in text
+
+
+def test_kept_metrics_redraw_figures_and_tables(research, tmp_path):
+    """A step that was computed twice counts once; the page's block is replaced."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    lines = [{"claim": "losses", "label": "", "options": {"model": "tiny"}}]
+    for reward in (0.1, 0.25):
+        metrics = {"step": 1, "step_s": 2.0, "reward/right": reward, "unread": 1.0}
+        lines.append({"arm": "GRPO", "seed": 0, "label": "losses-grpo-0", "metrics": metrics})
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "results.md").write_text("before\n<!-- losses -->\nold\n<!-- end -->\nafter\n")
+    claims = research.CLAIMS
+    assert research.draw.keep(claims, [str(folder), f"--docs={docs}"]) == 0
+    kept = [json.loads(line) for line in (docs / "research" / "losses.jsonl").open()]
+    assert [line["metrics"] for line in kept[1:]] == [
+        {"step": 1, "step_s": 2, "reward/right": 0.25}
+    ]
+    assert research.draw.main(claims, [f"--docs={docs}"]) == 0
+    page = (docs / "results.md").read_text()
+    assert page.startswith("before\n<!-- losses -->\n| arm |")
+    assert page.endswith("\n<!-- end -->\nafter\n")
+    assert "| GRPO | 0.250 |" in page
+    assert (docs / "research" / "losses.png").stat().st_size > 1000
+
+
+def test_a_run_is_over_at_its_last_step_and_validation(research, tmp_path):
+    """Only lines that this call's process wrote count: an earlier one may have been stopped."""
+    runs = importlib.import_module("claims.runs")
+    results = research.Results(tmp_path)
+    run = runs.Run("GRPO", 0, "label", [], last_step=1, validates=True)
+    folder = tmp_path / "runs" / "label"
+    folder.mkdir(parents=True)
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text('{"step": 1}\n{"step": 1, "validation/accuracy": 0.5}\n')
+    results.follow(run, start=metrics.stat().st_mtime + 10)
+    assert not results.has_step("label", 1, validated=True)
+    results.follow(run, start=metrics.stat().st_mtime - 10)
+    assert results.has_step("label", 1, validated=True)
+    assert not results.has_step("label", 2, validated=False)
+    assert len(results.read()) == 2
+    results.add(label="label", exit_code=1)
+    assert results.finished() == set()
+    results.add(label="label", exit_code=0)
+    assert results.finished() == {"label"}
+
+
+def test_the_operation_is_that_of_its_demonstrations(research):
+    problems = importlib.import_module("claims.problems")
+    row = problems.operation_row(17, 25)
+    assert row["reward_model"]["ground_truth"] == "86"  # 2 * 17 + 52
+    assert row["target"][0]["content"].endswith("\\boxed{86}.")
+    assert problems.apply_operation(10, 30) == 23
+
+
+def test_wrong_depths_are_far_from_the_chosen_one(research):
+    choose = research.bupo.choose_depths
+    assert choose(5, 28) == [5, 14, 25]
+    assert choose(13, 28) == [13, 4, 25]
+    assert choose(None, 28) == [5, 14, 25]
+    assert choose(1, 2) == [1]
+
+
+def test_graders_are_counted_against_the_reference(research):
+    scores = {"reference": [1.0, 1.0, 0.0, None], "other": [1.0, 0.0, 1.0, 1.0]}
+    table = research.graders.confusion(scores)
+    assert table.splitlines()[-1] == "| other | 1 | 1 | 1 | 0 | 1 |"
+    classes = research.graders.disagreements([None] * 4, scores)
+    assert classes == {("reference",): [1], ("other",): [2, 3]}
+
+
+def test_final_answers_are_found_in_any_form(research):
+    answer = research.graders.final_answer
+    assert answer("so \\boxed{\\frac{1}{2}} #### 3") == "\\frac{1}{2}"
+    assert answer("5 and 6\n#### 1,000\nend") == "1,000"
+    assert answer("first 5, then 6.") == "6"
+    assert answer("none") == "" == answer("####")
+
+
+def test_a_column_may_read_some_lines_only(research):
+    column = research.bupo.CLAIM.columns[-2]
+    lines = [{"step": i, "phase": 1 + i // 4, "stage/update_s": float(i)} for i in range(8)]
+    assert research.draw.column_values(lines, column) == [1.0, 2.0, 3.0]

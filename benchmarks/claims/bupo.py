@@ -59,7 +59,12 @@ def arms(options: argparse.Namespace) -> Arms:
     chosen, *wrong = depths(options)
     bupo = ["bupo_small", *shared, f"method.phase_one_steps={phase_one}"]
     runs = {
-        "GRPO": ["bupo_small", *shared, "method.phase_one_steps=0"],
+        "GRPO": [
+            "bupo_small",
+            *shared,
+            "method.phase_one_steps=0",
+            f"method.num_blocks={chosen}",  # not read, but must be a depth of the model
+        ],
         f"BuPO, {chosen} blocks (chosen)": [*bupo, f"method.num_blocks={chosen}"],
     }
     for depth in wrong:
@@ -76,8 +81,8 @@ CLAIM = Claim(
         Column("avg@k after", "validation/accuracy"),
         Column("pass@k before", "validation/best@8", first=True),
         Column("pass@k after", "validation/best@8"),
-        Column("seconds of the first update", "stage/update_s", first=True),
-        Column("seconds of the last updates", "stage/update_s", count=5),
+        Column("update in phase one, s", "stage/update_s", count=3, where=("phase", 1)),
+        Column("update in phase two, s", "stage/update_s", count=3, where=("phase", 2)),
     ),
     curves=("reward/mean", "validation/accuracy", "entropy", "stage/update_s"),
     sizes={

@@ -15,12 +15,16 @@ Arms = dict[str, list[str]]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a claim's table: a metric of each run, at its first or over its last lines."""
+    """A column of a claim's table: a metric of each run, at its first or over its last lines.
+
+    `where` is a metric and the value that it must have in a line.
+    """
 
     heading: str
     key: str
     first: bool = False
     count: int = 1
+    where: tuple[str, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 docs/research/CLAIM.png from it, and puts each table between the lines `<!-- CLAIM -->` and
 `<!-- end -->` of docs/results.md. Lines are means over seeds, bands reach from the lowest to the
 highest seed. Tables have the mean of the seeds, the half width of its 95% t interval over seeds,
-and each seed; with one seed the accuracy has its Wilson interval over the test problems.
+and each seed; with one seed a greedy accuracy has its Wilson interval over the test problems.
 """
 
 import argparse
@@ -33,6 +33,7 @@ SIZES = (
     "lora_rank",
     "task",
     "test_problems",
+    "validation_samples",
     "overrides",
 )
 
@@ -51,6 +52,9 @@ def described(options: argparse.Namespace) -> dict[str, Any]:
 
 def column_values(lines: Sequence[Mapping[str, float]], column: Column) -> list[float]:
     """Return the values that a column averages over, of one run."""
+    if column.where:
+        key, value = column.where
+        lines = [line for line in lines if line.get(key) == value]
     values = [line[column.key] for line in lines if column.key in line]
     return values[: column.count] if column.first else values[-column.count :]
 
@@ -77,7 +81,8 @@ def cell(column: Column, means: Sequence[float], sizes: Mapping[str, Any]) -> st
     """Return the text of a cell, with an interval where there is one."""
     is_accuracy = column.key.endswith("accuracy")
     num_problems = sizes.get("test_problems", 0)
-    if len(means) == 1 and is_accuracy and num_problems:
+    is_greedy = sizes.get("validation_samples", 1) == 1
+    if len(means) == 1 and is_accuracy and is_greedy and num_problems:
         from postgrad.results.metrics import interval
 
         num_right = round(means[0] * num_problems)
@@ -111,6 +116,7 @@ def keep(claims: Mapping[str, Claim], arguments: list[str]) -> int:
 def thinned(name: str, claim: Claim, entries: Sequence[Entry]) -> list[Entry]:
     """Return the options, and one entry per step and run with the metrics that are shown."""
     shown = {column.key for column in claim.columns} | set(claim.curves) | set(ALWAYS_KEPT)
+    shown |= {column.where[0] for column in claim.columns if column.where}
     headers = [entry for entry in entries if entry.get("claim") == name]
     kept: list[Entry] = [headers[-1]]
     for arm, labels in labels_by_arm(entries).items():
