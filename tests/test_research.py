@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -188,3 +190,39 @@ def test_a_column_may_read_some_lines_only(research):
     column = research.bupo.CLAIM.columns[-2]
     lines = [{"step": i, "phase": 1 + i // 4, "stage/update_s": float(i)} for i in range(8)]
     assert research.draw.column_values(lines, column) == [1.0, 2.0, 3.0]
+
+
+SLEEPER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from claims.runs import Run, start_run
+script = Path(sys.argv[2]) / "sleep.py"
+script.write_text("import time; time.sleep(60)")
+item = start_run(Run("arm", 0, "label", [], script=str(script)), Path(sys.argv[2]))
+print(item.process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is a call of Linux")
+def test_runs_end_when_the_benchmark_is_killed(tmp_path):
+    arguments = [sys.executable, "-c", SLEEPER, str(BENCHMARKS), str(tmp_path)]
+    parent = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    lines = iter(parent.stdout.readline, "")
+    pid = next(int(line) for line in lines if line.strip().isdigit())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while is_running(pid):
+        assert time.monotonic() < deadline, "the run goes on without its benchmark"
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """Return whether the process exists and is not a zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,5 +1,6 @@
 """Several training runs at once on one GPU: start, follow, stop, and continue later."""
 
+import ctypes
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from claims.results import Results
 
 POLL_S = 0.2
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,19 @@ def start_run(run: Run, out: Path) -> RunningRun:
     environment.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     with (out / f"{run.label}.log").open("w") as log:
         process = subprocess.Popen(
-            run.command(), stdout=log, stderr=log, env=environment, start_new_session=True
+            run.command(),
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=die_with_parent if sys.platform == "linux" else None,
         )
     return RunningRun(run, process, time.time())
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process with the one that started it, whatever ends that one."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def stop_run(item: RunningRun) -> None:
