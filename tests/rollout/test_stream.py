@@ -113,6 +113,22 @@ def test_a_continued_row_computes_only_its_new_tokens(monkeypatch):
     assert sizes[2] == 50 + len(first.tokens) + 6, "nothing was kept"
 
 
+def test_published_weights_drop_what_is_kept(monkeypatch):
+    engine = make_engine()
+    stream = open_stream(engine, SAMPLING, 1)
+    sizes = count_prefilled(stream, monkeypatch)
+    with stream:
+        stream.add(Request([1] * 50, [3], 12), ["a"])
+        ((_, first),) = finish(stream).items()
+        weights = {name: 1.1 * parameter for name, parameter in engine.model.named_parameters()}
+        engine.publish(weights)
+        request = Request([*[1] * 50, *first.tokens, 5, 6], [4], 12)
+        stream.add(request, ["a"])
+        ours = finish(stream)["a"]
+    assert sizes == [50, len(request.prompt)], "the whole conversation"
+    assert ours.tokens == engine.generate([request], SAMPLING)[0][0].tokens
+
+
 def test_another_prompt_of_the_same_key_is_computed_anew():
     engine = make_engine()
     with open_stream(engine, SAMPLING, 2) as stream:
