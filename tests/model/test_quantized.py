@@ -9,6 +9,7 @@ from torch import nn
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
+from postgrad.model.gate import fingerprint
 from postgrad.model.lora import adapter_parameters, adapters_disabled
 from postgrad.model.quantized import (
     LEVELS,
@@ -205,3 +206,14 @@ def test_the_reference_of_the_kernel_is_exact_in_bfloat16():
     float32 = quantize(torch.randn(2, 64))
     float32.codes, float32.scales = weight.codes, weight.scales
     assert torch.equal(dequantize_reference(float32).bfloat16(), weight.dequantize())
+
+
+def test_a_verdict_of_the_numeric_gate_is_of_4_bit_models_or_others():
+    model = make_family("qwen3", hidden_size=64, intermediate_size=64, head_dim=32)
+    plain = fingerprint(model)
+    quantize_linears(model, torch.device("cpu"))
+    assert (
+        fingerprint(model)
+        != plain
+        == fingerprint(make_family("qwen3", hidden_size=64, intermediate_size=64, head_dim=32))
+    )

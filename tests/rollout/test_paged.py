@@ -46,13 +46,15 @@ if adapted:
         with torch.no_grad():
             for i, p in enumerate(adapter_parameters(one.model).values()):
                 p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(i)) * 0.2)
+# Its numeric gate decides for both: that of a CPU cannot run a model with these kernels.
+reference = NativeEngine(plain, RolloutConfig(max_rows=16)) if adapted else None
 engine = NativeEngine(loaded, RolloutConfig(max_rows=16))
+reference = reference or engine
 long_prompt = [i * 7 % 16 for i in range(70)]
 asked = [
     Request([3, 7, 10, 5, 8, 15], [1, 2]), Request([1], [4], 2), Request(long_prompt, [6])
 ]
 sampling = Sampling(0.9, 3)
-reference = NativeEngine(plain, RolloutConfig(max_rows=16)) if adapted else engine
 sampled = reference.generate(asked, sampling)
 from postgrad.model.passes.kernels.install import install_kernels
 if not adapted:

@@ -31,6 +31,7 @@ from postgrad.model.passes.support import (
     set_support,
     transform_of,
 )
+from postgrad.model.quantized import quantized_modules
 from postgrad.model.views import FULL, hidden_states
 from postgrad.types import Batch, Trajectory
 
@@ -245,6 +246,7 @@ def fingerprint(model: Any, more_sources: Sequence[Path] = ()) -> str:
         type(model).__name__,
         json.dumps(config, sort_keys=True, default=str),
         str(parameter.dtype),
+        "4bit" if quantized_modules(model) else "",
         parameter.device.type,
         torch.__version__,
         transformers.__version__,
