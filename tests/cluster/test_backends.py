@@ -19,12 +19,13 @@ from postgrad.cluster import child_process
 from postgrad.cluster.backends import open_models
 from postgrad.cluster.child_process import ChildProcess
 from postgrad.cluster.connection import receive
+from postgrad.cluster.engines import engine_config
 from postgrad.cluster.host import build_host
 from postgrad.cluster.ports import attempt
 from postgrad.cluster.remote_ports import RemoteEngine
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.views import after
-from postgrad.rollout.engine import Request, Sampling, trajectory_seed
+from postgrad.rollout.engine import Request, Sampling, make_sampling, trajectory_seed
 from postgrad.types import Batch
 
 BACKENDS = {
@@ -323,3 +324,28 @@ def test_only_unexpected_errors_print_a_traceback(capsys, error):
     assert kind == "error"
     assert message == f"{type(error).__name__}: {error}"
     assert ("Traceback" in capsys.readouterr().err) == isinstance(error, ValueError)
+
+
+@pytest.mark.slow
+def test_engine_process_decodes_a_stream_between_calls(tiny):
+    stream = ("rollout.stream=true", "rollout.staleness=1", "rollout.max_response_tokens=10")
+    config = config_of("grpo", tiny, *BACKENDS["apart"], *OVERRIDES, *stream)
+    process = ChildProcess(engine_config(config), "engine")
+    try:
+        engine = RemoteEngine(process, shares_weights=False)
+        added = {str(i): request for i, request in enumerate(REQUESTS)}
+        rows = {}
+        while len(rows) < 9:
+            names = [name for name in "012" if not rows.keys() >= {(name, j) for j in range(3)}]
+            result = engine.poll(4, names, added)
+            added = {}
+            for name, index, completion in result["finished"]:
+                rows[name, index] = completion
+        expected = engine.generate(REQUESTS, make_sampling(config.rollout))
+    finally:
+        process.close()
+    for i, group in enumerate(expected):
+        for j, completion in enumerate(group):
+            row = rows[str(i), j]
+            assert row.tokens == completion.tokens
+            assert row.versions == [4] * len(row.tokens)

@@ -27,7 +27,12 @@ from postgrad.cluster.worker_group import WorkerGroup  # noqa: E402
 from postgrad.errors import ConfigError, RunError  # noqa: E402
 from postgrad.model.tiny import make_tiny  # noqa: E402
 from postgrad.model.views import after  # noqa: E402
-from postgrad.rollout.engine import Request, Sampling, trajectory_seed  # noqa: E402
+from postgrad.rollout.engine import (  # noqa: E402
+    Request,
+    Sampling,
+    make_sampling,
+    trajectory_seed,
+)
 from postgrad.training.driver import train  # noqa: E402
 from postgrad.training.log import is_timing  # noqa: E402
 from postgrad.training.report import Reporter  # noqa: E402
@@ -490,6 +495,20 @@ def test_staleness_0_changes_nothing_and_1_is_corrected_and_resumes(make_config,
     assert all(torch.equal(stale[n], resumed_weights[n]) for n in stale)
 
 
+def test_stream_on_two_engines_keeps_the_bound(make_config):
+    stream = ("rollout.stream=true", "rollout.staleness=1", "method.kl=none")
+    lines, _, folder = run(make_config("grpo", "stream", *stream, *on_ray(1, "cluster.engines=2")))
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert [line["staleness/max"] <= 1 for line in lines] == [True] * 3
+    uids = []
+    for step, line in enumerate(lines, start=1):
+        table = pq.read_table(folder / "rollouts" / f"step-{step:06d}.parquet")
+        versions = [version for row in table["version"].to_pylist() for version in row]
+        assert step - 1 - min(versions) == line["staleness/max"] and max(versions) < step
+        uids += sorted(set(table["uid"].to_pylist()))
+    assert len(set(uids)) == 12
+
+
 def test_asynchronous_checkpoints_have_equal_bytes(make_config, tmp_path):
     every = ("training.checkpoint_every=1", "training.keep_checkpoints=9", *on_ray(2))
     run(make_config("ppo", "sync", *every))
@@ -601,6 +620,29 @@ def test_lost_engine_is_restarted_and_repeats_its_requests(make_config, capsys, 
             match=r"the engine 0 worker died .* after 1 restarts",
         ):
             models.engine.generate(REQUESTS, Sampling(1.0, 10))
+
+
+@pytest.mark.long  # test_rollout_stream.py has the same without Ray
+def test_lost_engine_of_a_stream_is_restarted_and_samples_its_groups_again(make_config, capsys):
+    stream = ("rollout.stream=true", "rollout.staleness=1", "method.kl=none")
+    config = make_config("grpo", "stream", *stream, *on_ray(1, "cluster.engines=2"))
+    with open_models(config) as models:
+        expected = models.engine.generate(REQUESTS, make_sampling(config.rollout))
+        ray.get(models.engine.caller.workers[1].handle.die_at.remote("engine", "poll"))
+        waiting = {str(i): request for i, request in enumerate(REQUESTS)}
+        unfinished = {name: len(request.seeds) for name, request in waiting.items()}
+        added = waiting
+        rows = {}
+        while unfinished:
+            result = models.engine.poll(0, list(unfinished), added)
+            added = {name: waiting[name] for name in result["missing"]}
+            for name, index, completion in result["finished"]:
+                rows[name, index] = completion.tokens
+                unfinished[name] -= 1
+            unfinished = {name: count for name, count in unfinished.items() if count}
+        assert "the engine 1 worker died during engine.poll" in capsys.readouterr().err
+    for i, group in enumerate(expected):
+        assert [one.tokens for one in group] == [rows[str(i), j] for j in range(len(group))]
 
 
 def test_failure_of_one_rank_is_raised_at_once(make_config):

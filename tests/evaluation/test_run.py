@@ -306,6 +306,7 @@ def test_result_file_of_another_set_is_refused(reference, tiny, verifier, tmp_pa
         (["data=arithmetic:1", "cluster.workers=4"], "cluster.workers"),
         (["data=arithmetic:1", "model.lora.rank=4"], "model.lora.rank=4"),
         (["data=arithmetic:1", "rollout.staleness=2"], "rollout.staleness=2"),
+        (["data=arithmetic:1", "rollout.stream=true"], "rollout.stream"),
         (["data=arithmetic:1", "reward.judge.monitor=tiny"], "reward.judge.monitor=tiny"),
         (["data=arithmetic:1", "reward.judge.model=tiny"], "reward.verifier=llm_judge"),
         (["n=4"], "data=FILE"),

@@ -29,6 +29,8 @@ class ContinuousEngine:
         ConfigError: the engine cannot change its weights between two tokens.
     """
 
+    shares_weights = False  # the trainer changes its own at other times
+
     def __init__(self, engine: Engine, rollout: RolloutConfig, poll_s: float = POLL_S) -> None:
         self.engine = engine
         self.poll_s = poll_s
@@ -39,10 +41,6 @@ class ContinuousEngine:
         self.unfinished: dict[str, set[int]] = {}  # the indices of rows, by group
         # Of each unfinished row, the version of the weights from each of these tokens on.
         self.versions: dict[RowKey, dict[int, int]] = {}
-
-    @property
-    def shares_weights(self) -> bool:
-        return self.engine.shares_weights
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Return completions outside of the stream, whose rows wait meanwhile."""
