@@ -23,6 +23,7 @@ from postgrad.model.tiny import make_tiny
 from postgrad.model.views import FULL, hidden_states
 from postgrad.sizing import simulate
 from postgrad.sizing.plan import GroupLengths, Plan, Workload, check_context, lay_out_step
+from postgrad.sizing.suggest import suggest_settings
 
 GIB = 2**30
 
@@ -311,9 +312,7 @@ def test_4_bits_and_offload_need_less_memory(tiny64: Path) -> None:
         memory = fit.estimate_memory(plan, process=0)
         peaks[setting] = memory.phases["update"]["activations"]
         held[setting] = memory.held["weights"]
-        suggested = dict(
-            fit.suggest_settings(plan, lambda plan: fit.estimate_memory(plan, process=0))
-        )
+        suggested = dict(suggest_settings(plan, lambda plan: fit.estimate_memory(plan, process=0)))
         assert ("model.quantization=4bit" in suggested) == (setting != "model.quantization=4bit")
     assert held["model.quantization=4bit"] < 0.5 * held["seed=1"]
     assert peaks["model.activation_offload=true"] < 0.9 * peaks["seed=1"]
@@ -365,7 +364,7 @@ def test_suggestions_come_in_the_order_of_effect(tiny_untied: Path) -> None:
         "rollout.max_response_tokens=50",
         "training.token_budget=4096",
     )
-    suggestions = fit.suggest_settings(plan, lambda plan: fit.estimate_memory(plan, process=0))
+    suggestions = suggest_settings(plan, lambda plan: fit.estimate_memory(plan, process=0))
     savings = [saved for _, saved in suggestions]
     assert savings == sorted(savings, reverse=True)
     assert savings[-1] > 0

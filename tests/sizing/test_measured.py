@@ -7,12 +7,14 @@ where the kernels have not changed since by more than a quarter.
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from postgrad.sizing import gpu_time
+from postgrad.sizing.choose import choose_passes, plan_of_settings
 from postgrad.sizing.devices import find_gpu
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks/gpu"
@@ -48,3 +50,35 @@ def test_wrong_constants_are_noticed(
     line = next(line for line in MEASURED if line["work"] == "update" and "update_s" in line)
     with pytest.raises(AssertionError):
         test_memory_is_within_10_and_time_within_30_percent(line)
+
+
+def choose(row: Any, gib: float, budget: int = 0) -> tuple[int, bool]:
+    plan = fit_check.make_plan(row)
+    training = replace(plan.config.training, token_budget=budget)
+    plan = replace(plan, config=replace(plan.config, training=training))
+    return choose_passes(plan, find_gpu("h200", gib), 8192, 16384)
+
+
+@pytest.mark.slow
+def test_what_is_left_to_the_machine_follows_from_the_estimate() -> None:
+    """First fewer tokens per pass; then, for a long row, activation checkpointing."""
+    step = fit_check.Row("step", "4b", 32, 8, 1024)
+    assert choose(step, 139) == (8192, False)
+    budget, recompute = choose(step, 90)
+    assert 2048 <= budget < 8192 and not recompute
+    assert choose(step, 90, budget=8192) == (8192, True)
+    long_row = fit_check.Row("step", "4b", 1, 1, 32_768)
+    assert choose(long_row, 139) == (16384, True)
+    too_large = fit_check.Row("step", "8b", 16, 8, 512)
+    assert choose(too_large, 79) == (8192, False)
+    assert choose(fit_check.Row("step", "0.6b", 1, 1, 256), 139) == (8192, False)
+
+
+def test_settings_alone_bound_the_rows() -> None:
+    plan = fit_check.make_plan(fit_check.Row("step", "0.6b", 3, 2, 50_000))
+    bound = plan_of_settings(plan.config, plan.model, {})
+    prompt = plan.config.data.max_prompt_tokens
+    assert [(group.prompt, group.num_samples) for group in bound.workload.groups] == [
+        (prompt, 2)
+    ] * 3
+    assert bound.config.rollout.max_response_tokens == 40_960 - prompt

@@ -6,10 +6,11 @@ from tiny_runs import config_of
 
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
+from postgrad.errors import RunError
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.training.memory import explain
+from postgrad.training.memory import estimated_advice, explain, explained_memory_errors
 
 CUDA_TEXT = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.72 GiB of "
@@ -78,3 +79,32 @@ def test_offload_is_the_advice_where_blocks_are_recomputed(tiny, monkeypatch):
     monkeypatch.setattr("postgrad.training.memory.supports_state_streaming", lambda device: True)
     assert "model.activation_offload=true" in explain("update", CUDA_TEXT, host.policy)
     assert "rollout.cache_gib" in explain("sample", CUDA_TEXT, host.policy)
+
+
+def test_memory_that_runs_out_in_a_capture_is_one_line():
+    """Ending the capture of a graph fails with another error, which hides the first one."""
+    line = r"out of memory for 2\.50 GiB more"
+    with pytest.raises(RunError, match=line), explained_memory_errors("update"):
+        try:
+            raise torch.OutOfMemoryError(CUDA_TEXT)
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error")
+    for text in ("Triton Error [CUDA]: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling"):
+        with pytest.raises(RunError, match="out of memory"), explained_memory_errors("update"):
+            raise RuntimeError(text)
+    with pytest.raises(RuntimeError, match="shape"), explained_memory_errors("update"):
+        raise RuntimeError("shape mismatch")
+
+
+def test_on_a_gpu_the_estimate_names_the_settings(tiny, monkeypatch):
+    """The policy is on the CPU; its settings say that it is on a GPU."""
+    policy = build_host(config_of("grpo", tiny)).policy
+    assert estimated_advice("update", policy) == ""
+    monkeypatch.setattr(policy.config.model, "device", "cuda")
+    monkeypatch.setattr(policy.config.model, "dtype", "bfloat16")
+    monkeypatch.setattr(policy.config.training, "token_budget", 8192)
+    monkeypatch.setattr(policy.config.training, "problems_per_step", 64)
+    advice = estimated_advice("update", policy)
+    assert "training.token_budget=4096 (saves" in advice
+    assert "optimizer.kind" not in advice, "a run cannot continue with another optimizer"
+    assert estimated_advice("save", policy) == ""

@@ -51,8 +51,10 @@ class ModelConfig:
         choices=("auto", "float32", "bfloat16"),
     )
     threads: int = setting(0, "CPU threads of torch; 0 measures and takes the fastest", at_least=0)
-    activation_checkpointing: bool = setting(
-        False, "recompute activations in the backward pass: less memory, more time"
+    activation_checkpointing: bool | None = setting(
+        None,
+        "recompute activations in the backward pass: less memory, more time; null: on a GPU where "
+        "the run would not fit otherwise (docs/scale.md)",
     )
     activation_offload: bool = setting(
         False,
@@ -185,7 +187,8 @@ class TrainingConfig:
     token_budget: int = setting(
         0,
         "most tokens per forward pass; does not change the gradient; "
-        "0: 8192, or 16384 on a GPU with LoRA or activation checkpointing",
+        "0: 8192, or 16384 on a GPU with LoRA or activation checkpointing; fewer where these would "
+        "not fit into the GPU's memory",
         at_least=0,
     )
     async_save: bool = setting(

@@ -4,17 +4,14 @@ No weights are loaded and nothing is written.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
-from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import Config
 from postgrad.doctor import fit, probe
 from postgrad.doctor.machine import memory_bytes
 from postgrad.doctor.workload import read_workload
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Method
 from postgrad.model.device import has_own_memory, memory_info
 from postgrad.model.load import model_config
 from postgrad.model.passes.support import CAPTURED_FAMILIES
@@ -26,6 +23,7 @@ from postgrad.sizing.largest import largest_settings
 from postgrad.sizing.memory import Memory
 from postgrad.sizing.packed import runs_packed
 from postgrad.sizing.plan import Plan, StepLayout, check_context, lay_out_step
+from postgrad.sizing.suggest import suggest_settings
 from postgrad.training import prepare
 
 
@@ -62,14 +60,14 @@ def estimate(config: Config, gpu: GpuSpec | None = None) -> Estimate:
         ConfigError: for everything that `postgrad train` would refuse before it loads the model.
     """
     planned = gpu is not None
-    method = prepare.make_method(config, planned)
+    method = prepare.make_method(config, gpu)
     config = method.config
     inputs = prepare.load_inputs(config, method)
     model = model_config(config.model, config.seed)
     workload = read_workload(config, method, inputs)
     inputs.scorer.close()
     packed = runs_packed(config, model)
-    plan = Plan(config, model, workload, _local_roles(config, method), packed)
+    plan = Plan(config, model, workload, prepare.local_roles(config, method), packed)
     size = simulate.measure_size(config, model)
     check_context(plan, size)
     stages = [stage.__name__ for stage in method.stages()]
@@ -94,7 +92,7 @@ def _estimate_gpu(
     memory = estimator.estimate(plan)
     result = Estimate(plan, size, layout, memory, gpu.usable, gpu=gpu, planned=planned)
     if not result.fits:
-        return replace(result, suggestions=fit.suggest_settings(plan, estimator.estimate))
+        return replace(result, suggestions=suggest_settings(plan, estimator.estimate))
     clock = GpuClock(gpu, plan)
     cache = estimator.cache_bytes(plan, sum(memory.held.values()))
     half_layout = lay_out_step(plan, max(1, plan.config.rollout.max_response_tokens // 2))
@@ -124,7 +122,7 @@ def _estimate_here(plan: Plan, size: simulate.ModelSize, stages: list[str]) -> E
         available=_available_memory(device, process),
     )
     if not result.fits:
-        suggestions = fit.suggest_settings(
+        suggestions = suggest_settings(
             plan, lambda changed: fit.estimate_memory(changed, process, kernel)
         )
         return replace(result, suggestions=suggestions)
@@ -152,13 +150,3 @@ def _with_times(result: Estimate, stages: list[str]) -> Estimate:
         half_length_step=fit.estimate_step(plan, stages, half_layout, rates),
         total_s=steps_s + fit.estimate_validations(plan, rates),
     )
-
-
-def _local_roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
-    """Return (kind, transformers configuration) of the models that load besides the policy."""
-    roles: dict[str, tuple[str, Any]] = {}
-    for name, role in method.all_roles().items():
-        if not is_remote_role(role.path):
-            model = replace(config.model, path=role.path or config.model.path)
-            roles[name] = (role.kind, model_config(model, config.seed))
-    return roles

@@ -28,6 +28,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "npu", "xpu")
 # Operations per second of matrix products. Fewer mean that the CPU emulates the type.
 EMULATED_FLOPS = 1e9
+# How libraries say that memory is missing: torch for the host's, CUDA and Triton, cuBLAS.
+NO_MEMORY_TEXTS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 HINTS = {"npu": "; Ascend devices need pip install torch_npu"}
 
 
@@ -337,6 +339,30 @@ def memory_held(device: torch.device) -> int:
     if not has_own_memory(device):
         return 0
     return torch.get_device_module(device).memory_allocated(device) + _GraphMemory.attached
+
+
+def graph_memory_bytes() -> int:
+    """Return the memory of captured graphs, which memory_held does not count."""
+    return sum(_GraphMemory.held.values())
+
+
+def attached_memory_bytes() -> int:
+    """Return the memory that DetachableMemory has attached: the cache of keys and values."""
+    return _GraphMemory.attached
+
+
+def is_memory_error(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it came from, is a lack of memory.
+
+    If memory runs out while a graph is captured, ending the capture fails with another error.
+    """
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        if isinstance(error, RuntimeError) and any(text in str(error) for text in NO_MEMORY_TEXTS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def free_memory_bytes(device: torch.device) -> int:

@@ -55,6 +55,12 @@ class Widths(NamedTuple):
         )
 
 
+def kept_bytes(widths: Widths, itemsize: int) -> int:
+    """Return the activations of one token in one block, without checkpointing and LoRA."""
+    block = 4 * widths.hidden + 2 * widths.intermediate + 3 * widths.query + 4 * widths.key
+    return block * itemsize
+
+
 class Passes(NamedTuple):
     """Bytes of a step's training passes."""
 
@@ -197,13 +203,18 @@ class GpuEstimator:
         return parts, working
 
     def cache_bytes(self, plan: Plan, held: int) -> int:
-        """Return the bytes of the paged cache; `held` are those that other things hold."""
+        """Return the bytes of the paged cache; `held` are those that other things hold.
+
+        It holds at least one row, without which nothing can be sampled.
+        """
         config = plan.config
         if config.rollout.cache_gib:
             limit = int(config.rollout.cache_gib * 2**30)
         else:
             limit = largest_cache(max(0, self.gpu.usable - held), self.detachable)
-        return min(limit, wanted_cache_bytes(plan))
+        row = plan.workload.longest_prompt + config.rollout.max_response_tokens
+        one_row = (num_pages(row) + 2) * PAGE * token_cache_bytes(plan)
+        return min(max(limit, one_row), wanted_cache_bytes(plan))
 
     def _vllm(self, plan: Plan, size: ModelSize, held: int) -> dict[str, int]:
         """Return what vLLM takes while it is awake: its own weights, a float32 head, its cache."""

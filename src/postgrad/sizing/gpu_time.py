@@ -9,7 +9,7 @@ from typing import Any
 
 from postgrad.model.device import DTYPES
 from postgrad.sizing.devices import GpuSpec
-from postgrad.sizing.gpu_memory import Widths, token_cache_bytes, wanted_cache_bytes
+from postgrad.sizing.gpu_memory import Widths, kept_bytes, token_cache_bytes, wanted_cache_bytes
 from postgrad.sizing.plan import Plan, StepLayout
 from postgrad.sizing.simulate import ModelSize, measure_size
 
@@ -142,9 +142,7 @@ class GpuClock:
 
     def _kept_bytes(self, shape: Shape) -> float:
         """Return the activations of one token in all blocks, without checkpointing."""
-        widths = shape.widths
-        block = 4 * widths.hidden + 2 * widths.intermediate + 3 * widths.query + 4 * widths.key
-        return block * shape.itemsize * shape.size.blocks
+        return kept_bytes(shape.widths, shape.itemsize) * shape.size.blocks
 
     def optimizer_s(self, shape: Shape) -> float:
         """Return the seconds of one optimizer step."""

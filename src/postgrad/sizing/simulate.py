@@ -239,10 +239,10 @@ def cache_bytes(config: Config, model_config: Any) -> int:
 
 @contextmanager
 def named_errors(config: Config) -> Iterator[None]:
-    """Raise RunError if a model does something that fake tensors cannot follow."""
+    """Raise RunError if a model does something that tensors without data cannot follow."""
     try:
         yield
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
         lines = str(error).strip().splitlines()
         reason = lines[0][:200] if lines else type(error).__name__
         raise RunError(

@@ -5,12 +5,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from postgrad.errors import RunError
-from postgrad.model.device import memory_held, supports_state_streaming
+from postgrad.model.device import (
+    attached_memory_bytes,
+    graph_memory_bytes,
+    is_memory_error,
+    memory_held,
+    supports_state_streaming,
+    total_memory_bytes,
+)
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.quantized import quantized_modules
+from postgrad.sizing.choose import plan_of_settings
+from postgrad.sizing.devices import GpuSpec
+from postgrad.sizing.gpu_memory import GpuEstimator
+from postgrad.sizing.memory import Memory
+from postgrad.sizing.packed import runs_packed
+from postgrad.sizing.plan import Plan
+from postgrad.sizing.suggest import suggest_settings
+from postgrad.training.run import MAY_CHANGE
 
 GIB = 2**30
 # Which settings save most memory in a stage; other stages compute log-probs or gradients.
@@ -26,7 +39,7 @@ ACTIVITIES = {"validate": " during the validation", "save": " while the checkpoi
 
 @contextmanager
 def explained_memory_errors(stage: str, policy: Any = None) -> Iterator[None]:
-    """Turn torch's out-of-memory error into a RunError of one line.
+    """Turn an out-of-memory error, also one while a graph is captured, into a RunError of one line.
 
     Args:
         stage: of the step; or load, validate, save.
@@ -34,12 +47,20 @@ def explained_memory_errors(stage: str, policy: Any = None) -> Iterator[None]:
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise RunError(explain(stage, str(error), policy)) from error
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # torch's words for the host's memory
+    except RunError:  # is one line already
+        raise
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        if not is_memory_error(error):
             raise
-        raise RunError(explain(stage, str(error), policy)) from error
+        raise RunError(explain(stage, _first_text(error), policy)) from error
+
+
+def _first_text(error: BaseException) -> str:
+    """Return the text of the error that others came from."""
+    first = error
+    while (earlier := first.__cause__ or first.__context__) is not None:
+        first = earlier
+    return str(first)
 
 
 def explain(stage: str, text: str, policy: Any = None) -> str:
@@ -47,22 +68,52 @@ def explain(stage: str, text: str, policy: Any = None) -> str:
     wanted = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", text)
     size = f" for {wanted[1]} more" if wanted else ""
     held = ""
+    advice = ADVICE.get(stage, PASSES)
     if isinstance(policy, LocalPolicy):
         parts = memory_parts(policy)
         held = "; " + ", ".join(f"{name} {size:.1f} GiB" for name, size in parts.items())
-    advice = ADVICE.get(stage, PASSES)
-    if advice == PASSES and _could_offload(policy):
-        advice = LONG_PASSES
+        if advice == PASSES and _could_offload(policy):
+            advice = LONG_PASSES
+        advice = estimated_advice(stage, policy) or advice
     activity = ACTIVITIES.get(stage, "")
     return f"out of memory{activity}{size}{held}; set {advice}; the same command then continues"
 
 
-def _could_offload(policy: Any) -> bool:
+def estimated_advice(stage: str, policy: LocalPolicy) -> str:
+    """Return the two settings that save most where the stage failed; "" without an estimate.
+
+    They are of those with which a run may continue.
+    """
+    config = policy.config
+    model_config = policy.model.config
+    if stage in ("load", "save") or not runs_packed(config, model_config):
+        return ""
+    phase = "rollout" if ADVICE.get(stage) == SAMPLING else "update"
+    plan = plan_of_settings(config, model_config, {})
+    gpu = GpuSpec(policy.device.type, total_memory_bytes(policy.device), 1.0, 1.0)
+    estimator = GpuEstimator(gpu)
+
+    def phase_alone(changed: Plan) -> Memory:
+        memory = estimator.estimate(changed)
+        return Memory(memory.held, {phase: memory.phases.get(phase, {})})
+
+    try:
+        suggestions = suggest_settings(plan, phase_alone)
+    except RunError:  # a model that cannot be simulated
+        return ""
+    best: list[str] = []
+    for setting, saved in suggestions:
+        if setting.partition("=")[0] in MAY_CHANGE:
+            best.append(f"{setting} (saves {saved / GIB:.1f} GiB)")
+    return " or ".join(best[:2])
+
+
+def _could_offload(policy: LocalPolicy) -> bool:
     """Return whether the inputs of recomputed blocks could go to host memory."""
-    if not isinstance(policy, LocalPolicy) or not supports_state_streaming(policy.device):
+    if not supports_state_streaming(policy.device):
         return False
     model = policy.config.model
-    return model.activation_checkpointing and not model.activation_offload
+    return bool(model.activation_checkpointing) and not model.activation_offload
 
 
 def memory_parts(policy: LocalPolicy) -> dict[str, float]:
@@ -75,5 +126,8 @@ def memory_parts(policy: LocalPolicy) -> dict[str, float]:
     gradients = sum(m.grad.nbytes for m in optimizer.masters.values() if m.grad is not None)
     parts = {"weights": weights, "optimizer state": state, "gradients": gradients}
     if total := memory_held(device):
-        parts["cache and activations"] = max(0, total - sum(parts.values()))
+        cache = attached_memory_bytes()
+        parts["activations and others"] = max(0, total - cache - sum(parts.values()))
+        parts["KV cache"] = cache
+        parts["captured graphs"] = graph_memory_bytes()
     return {name: size / GIB for name, size in parts.items()}

@@ -1,12 +1,15 @@
 """Checks and loads everything a run needs, before anything is written."""
 
 import os
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from postgrad.agents.runner import Agents, open_agents
 from postgrad.cluster.engines import engine_config
+from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import ClusterConfig, Config, ModelConfig
 from postgrad.data.cursor import Cursor
 from postgrad.data.overlong import RowEncoder
@@ -14,14 +17,16 @@ from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts, make_prompts
 from postgrad.data.styles import stop_strings
 from postgrad.environments.lookup import Environments, choose_verifier, open_environments
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, RunError
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
 from postgrad.model.device import (
     choose_device,
     choose_dtype,
+    has_own_memory,
     is_gpu,
+    memory_info,
     probe_threads,
     supports_state_streaming,
 )
@@ -30,6 +35,9 @@ from postgrad.model.passes.layout import default_token_budget
 from postgrad.model.ranks import check_mesh
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import TurnRunner, make_turns
+from postgrad.sizing.choose import choose_passes, plan_of_settings
+from postgrad.sizing.devices import GpuSpec
+from postgrad.sizing.packed import runs_packed
 from postgrad.training.run import resume_config
 from postgrad.training.trackers import check_tracker
 from postgrad.training.validation import load_sets
@@ -52,21 +60,32 @@ class Inputs:
     turns: TurnRunner | None = None  # None without tools, environment and agent
 
 
-def make_method(config: Config, planned: bool = False) -> Method:
+def make_method(config: Config, planned: GpuSpec | None = None) -> Method:
     """Return the method with its configuration checked and resolved. Raises ConfigError.
 
-    `planned`: the run is only estimated, for a GPU that this machine need not have.
+    `planned`: the run is only estimated, for this GPU, which this machine need not have.
     """
     method = find_method(config.method.name)(config)
     method.check()
-    method.config = resolve(resume_config(config), planned)
+    method.config = resolve(resume_config(config), method, planned)
     return method
 
 
-def resolve(config: Config, planned: bool = False) -> Config:
+def local_roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
+    """Return (kind, transformers configuration) of the models that load besides the policy."""
+    roles: dict[str, tuple[str, Any]] = {}
+    for name, role in method.all_roles().items():
+        if not is_remote_role(role.path):
+            model = replace(config.model, path=role.path or config.model.path)
+            roles[name] = (role.kind, model_config(model, config.seed))
+    return roles
+
+
+def resolve(config: Config, method: Method | None = None, planned: GpuSpec | None = None) -> Config:
     """Replace every auto by what this machine offers, or the GPU of a `planned` run.
 
-    config.yaml keeps the values, and a resumed run uses them. Raises ConfigError.
+    The `method` says which models load besides the policy. config.yaml keeps the values, and a
+    resumed run uses them. Raises ConfigError.
     """
     check_cluster(config.cluster)
     if config.training.profile_steps and config.cluster.backend != "local":
@@ -84,17 +103,63 @@ def resolve(config: Config, planned: bool = False) -> Config:
         )
     if config.model.threads == 0:
         config.model.threads = 1 if planned else _choose_threads(config)
-    if config.training.token_budget == 0:
-        # These passes are not captured as CUDA graphs; see model/passes/captured.py.
-        not_captured = bool(config.model.lora.rank or config.model.activation_checkpointing)
-        config.training.token_budget = default_token_budget(device, not_captured)
     if config.rollout.max_rows == 0:
         config.rollout.max_rows = MAX_ROWS_CPU if device.type == "cpu" else MAX_ROWS_GPU
     config.rollout.stop = stop_strings(config.rollout.stop, config.data.prompt_style)
+    _resolve_passes(config, method, device, planned)
     return config
 
 
-def _resolve_device(config: Config, planned: bool) -> torch.device:
+def _resolve_passes(
+    config: Config, method: Method | None, device: torch.device, planned: GpuSpec | None
+) -> None:
+    """Set training.token_budget and model.activation_checkpointing where they are auto.
+
+    On one GPU they follow from the estimated memory of the run.
+    """
+    model = config.model
+    training = config.training
+    # Passes with LoRA or checkpointing are not captured as graphs; see model/passes/captured.py.
+    plain_budget = default_token_budget(device, eager=bool(model.lora.rank))
+    recomputed_budget = default_token_budget(device, eager=True)
+    default = recomputed_budget if model.activation_checkpointing else plain_budget
+    chosen = training.token_budget or default, bool(model.activation_checkpointing)
+    is_auto = training.token_budget == 0 or model.activation_checkpointing is None
+    if is_auto and config.cluster.backend != "ray" and has_own_memory(device):
+        gpu = planned or GpuSpec(device.type, memory_info(device)[0], 1.0, 1.0)
+        best = _passes_that_fit(config, method, gpu, plain_budget, recomputed_budget) or chosen
+        if best != chosen and not planned:
+            print(_passes_note(*best, gpu), file=sys.stderr)
+        chosen = best
+    training.token_budget, model.activation_checkpointing = chosen
+
+
+def _passes_that_fit(
+    config: Config, method: Method | None, gpu: GpuSpec, plain_budget: int, recomputed_budget: int
+) -> tuple[int, bool] | None:
+    """Return token budget and checkpointing by the estimate; None if the run has none."""
+    transformers_config = model_config(config.model, config.seed)
+    if not runs_packed(config, transformers_config):
+        return None
+    roles = {} if method is None else local_roles(config, method)
+    plan = plan_of_settings(config, transformers_config, roles)
+    try:
+        return choose_passes(plan, gpu, plain_budget, recomputed_budget)
+    except RunError:  # a model that cannot be simulated; the run shows whether it fits
+        return None
+
+
+def _passes_note(budget: int, checkpointing: bool, gpu: GpuSpec) -> str:
+    settings = f"training.token_budget={budget}"
+    if checkpointing:
+        settings += " model.activation_checkpointing=true"
+    return (
+        f"{settings}: the defaults would not fit into {gpu.usable / 2**30:.1f} GiB "
+        "(postgrad doctor --fit shows the estimate)"
+    )
+
+
+def _resolve_device(config: Config, planned: GpuSpec | None) -> torch.device:
     """Set model.device and model.dtype; return the device."""
     model: ModelConfig = config.model
     if planned:

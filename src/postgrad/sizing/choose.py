@@ -1,0 +1,75 @@
+"""Sets what a run leaves to the machine so that it fits into the memory of one GPU.
+
+The estimate decides, before anything is loaded: first fewer tokens per pass, which costs little
+time; then activation checkpointing, which computes the blocks twice. A row is never split over
+passes, so long rows need the latter.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from postgrad.config.schema import Config
+from postgrad.sizing.devices import GpuSpec
+from postgrad.sizing.gpu_memory import GpuEstimator, Widths, kept_bytes
+from postgrad.sizing.largest import largest_budget
+from postgrad.sizing.plan import GroupLengths, Plan, Workload
+from postgrad.sizing.simulate import measure_size
+
+STATE_BYTES = 22  # per weight, at most: weight, master, moments, gradient, working copy
+Roles = dict[str, tuple[str, Any]]
+
+
+def plan_of_settings(config: Config, model_config: Any, roles: Roles) -> Plan:
+    """Return the plan of a run on a GPU with the longest rows that its settings allow."""
+    prompt = config.data.max_prompt_tokens
+    context = int(model_config.get_text_config().max_position_embeddings)
+    response = min(config.rollout.max_response_tokens, max(1, context - prompt))
+    rollout = replace(config.rollout, max_response_tokens=response)
+    groups = [GroupLengths(prompt, (), rollout.samples)] * config.training.problems_per_step
+    return Plan(
+        replace(config, rollout=rollout), model_config, Workload(groups, prompt), roles, True
+    )
+
+
+def choose_passes(
+    plan: Plan, gpu: GpuSpec, default_budget: int, recomputed_budget: int
+) -> tuple[int, bool]:
+    """Return training.token_budget and model.activation_checkpointing of the run.
+
+    Args:
+        plan: the run; a token budget of 0 and checkpointing None are free to choose.
+        gpu: where it runs.
+        default_budget: tokens per pass if memory is no limit.
+        recomputed_budget: the same with activation checkpointing.
+
+    If nothing fits, these are the first choice: the run then says what it needs memory for.
+    """
+    estimator = GpuEstimator(gpu)
+    budget = plan.config.training.token_budget
+    checkpointing = plan.config.model.activation_checkpointing
+    kinds = (False, True) if checkpointing is None else (checkpointing,)
+    for recompute in kinds:
+        wanted = budget or (recomputed_budget if recompute else default_budget)
+        changed = _with_passes(plan, wanted, recompute)
+        if _surely_fits(changed, gpu) or estimator.estimate(changed).peak <= gpu.usable:
+            return wanted, recompute
+        largest = 0 if budget else min(wanted, largest_budget(changed, estimator))
+        if largest:
+            return largest, recompute
+    return budget or (recomputed_budget if kinds[0] else default_budget), kinds[0]
+
+
+def _surely_fits(plan: Plan, gpu: GpuSpec) -> bool:
+    """Return whether a run is so small that the estimate, which takes a second, is not needed."""
+    size = measure_size(plan.config, plan.model)
+    row = plan.workload.longest_prompt + plan.config.rollout.max_response_tokens
+    tokens = max(row, plan.token_budget)
+    activations = tokens * size.blocks * kept_bytes(Widths.of(plan.model), size.bytes_each)
+    state = STATE_BYTES * size.parameters * (1 + len(plan.roles))
+    return 2 * (state + 2 * activations) < gpu.usable
+
+
+def _with_passes(plan: Plan, budget: int, recompute: bool) -> Plan:
+    training = replace(plan.config.training, token_budget=budget)
+    model = replace(plan.config.model, activation_checkpointing=recompute)
+    return replace(plan, config=replace(plan.config, training=training, model=model))
