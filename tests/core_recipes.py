@@ -16,6 +16,7 @@ CORE_RECIPES = (
     "luffy",
     "online_dpo",
     "ppo",
+    "process_reward_model",
     "reward_model",
     "self_distill",
     "sft",

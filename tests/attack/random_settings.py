@@ -9,7 +9,10 @@ process that has imported everything, so a hang or a crash is one result.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import gc
+import importlib
 import json
 import os
 import random
@@ -198,6 +201,8 @@ def _data(recipe: str) -> str:
     """Returns the data that a recipe trains on."""
     if recipe == "kto":
         return "{labels}"
+    if recipe == "process_reward_model":
+        return "{steps}"
     if recipe in ("online_dpo", "gdpo", "classmate_gdpo"):
         return "arithmetic:1"
     pairs = ("dpo", "dpo_norm", "dpo_sft", "cs336_dpo", "ipo", "orpo", "simpo", "reward_model")
@@ -290,6 +295,10 @@ def make_places(folder: Path) -> dict[str, str]:
             }
             for a, b in sums
         ],
+        "steps": [
+            {"prompt": f"{a}+{b}=", "completions": [str(a), str(a + b)], "labels": [True, b < 3]}
+            for a, b in sums
+        ],
         "labels": [
             {"prompt": f"{a}+{b}=", "completion": str(a + b), "label": bool(a % 2)} for a, b in sums
         ],
@@ -307,13 +316,18 @@ def make_places(folder: Path) -> dict[str, str]:
 
 def import_everything() -> None:
     """Imports what runs need, so that a fork starts at once."""
+    import pyarrow.compute  # noqa: F401
+    import torch.profiler  # noqa: F401
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
+    import postgrad.cli.train
     import postgrad.training.display
     import postgrad.training.warmup  # noqa: F401
-    from postgrad.config.compose import recipe_names  # noqa: F401
 
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pandas")  # pyarrow imports it when it is installed
     _schema()
+    gc.freeze()  # forks then copy fewer pages
 
 
 def start_fork(seed: int, places: dict[str, str], folder: Path, once: bool) -> int:

@@ -14,6 +14,7 @@ from tiny_runs import END, NUM_TOKENS, config_of, random_batch
 
 from postgrad.algorithms.aggregation import AGGREGATIONS
 from postgrad.algorithms.kl import KL_ESTIMATORS
+from postgrad.cluster.host import POLICY_CLASSES
 from postgrad.methods import find_method
 from postgrad.methods.grpo import Grpo
 from postgrad.model.critic import LocalCritic
@@ -21,7 +22,6 @@ from postgrad.model.load import load
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.policy import LocalPolicy
-from postgrad.model.reward_model import RewardPolicy
 from postgrad.model.views import FULL
 from postgrad.types import DEMONSTRATION, Batch, Trajectory
 
@@ -34,7 +34,7 @@ def policy_of(recipe: str, folder, loaded, *overrides: str) -> LocalPolicy:
     )
     method = find_method(config.method.name)(config)
     method.check()
-    policy_class = RewardPolicy if method.trains_scores else LocalPolicy
+    policy_class = POLICY_CLASSES[method.trains_scores]
     return policy_class(config, copy.deepcopy(loaded), method)
 
 
@@ -62,6 +62,7 @@ def batch_with_all_columns(seed: int = 101) -> Batch:
     batch.rows["mixed"] = torch.ones(len(batch), dtype=torch.bool)
     batch.rows["preference"] = preference(batch.rows["group"].tolist())
     batch.rows["desirable"] = (torch.arange(len(batch)) % 2).float()
+    batch.tokens["step_label"] = torch.arange(batch.num_tokens).remainder(3).sub(1).float()
     batch.rows["kl"] = torch.full((len(batch),), 0.1)
     batch.tokens["advantages"] *= 3  # wide enough for clip_cov's band to hold candidates
     return batch

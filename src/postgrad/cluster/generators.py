@@ -13,8 +13,9 @@ from postgrad.config.schema import Config, EngineConfig
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import LIVE, Role
-from postgrad.methods.support.reward_models import ModelVerifier
+from postgrad.methods.support.reward_models import ModelVerifier, StepVerifier
 from postgrad.model.load import load_tokenizer, model_config
+from postgrad.model.process_reward_model import scores_steps, separator_of
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.generator import Chat, Generator
@@ -23,7 +24,8 @@ from postgrad.rollout.http_client import Address
 from postgrad.rollout.http_logprobs import HttpLogprobs
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.served_path import is_served, parse_served_path
-from postgrad.verifiers.model_terms import model_terms
+from postgrad.verifiers.model_terms import ModelTerm, model_terms
+from postgrad.verifiers.scorer import JudgeModel
 
 MAX_CALLS = 64  # concurrent calls to a served engine
 
@@ -61,10 +63,11 @@ def add_generators(
     """
     settings = engine_config(config)
     concurrency = config.reward.judge.concurrency
+    terms = {term.role: term for term in model_terms(config.reward.verifier)}
     all_models = dict(models)
     for name, role in roles.items():
         if role.kind == "scores":
-            all_models[name] = _make_verifier(settings, role.path, models[name])
+            all_models[name] = _make_verifier(settings, terms[name], models[name])
         if role.kind == "frozen" and is_served(role.path):
             url, _ = parse_served_path(role.path)
             all_models[name] = HttpLogprobs(Address.parse(url), config.cluster.wait_s, MAX_CALLS)
@@ -79,19 +82,26 @@ def add_generators(
     return all_models
 
 
-def open_reward_models(config: EngineConfig, verifier: str) -> dict[str, ModelVerifier]:
+def open_reward_models(config: EngineConfig, verifier: str) -> dict[str, JudgeModel]:
     """Returns the reward models of reward.verifier by role, loaded in this process."""
     return {
-        term.role: _make_verifier(
-            config, term.path, load_reward_model(config, term.role, term.path)
-        )
+        term.role: _make_verifier(config, term, load_reward_model(config, term.role, term.path))
         for term in model_terms(verifier)
     }
 
 
-def _make_verifier(config: EngineConfig, path: str, model: Any) -> ModelVerifier:
-    settings = dataclasses.replace(config.model, path=path)
-    return ModelVerifier(model, Prompts(load_tokenizer(settings, config.seed)))
+def _make_verifier(config: EngineConfig, term: ModelTerm, model: Any) -> JudgeModel:
+    settings = dataclasses.replace(config.model, path=term.path)
+    prompts = Prompts(load_tokenizer(settings, config.seed))
+    if scores_steps(settings, config.seed):
+        separator = separator_of(settings, config.seed)
+        return StepVerifier(model, prompts, separator, term.step_score)
+    if term.step_score:
+        raise ConfigError(
+            f"reward.verifier: model:{term.path} scores whole responses, not steps; "
+            f"remove #{term.step_score}"
+        )
+    return ModelVerifier(model, prompts)
 
 
 def _make_generator(

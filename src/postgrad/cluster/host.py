@@ -21,11 +21,18 @@ from postgrad.model.lora import add_adapters
 from postgrad.model.meta_model import load_on_meta, load_on_ranks
 from postgrad.model.passes.recompute import chunk_mlps
 from postgrad.model.policy import BaseModelPolicy, FrozenPolicy, LocalPolicy
+from postgrad.model.process_reward_model import StepModel, StepPolicy, scores_steps
 from postgrad.model.ranks import Ranks
 from postgrad.model.reward_model import RewardModel, RewardPolicy
 from postgrad.rollout.native.engine import NativeEngine
 
 GENERATING = ("engine", "chat")  # kinds of roles that generate text
+# Method.trains_scores -> class of the trained model
+POLICY_CLASSES: dict[str, type[LocalPolicy]] = {
+    "": LocalPolicy,
+    "response": RewardPolicy,
+    "step": StepPolicy,
+}
 
 
 @dataclass
@@ -50,7 +57,7 @@ def build_host(config: Config) -> Host:
     for name, role in method.all_roles().items():
         if not is_remote_role(role.path):
             models[name] = build_role(config, method, name, role, loaded)
-    policy_class = RewardPolicy if method.trains_scores else LocalPolicy
+    policy_class = POLICY_CLASSES[method.trains_scores]
     return Host(policy_class(config, loaded, method), engine, models)
 
 
@@ -102,7 +109,8 @@ def load_reward_model(config: Config | EngineConfig, name: str, path: str) -> Re
     """Returns the reward model at a path. Raises: ConfigError that names the role."""
     settings = dataclasses.replace(config.model, path=path)
     try:
-        return RewardModel(settings, choose_device(config.model.device), config.seed)
+        model_class = StepModel if scores_steps(settings, config.seed) else RewardModel
+        return model_class(settings, choose_device(config.model.device), config.seed)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
 

@@ -26,7 +26,7 @@ METHODS = {
     "engine": ("generate", "publish", "poll"),
     "chat": ("generate",),
     "frozen": ("logprobs", "top_logprobs"),
-    "scores": ("scores",),
+    "scores": ("scores", "step_scores"),
     "critic": ("values", "update", "save", "load", "begin_save", "saved"),
 }
 

@@ -1,5 +1,6 @@
 """The token ids of a conversation that a reward model scores."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from postgrad.data.render import Prompts
@@ -25,3 +26,20 @@ def conversation_ids(prompts: Prompts, problem: Problem, response: str) -> list[
     while len(ids) > 1 and ids[-1] == pad:
         ids.pop()
     return ids
+
+
+def stepwise_ids(
+    prompts: Prompts, problem: Problem, steps: Sequence[str], separator: str
+) -> tuple[list[int], list[int]]:
+    """The prompt and the steps as token ids, and for each step the number of ids up to its end.
+
+    Each step and the separator after it are tokenized alone, so a step's ids do not depend on its
+    neighbors.
+    """
+    ids = list(prompts.encode(problem))
+    ends: list[int] = []
+    for step in steps:
+        ids += prompts.encode_response(step, with_end=False)
+        ids += prompts.encode_response(separator, with_end=False)
+        ends.append(len(ids))
+    return ids, ends

@@ -74,8 +74,8 @@ class Method:
     trains_on_samples: ClassVar[bool] = True
     # Every problem's demonstration becomes a row, so each must fit into max_response_tokens.
     trains_on_demonstrations: ClassVar[bool] = False
-    # The trained model gives scores instead of log-probs; its head is a reward model's.
-    trains_scores: ClassVar[bool] = False
+    # The trained model gives scores instead of log-probs: one per "response", or one per "step".
+    trains_scores: ClassVar[str] = ""
     # Responses are split into thought and output, so that a monitor can read the thoughts.
     has_thoughts: ClassVar[bool] = False
     # Rows may contain tokens that tools wrote.

@@ -37,7 +37,7 @@ class RewardModelSettings(MethodSettings):
 
 class RewardModel(GivenPairs):
     Settings = RewardModelSettings
-    trains_scores = True
+    trains_scores = "response"
 
     # ---- checks
 

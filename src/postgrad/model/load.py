@@ -75,26 +75,37 @@ def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
     return Loaded(model, load_tokenizer(config, seed))
 
 
-def load_classifier(config: ModelConfig, device: torch.device, seed: int = 0) -> Any:
-    """Return a frozen sequence classifier with one label: a reward model.
+def load_classifier(
+    config: ModelConfig, device: torch.device, seed: int = 0, per_token: bool = False
+) -> Any:
+    """Return a frozen classifier: a reward model.
+
+    It is a sequence classifier with one label or, with `per_token`, a token classifier with two.
 
     Raises: ConfigError, one line, for a path that is no such model.
     """
     _silence_transformers()
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+    auto_class: Any = AutoModelForSequenceClassification
+    recipe, num_labels = "reward_model", 1
+    if per_token:
+        auto_class = AutoModelForTokenClassification
+        recipe, num_labels = "process_reward_model", 2
     options: dict[str, Any] = {"output_loading_info": True}
     if config.dtype in DTYPES:
         options["dtype"] = DTYPES[config.dtype]
-    model, info = _from_pretrained(AutoModelForSequenceClassification, config, seed, **options)
+    model, info = _from_pretrained(auto_class, config, seed, **options)
     if info["missing_keys"]:
         raise ConfigError(
             f"model.path={config.path} is not a reward model: its folder has no "
-            f"{sorted(info['missing_keys'])[0]}; train one with postgrad train reward_model"
+            f"{sorted(info['missing_keys'])[0]}; train one with postgrad train {recipe}"
         )
-    if model.config.num_labels != 1:
+    if model.config.num_labels != num_labels:
+        kind = "process reward model" if per_token else "reward model"
         raise ConfigError(
-            f"model.path={config.path} has {model.config.num_labels} labels; a reward model has one"
+            f"model.path={config.path} has {model.config.num_labels} labels; "
+            f"a {kind} has {num_labels}"
         )
     disable_dropout(model)
     return model.to(device).eval().requires_grad_(False)

@@ -6,9 +6,9 @@ last token, as transformers reads it from the saved folder.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -50,8 +50,10 @@ class RewardModel:
     Raises ConfigError for a folder that is not a sequence classifier with one label.
     """
 
+    per_token: ClassVar[bool] = False  # the logits are those of every token
+
     def __init__(self, config: ModelConfig, device: torch.device, seed: int = 0) -> None:
-        self.model = load_classifier(config, device, seed)
+        self.model = load_classifier(config, device, seed, self.per_token)
         self.pad_id = padding_id(load_tokenizer(config, seed))
         self.model.config.pad_token_id = self.pad_id
         self.device = device
@@ -65,6 +67,15 @@ class RewardModel:
         No row ends in padding.
         """
         scores = torch.full((len(rows),), torch.nan)
+        for part, logits in self.passes(rows):
+            scores[torch.tensor(part)] = logits[:, 0]
+        return scores
+
+    def passes(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor]]:
+        """Yield the indices of some rows and the float32 logits of these rows, padded.
+
+        Rows that are longer than the context are left out.
+        """
         fitting = [i for i, row in enumerate(rows) if len(row) <= self.context]
         for part in _within_budget(rows, fitting, self.token_budget):
             length = max(len(rows[i]) for i in part)
@@ -74,8 +85,7 @@ class RewardModel:
                 ids[number, : len(rows[i])] = torch.tensor(rows[i])
                 mask[number, : len(rows[i])] = 1
             output = self.model(input_ids=ids.to(self.device), attention_mask=mask.to(self.device))
-            scores[torch.tensor(part)] = output.logits[:, 0].float().cpu()
-        return scores
+            yield part, output.logits.float().cpu()
 
 
 def _within_budget(
@@ -99,12 +109,15 @@ class RewardPolicy(LocalPolicy):
     """
 
     Outputs = ScoreOutputs
+    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
+    head_names: ClassVar[tuple[str, ...]] = (SCORE,)
 
     def __init__(self, config: Config, loaded: Loaded, objective: Objective) -> None:
+        self.config = config
         parameter = next(loaded.model.parameters())
         width = int(loaded.model.config.get_text_config().hidden_size)
         # The head is float32, whatever the model's compute type is.
-        self.head = nn.Linear(width, 1, bias=False)
+        self.head = self.make_head(width)
         generator = torch.Generator().manual_seed(config.seed)
         nn.init.normal_(self.head.weight, std=(width + 1) ** -0.5, generator=generator)
         self._load_head(Path(config.model.path).expanduser())
@@ -112,20 +125,47 @@ class RewardPolicy(LocalPolicy):
         self.check_architecture(loaded)
         super().__init__(config, loaded, objective)
 
+    def make_head(self, width: int) -> nn.Linear:
+        """Return a new head that gives one score."""
+        return nn.Linear(width, 1, bias=False)
+
+    def head_state(self) -> dict[str, Tensor]:
+        """Return the head's tensors as a folder has them."""
+        return {SCORE: self.head.weight.detach()}
+
+    def read_head(self, tensors: dict[str, Tensor]) -> None:
+        """Copy the head from the tensors of a folder, if they have one of the right shape."""
+        if SCORE in tensors and tensors[SCORE].shape == self.head.weight.shape:
+            self.head.weight.copy_(tensors[SCORE])
+
+    def classifier_settings(self) -> dict[str, Any]:
+        """Return the entries of config.json that make the folder a reward model's."""
+        return {"num_labels": 1}
+
+    def make_classifier(self, loaded: Loaded) -> Any:
+        """Return a stock classifier of the model's configuration, without weights."""
+        import transformers
+
+        config = copy.deepcopy(loaded.model.config)
+        config.update(self.classifier_settings())
+        config.pad_token_id = padding_id(loaded.tokenizer)
+        with torch.device("meta"):
+            return getattr(transformers, self.auto_class).from_config(config)
+
     def check_architecture(self, loaded: Loaded) -> None:
-        """Raise ConfigError if transformers has no sequence classifier for this model type."""
+        """Raise ConfigError if transformers has no such classifier for this model type."""
         names = {name for name, _ in loaded.model.base_model.named_parameters()}
         try:
-            classifier = _make_classifier(loaded)
+            classifier = self.make_classifier(loaded)
         except ValueError as error:
             raise ConfigError(
-                f"model.path: transformers has no sequence classifier for "
+                f"model.path: transformers has no {self.auto_class} for "
                 f"{loaded.model.config.model_type}; use another model"
             ) from error
         known = {name for name, _ in classifier.base_model.named_parameters()}
         if names != known or not hasattr(classifier, "score"):
             raise ConfigError(
-                f"model.path: the sequence classifier of {loaded.model.config.model_type} has "
+                f"model.path: {self.auto_class} of {loaded.model.config.model_type} has "
                 "other blocks than its language model; use another model"
             )
 
@@ -140,8 +180,8 @@ class RewardPolicy(LocalPolicy):
         return ScoreOutputs(self.head(hidden.flatten(0, 1)[micro.gather].float())[:, 0])
 
     def save(self, folder: str) -> None:
-        classifier = _make_classifier(self.loaded)
-        weights = {**self.weights(), SCORE: self.head.weight.detach()}
+        classifier = self.make_classifier(self.loaded)
+        weights = {**self.weights(), **self.head_state()}
         known = classifier.state_dict().keys()
         state = {name: weight.cpu() for name, weight in weights.items() if name in known}
         classifier.load_state_dict(state, strict=False, assign=True)
@@ -161,9 +201,9 @@ class RewardPolicy(LocalPolicy):
             for name, _ in self.model.named_parameters()
             if name.startswith(self.model.base_model_prefix)
         ]
-        loader = "AutoModelForSequenceClassification"
-        tensors = read_weights(Path(folder) / "policy", [SCORE, *body], loader)
-        self.head.weight.copy_(tensors[SCORE])
+        names = [*self.head_names, *body]
+        tensors = read_weights(Path(folder) / "policy", names, self.auto_class)
+        self.read_head(tensors)
         if self.has_adapters:
             load_adapter(self.model, Path(folder) / "adapter")
         else:
@@ -176,17 +216,4 @@ class RewardPolicy(LocalPolicy):
     def _load_head(self, folder: Path) -> None:
         """Copy the score head of a sequence classifier's folder, if it is one."""
         for file in sorted(folder.glob("model*.safetensors")) if folder.is_dir() else ():
-            tensors = load_file(file)
-            if SCORE in tensors and tensors[SCORE].shape == self.head.weight.shape:
-                self.head.weight.copy_(tensors[SCORE])
-
-
-def _make_classifier(loaded: Loaded) -> Any:
-    """Return a stock sequence classifier of the model's configuration, without weights."""
-    from transformers import AutoModelForSequenceClassification
-
-    config = copy.deepcopy(loaded.model.config)
-    config.num_labels = 1
-    config.pad_token_id = padding_id(loaded.tokenizer)
-    with torch.device("meta"):
-        return AutoModelForSequenceClassification.from_config(config)
+            self.read_head(load_file(file))
