@@ -94,6 +94,7 @@ REASONS = {
     "cluster.engine_apart": "chosen per machine",
     "cluster.wait_s": "raised for very large models",
     # policy gradient methods
+    "method.step_separator": "process_reward_model: chosen per data set, as TRL's",
     "method.train_on": "SFT on the last assistant turn only, as some trainers do",
     "method.gamma": "discount of GAE and REINFORCE++, as in verl",
     "method.turn_weight": "goes with method.advantage=gigpo",
