@@ -5,15 +5,17 @@ import json
 
 import pytest
 import torch
+from families import make_family
 from tiny_runs import config_of, metrics_of, random_batch, stock_model, stock_outputs
 
 from postgrad.cluster.host import build_host
+from postgrad.config.schema import LoraConfig
 from postgrad.doctor import fit
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.grpo import Grpo
 from postgrad.model.load import load, load_tokenizer, model_config
-from postgrad.model.lora import adapter_parameters, add_adapters
+from postgrad.model.lora import adapter_parameters, add_adapters, merged_weights
 from postgrad.model.policy import FrozenPolicy, LocalPolicy
 from postgrad.model.views import FULL, View, after
 from postgrad.rollout.engine import Request, Sampling
@@ -50,6 +52,27 @@ def test_only_adapters_are_trained_and_new_ones_change_nothing(tiny):
         assert torch.equal(p, before[name]) != (name in adapters), name
         assert p.requires_grad == (name in adapters), name
     assert not torch.allclose(host.policy.logprobs(batch)["logprobs"], plain, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "qwen3_next"])
+def test_experts_have_no_adapters_and_merged_weights_are_the_models(family):
+    model = make_family(family)
+    ids = torch.arange(8)[None]
+    stock = {name: p.shape for name, p in model.named_parameters()}
+    add_adapters(model, LoraConfig(rank=2), seed=0)
+    for p in adapter_parameters(model).values():
+        torch.nn.init.normal_(p, std=0.3)
+    merged = merged_weights(model)
+    assert {name: p.shape for name, p in merged.items()} == stock
+    plain = make_family(family)
+    plain.load_state_dict(merged, strict=False)
+    assert torch.allclose(plain(ids).logits, model(ids).logits, atol=1e-4)
+
+
+def test_targets_that_peft_would_turn_into_experts_are_refused():
+    targets = LoraConfig(rank=2, targets="q_proj,gate_proj,up_proj")
+    with pytest.raises(ConfigError, match="targets"):
+        add_adapters(make_family("qwen3_next"), targets, seed=0)
 
 
 @pytest.mark.slow

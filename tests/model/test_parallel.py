@@ -17,7 +17,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.model import groups, tensor_parallel
 from postgrad.model.load import load
-from postgrad.model.lora import add_adapters
+from postgrad.model.lora import adapter_parameters, add_adapters
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.ranks import Ranks, check_mesh
@@ -32,6 +32,7 @@ END_MARK = "<!-- end of families -->"
 TENSOR = "cluster.tensor_parallel=2"
 TENSOR_4 = "cluster.tensor_parallel=4"  # pads the vocabulary of 18
 TIED = {"tie_word_embeddings": True}
+LORA = "model.lora.rank=2"
 EXPERT = "cluster.expert_parallel=2"
 SEQUENCE = "cluster.sequence_parallel=2"
 # Family, changes of its shape, and settings, on four ranks.
@@ -47,7 +48,11 @@ CASES = {
     "sequence": ("qwen3", {}, [SEQUENCE]),
     "sequence, windows": ("gemma3_text", {"num_hidden_layers": 2}, [SEQUENCE]),
     "tensor x sequence": ("qwen3", {"num_key_value_heads": 4}, [TENSOR, SEQUENCE]),
-    "sequence, adapters": ("qwen3", {}, [SEQUENCE, "model.lora.rank=2"]),
+    "sequence, adapters": ("qwen3", {}, [SEQUENCE, LORA]),
+    "tensor, adapters": ("qwen3", {}, [TENSOR, LORA]),
+    "tensor x 4, adapters": ("starcoder2", {"num_key_value_heads": 4}, [TENSOR_4, LORA]),
+    "gathered outputs, adapters": ("phi3", {}, [TENSOR, LORA]),
+    "experts in slices, adapters": ("qwen2_moe", {}, [TENSOR, LORA]),
     "tensor, recomputed": ("qwen3", {}, [TENSOR, "model.activation_checkpointing=true"]),
     "experts in slices": ("qwen3_moe", {}, [TENSOR]),
     "whole experts": ("qwen3_moe", {}, [TENSOR, EXPERT]),
@@ -63,11 +68,21 @@ class LogprobsAndEntropy(SumOfLogprobs):
         return super().loss(batch, current, metrics) + 0.3 * entropy
 
 
+@torch.no_grad()
+def fill_second_matrices(model):
+    """Draw the second matrices of adapters: they are zero, and the first have no gradient then."""
+    generator = torch.Generator().manual_seed(1)
+    for name, p in adapter_parameters(model).items():
+        if ".lora_B." in name:
+            p.copy_(0.1 * torch.randn(p.shape, generator=generator))
+
+
 def make_policy(folder, settings, make):
     config = config_of("grpo", folder, "training.token_budget=60", *settings)
     loaded = load(config.model, CPU)
     if config.model.lora.rank:
         add_adapters(loaded.model, config.model.lora, seed=0)
+        fill_second_matrices(loaded.model)
     return make(config, loaded)
 
 
@@ -208,6 +223,7 @@ def test_only_the_first_rank_reads_the_model(folders):
 def save_and_continue(folder, checkpoint, first, second) -> list[dict[str, torch.Tensor]]:
     """Train and save on one mesh, load on another; return what both hold."""
     held: list[dict[str, torch.Tensor]] = []
+    checkpoint.mkdir(exist_ok=True)
     policy = sharded_policy(folder, ["optimizer.lr=1e-2", *first])
     policy.update(BATCH, 1)
     policy.save(str(checkpoint))
@@ -220,13 +236,13 @@ def save_and_continue(folder, checkpoint, first, second) -> list[dict[str, torch
 
 
 @pytest.mark.slow
-def test_a_checkpoint_continues_on_another_mesh_and_in_one_process(folders, tmp_path):
+@pytest.mark.parametrize("adapters", [[], [LORA]])
+def test_a_checkpoint_continues_on_another_mesh_and_in_one_process(folders, tmp_path, adapters):
     folder = folders("qwen3_moe", {})
     checkpoint = tmp_path / "step-1"
-    checkpoint.mkdir()
-    meshes = ([TENSOR, EXPERT], [SEQUENCE, "cluster.shard_workers=2"])
+    meshes = ([TENSOR, EXPERT, *adapters], [SEQUENCE, "cluster.shard_workers=2", *adapters])
     saved, loaded = run_on_ranks(4, save_and_continue, folder, checkpoint, *meshes)[0]
-    policy = local_policy(folder)
+    policy = local_policy(folder, adapters)
     start = dict(policy.weights())
     start = {name: value.clone() for name, value in start.items()}
     policy.load(str(checkpoint))
@@ -273,11 +289,11 @@ def test_models_that_cannot_be_divided_are_refused(folders, family, changes, by_
         tensor_parallel.divide_model(model, groups.Group(0, 2), by_expert)
 
 
-def test_adapters_in_slices_are_refused(folders):
-    config = config_of("grpo", folders("qwen3", {}), "model.lora.rank=2")
+def test_dropped_inputs_of_adapters_in_slices_are_refused(folders):
+    config = config_of("sft", folders("qwen3", {}), "model.lora.rank=2", "model.lora.dropout=0.1")
     model = load(config.model, CPU).model
     add_adapters(model, config.model.lora, seed=0)
-    with pytest.raises(ConfigError, match="LoRA"):
+    with pytest.raises(ConfigError, match="dropout"):
         tensor_parallel.divide_model(model, groups.Group(0, 2), by_expert=False)
 
 

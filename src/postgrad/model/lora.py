@@ -6,6 +6,7 @@ names. A checkpoint holds merged weights in `policy/` and the adapter, in peft's
 `adapter/`; a run resumes from the latter bit for bit.
 """
 
+import copy
 import dataclasses
 import importlib.util
 import json
@@ -38,7 +39,7 @@ def add_adapters(model: Any, config: LoraConfig, seed: int, base: str = "") -> N
     The first matrices are drawn from the seed, the second are zero, so the model's outputs do not
     change yet. `base` is the base model's name for the adapter's files.
 
-    Raises: ConfigError for targets that the model does not have or that are the LM head.
+    Raises: ConfigError for targets that the model does not have, the LM head, and experts.
     """
     peft = import_peft()
     targets: Any = config.targets
@@ -53,6 +54,7 @@ def add_adapters(model: Any, config: LoraConfig, seed: int, base: str = "") -> N
         task_type="CAUSAL_LM",
     )
     settings.base_model_name_or_path = base or None
+    _leave_out_experts(settings, model)
     peft.inject_adapter_in_model(settings, model, adapter_name=ADAPTER_NAME)
     # peft turns the list into a set, whose order would differ from run to run in its files.
     settings.target_modules = sorted(settings.target_modules)
@@ -98,6 +100,32 @@ def _check_targets(model: Any, targets: list[str]) -> None:
                 f"model.lora.targets={','.join(targets)}: {target!r} is not a linear layer of the "
                 f"model's blocks; {did_you_mean(target, sorted(layer_names))}"
             )
+
+
+def _leave_out_experts(settings: Any, model: Any) -> None:
+    """Leave out layers that peft would replace by adapters of the experts' stacked matrices.
+
+    peft does so for some types of models, by names such as gate_proj. merged_weights() and the
+    engines know adapters of linear layers only.
+
+    Raises: ConfigError if the targets name such layers.
+    """
+    try:
+        from peft.utils import transformers_weight_conversion as conversion
+    except ImportError:  # an older peft, which adapts linear layers only
+        return
+    converted = copy.deepcopy(settings)
+    conversion.convert_peft_config_for_transformers(converted, model, conversions=None)
+    if not converted.target_parameters:
+        return
+    names = ",".join(sorted(converted.target_modules))
+    if settings.target_modules != "all-linear":
+        raise ConfigError(
+            f"model.lora.targets={','.join(sorted(settings.target_modules))}: peft would adapt the "
+            f"experts of {model.config.model_type}, which is not supported; use "
+            f"model.lora.targets={names or 'all-linear'}"
+        )
+    settings.target_modules = sorted(converted.target_modules)
 
 
 # ---- the model's layers

@@ -22,7 +22,7 @@ from postgrad.model.groups import (
     sum_gradients,
     sum_outputs,
 )
-from postgrad.model.lora import adapter_parameters
+from postgrad.model.lora import ADAPTER_NAME, adapted_modules, base_layer
 from postgrad.model.passes.vocabulary import VocabularySlice, set_vocabulary
 
 # Model types whose slices give the numbers of one process (tests/model/test_parallel.py).
@@ -124,7 +124,10 @@ def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Divisio
         if style == EXPERTS:
             own = _divide_experts(module, group, by_expert)
         elif style in LINEAR_STYLES:
-            own = LINEAR_STYLES[style](module, group, inputs)
+            own = LINEAR_STYLES[style](base_layer(module), group, inputs)
+            if module is not base_layer(module):
+                own = {f"base_layer.{key}": division for key, division in own.items()}
+                own |= _divide_adapter(module, style, group)
         else:
             raise ConfigError(f"cluster.tensor_parallel does not support {name} ({style})")
         divisions |= {f"{name}.{key}": division for key, division in own.items()}
@@ -140,8 +143,12 @@ def _check_model(model: Any, group: Group, by_expert: bool) -> None:
             f"cluster.tensor_parallel was not tested with model type {config.model_type}; it works "
             f"with {', '.join(FAMILIES)}"
         )
-    if adapter_parameters(model):
-        raise ConfigError("cluster.tensor_parallel does not divide LoRA adapters; set it to 1")
+    for module in adapted_modules(model).values():
+        if not isinstance(module.lora_dropout[ADAPTER_NAME], nn.Identity):
+            raise ConfigError(
+                "model.lora.dropout would drop other inputs on each worker of "
+                "cluster.tensor_parallel; remove one of the two"
+            )
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((getattr(config, name) for name in names if getattr(config, name, None)), 0)
     if by_expert and not experts:
@@ -238,6 +245,29 @@ LINEAR_STYLES: dict[str, Divide] = {
     "rowwise_split_input": _divide_rows_and_input,
     "replicated_with_grad_allreduce": _mark_partial,
 }
+
+
+def _divide_adapter(module: Any, style: str, group: Group) -> dict[str, Division]:
+    """Slice a layer's LoRA matrices as the layer is; the ranks exchange the few values between.
+
+    The first matrix then gives all ranks the same values, so whole matrices have whole gradients.
+    """
+    first = module.lora_A[ADAPTER_NAME]
+    second = module.lora_B[ADAPTER_NAME]
+    divisions: dict[str, Division] = {}
+    if style.startswith("colwise"):
+        divisions |= _slice_parameters(second, {"weight": 0}, group)
+        first.register_forward_hook(lambda _, args, output: sum_gradients(output, group))
+        name = f"lora_B.{ADAPTER_NAME}"
+    else:
+        divisions |= _slice_parameters(first, {"weight": 1}, group)
+        first.register_forward_hook(lambda _, args, output: sum_outputs(output, group))
+        name = f"lora_A.{ADAPTER_NAME}"
+    if style == "colwise_gather_output":
+        second.register_forward_hook(lambda _, args, output: gather_last(output, group))
+    if style == "rowwise_split_input":
+        first.register_forward_pre_hook(lambda _, args: (slice_last(args[0], group), *args[1:]))
+    return {f"{name}.{key}": division for key, division in divisions.items()}
 
 
 def _slice_parameters(module: Any, dims: dict[str, int], group: Group) -> dict[str, Division]:
