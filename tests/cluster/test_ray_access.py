@@ -145,7 +145,7 @@ def test_train_command_starts_and_stops_its_clusters(tiny, tmp_path):
         | mark,
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "test" / "checkpoints" / "step-1" / "policy" / "model.safetensors").is_file()
+    assert (tmp_path / "test" / "checkpoints" / "step-1" / "policy" / "config.json").is_file()
     assert "ray" not in done.stderr.lower(), done.stderr
     remaining = [
         p.info["name"]

@@ -4,6 +4,7 @@ pytest tests/model/test_parallel.py --scale              every model family (min
 pytest tests/model/test_parallel.py --scale --write-docs writes the table of docs/scale.md
 """
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,14 @@ import torch
 from families import FAMILIES, SumOfLogprobs, save_family
 from ranks import run_on_ranks
 from tiny_runs import config_of, random_batch
+from transformers import AutoModelForCausalLM
 
 from postgrad.cluster.host import load_policy, load_role
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, RunError
 from postgrad.methods import find_method
 from postgrad.model import groups, tensor_parallel
+from postgrad.model.async_writer import TensorsFile
+from postgrad.model.checkpoint_parts import Layout, assign_weights, part_path, read_tensors
 from postgrad.model.load import load
 from postgrad.model.lora import adapter_parameters, add_adapters
 from postgrad.model.metrics import MetricAccumulator
@@ -220,38 +224,83 @@ def test_only_the_first_rank_reads_the_model(folders):
 # ---- checkpoints
 
 
-def save_and_continue(folder, checkpoint, first, second) -> list[dict[str, torch.Tensor]]:
-    """Train and save on one mesh, load on another; return what both hold."""
-    held: list[dict[str, torch.Tensor]] = []
-    checkpoint.mkdir(exist_ok=True)
+def save_and_continue(folder, checkpoints, first, second) -> dict[str, torch.Tensor]:
+    """Train and save on one mesh; load and save on another. Return the trained weights."""
     policy = sharded_policy(folder, ["optimizer.lr=1e-2", *first])
     policy.update(BATCH, 1)
-    policy.save(str(checkpoint))
-    held.append(policy.weights() | policy.optimizer.tensors())
+    policy.save(str(checkpoints[0]))
+    weights = policy.weights()
     torch.distributed.barrier()
     policy = sharded_policy(folder, ["optimizer.lr=1e-2", *second])
-    policy.load(str(checkpoint))
-    held.append(policy.weights() | policy.optimizer.tensors())
-    return held
+    policy.load(str(checkpoints[0]))
+    policy.save(str(checkpoints[1]))
+    return weights
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adapters", [[], [LORA]])
 def test_a_checkpoint_continues_on_another_mesh_and_in_one_process(folders, tmp_path, adapters):
     folder = folders("qwen3_moe", {})
-    checkpoint = tmp_path / "step-1"
+    checkpoints = [tmp_path / "first", tmp_path / "second"]
     meshes = ([TENSOR, EXPERT, *adapters], [SEQUENCE, "cluster.shard_workers=2", *adapters])
-    saved, loaded = run_on_ranks(4, save_and_continue, folder, checkpoint, *meshes)[0]
+    trained = run_on_ranks(4, save_and_continue, folder, checkpoints, *meshes)[0]
     policy = local_policy(folder, adapters)
-    start = dict(policy.weights())
-    start = {name: value.clone() for name, value in start.items()}
-    policy.load(str(checkpoint))
-    local = policy.weights() | policy.optimizer.tensors()
-    assert saved.keys() == loaded.keys() == local.keys()
-    for name, value in saved.items():
-        assert torch.equal(value, loaded[name]), name
-        assert torch.equal(value, local[name]), name
-    assert any(not torch.equal(start[name], saved[name]) for name in start)
+    start = {name: value.clone() for name, value in policy.weights().items()}
+    assert any(not torch.equal(start[name], trained[name]) for name in start)
+    states: list[dict[str, torch.Tensor]] = []
+    for checkpoint, num_shards in zip(checkpoints, (4, 2), strict=True):
+        assert len(list(checkpoint.glob("optimizer-*.safetensors"))) == num_shards
+        assert len(list(checkpoint.glob("policy/model-*.safetensors"))) > 2
+        policy.load(str(checkpoint))
+        states.append({name: t.clone() for name, t in policy.optimizer.tensors().items()})
+        stock = AutoModelForCausalLM.from_pretrained(checkpoint / "policy")
+        for name, value in trained.items():
+            assert torch.equal(policy.weights()[name], value), name
+            assert torch.equal(stock.get_parameter(name), value), name
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_a_missing_part_of_the_optimizer_is_named(tmp_path):
+    layout = Layout(0, 2, 0, 1, {})
+    path = part_path(tmp_path / "optimizer.safetensors", layout.index, layout.num_files)
+    TensorsFile({"step/w": torch.zeros(())}, path, layout.to_metadata()).write()
+    with pytest.raises(RunError, match="missing"):
+        dict(read_tensors(tmp_path / "optimizer.safetensors"))
+
+
+def test_writers_get_equal_shares_and_whole_blocks():
+    sizes = {"embed": 4, "layers.0.a": 3, "layers.0.b": 3, "layers.1.a": 6, "norm": 1, "head": 4}
+    writers = assign_weights(sizes, 3)
+    assert list(writers.values()) == [0, 1, 1, 1, 2, 2]
+    assert set(assign_weights(sizes, 100).values()) <= set(range(100))
+
+
+def save_with_a_slow_rank(folder, checkpoint) -> list[bool]:
+    """Return whether the checkpoint counts as written before and after the last rank wrote."""
+    policy = sharded_policy(folder, [])
+    may_write = threading.Event()
+    write = TensorsFile.write
+
+    def wait_and_write(file):
+        may_write.wait()
+        write(file)
+
+    if policy.ranks.rank == 1:
+        TensorsFile.write = wait_and_write
+    policy.begin_save(str(checkpoint))
+    if policy.ranks.rank == 0:
+        policy.writer.done(wait=True)
+    results = [policy.saved(wait=False)]
+    may_write.set()
+    return [*results, policy.saved(wait=True)]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_written_when_the_last_rank_has_written(folders, tmp_path):
+    folder = folders("qwen3", {})
+    results = run_on_ranks(2, save_with_a_slow_rank, folder, tmp_path / "step-1")
+    assert results == [[False, True]] * 2
 
 
 # ---- what is refused

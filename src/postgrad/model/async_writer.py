@@ -14,6 +14,7 @@ from torch import Tensor
 
 from postgrad.errors import RunError
 from postgrad.files import fsync_path
+from postgrad.model.checkpoint_parts import ModelFiles
 from postgrad.model.load import save_weights
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import save_adapter
@@ -37,10 +38,11 @@ class TensorsFile:
 
     tensors: dict[str, Tensor]
     path: Path
+    metadata: dict[str, str] | None = None
 
     def write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(self.tensors, self.path)
+        save_file(self.tensors, self.path, self.metadata)
 
 
 @dataclass
@@ -55,12 +57,22 @@ class AdapterFile:
         save_adapter(self.loaded.model, self.path, self.weights)
 
 
-File = WeightsFile | TensorsFile | AdapterFile
+File = WeightsFile | TensorsFile | AdapterFile | ModelFiles
 
 
 def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return copies in host memory that no later step changes."""
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+
+
+@torch.no_grad()
+def write_files(files: list[File]) -> None:
+    """Write the files, remove them from the list, and wait until the disk has them."""
+    while files:
+        path = files[0].path
+        files.pop(0).write()  # its memory is freed as soon as it is on disk
+        for written in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            fsync_path(written)
 
 
 class AsyncWriter:
@@ -94,11 +106,6 @@ class AsyncWriter:
 
     def _write(self, files: list[File]) -> None:
         try:
-            with torch.no_grad():
-                while files:
-                    path = files[0].path
-                    files.pop(0).write()  # its memory is freed as soon as it is on disk
-                    for written in sorted(path.rglob("*")) if path.is_dir() else [path]:
-                        fsync_path(written)
+            write_files(files)
         except Exception as error:  # done() raises it in the caller's thread
             self.error = error

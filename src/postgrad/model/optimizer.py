@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.adamw_8bit import CODES, MIN_ELEMENTS, AdamW8bit
+from postgrad.model.checkpoint_parts import read_tensors
 from postgrad.model.muon import MuonWithAdamW, matrix_names
 from postgrad.model.offload import OffloadedAdamW
 
@@ -185,7 +186,7 @@ class Optimizer:
 
     def read(self, file: Path) -> dict[str, Tensor]:
         """Return what save() wrote, or this process's part of it."""
-        return load_file(file)
+        return dict(read_tensors(file))
 
     @torch.no_grad()
     def reset(self) -> None:

@@ -89,6 +89,15 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def world(self) -> Group:
+        return Group(self.rank, self.size)
+
+    @property
+    def is_first_copy(self) -> bool:
+        """Whether no earlier rank holds the same shards; hybrid sharding keeps several copies."""
+        return self.rank < self.shard.size * self.tensor.size
+
     def sum_rows(self, values: Tensor) -> Tensor:
         """Return the sum over the ranks that compute different rows, on the device of `values`."""
         return self.data.sum(values.to(self.device)).to(values.device)
@@ -114,12 +123,15 @@ class Ranks:
         dist.all_reduce(counts, op=dist.ReduceOp.MAX)
         return int(counts)
 
-    def gather_json(self, value: Any) -> list[Any]:
-        """Return one value for each part of the rows; sent as JSON, never as pickle."""
+    def gather_json(self, value: Any, group: Group | None = None) -> list[Any]:
+        """Return one value per rank of a group, or for each part of the rows.
+
+        They are sent as JSON, never as pickle. All ranks call this.
+        """
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         padded = torch.zeros(self.all_reduce_max(len(data)), dtype=torch.uint8, device=self.device)
         padded[: len(data)] = data.to(self.device)
-        parts = self.data.gather(padded)
+        parts = (group or self.data).gather(padded)
         return [json.loads(bytes(part.cpu().tolist()).rstrip(b"\0")) for part in parts]
 
     def broadcast_json(self, value: Any) -> Any:

@@ -2,9 +2,9 @@
 
 Each rank holds a float32 shard of every trained parameter: the master that its optimizer steps.
 A pass gathers the shards of one block in the compute type and frees them afterwards. Gradients are
-summed in float32 into the shards. Checkpoints hold full tensors under the names of the local
-files, so a run can resume with any number of ranks or in one process. LoRA adapters are sharded
-like other weights; the frozen base weights are shards of the compute type.
+summed in float32 into the shards. Each rank writes its part of a checkpoint, which a run can resume
+from with any number of ranks or in one process. LoRA adapters are sharded like other weights; the
+frozen base weights are shards of the compute type.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,8 +16,21 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
-from postgrad.errors import ConfigError
-from postgrad.model.async_writer import AdapterFile, AsyncWriter, File, TensorsFile, WeightsFile
+from postgrad.errors import ConfigError, RunError
+from postgrad.model.async_writer import (
+    AdapterFile,
+    AsyncWriter,
+    File,
+    TensorsFile,
+    copy_to_host,
+    write_files,
+)
+from postgrad.model.checkpoint_parts import (
+    ModelFiles,
+    assign_weights,
+    part_path,
+    to_stock_names,
+)
 from postgrad.model.critic import LocalCritic, ValueObjective
 from postgrad.model.device import DTYPES
 from postgrad.model.loaded import Loaded
@@ -32,7 +45,6 @@ from postgrad.model.lora import (
     stock_name,
 )
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.optimizer import Optimizer
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
@@ -123,19 +135,67 @@ class Sharded:
             parameters[name].copy_(weight)
 
     def files(self, folder: str) -> list[File]:
-        """Return the files of a checkpoint, with full tensors on the first rank. A collective."""
+        """Return this rank's files of a checkpoint, with tensors in host memory. A collective."""
         raise NotImplementedError
 
+    def model_files(self, folder: Path) -> list[File]:
+        """Return this rank's files of a stock Hugging Face folder. A collective."""
+        model = self.loaded.model
+        adapter_names = adapter_parameters(model).keys()
+        sizes: dict[str, int] = {}
+        for name, p in model.named_parameters():
+            if name not in adapter_names:
+                sizes[stock_name(name)] = p.numel()
+        writers = assign_weights(sizes, self.ranks.size)
+        own: dict[str, Tensor] = {}
+        for name, weight in self.full_state():
+            if writers[name] == self.ranks.rank:
+                own[name] = weight.to("cpu", self.compute, copy=True)
+        if self.ranks.is_first:
+            persistent = model.state_dict().keys()
+            buffers = {name: b for name, b in model.named_buffers() if name in persistent}
+            own |= copy_to_host(buffers)
+        tensors = to_stock_names(model, own)
+        nbytes = {name: tensor.nbytes for name, tensor in tensors.items()}
+        by_rank = self.ranks.gather_json(nbytes, self.ranks.world)
+        return self._name_model_files(folder, tensors, by_rank)
+
+    def _name_model_files(
+        self, folder: Path, tensors: dict[str, Tensor], by_rank: list[dict[str, int]]
+    ) -> list[File]:
+        """Return the files; `by_rank` has the bytes of the weights that each rank writes."""
+        writing = [rank for rank, nbytes in enumerate(by_rank) if nbytes]
+        names: dict[int, Path] = {}
+        for number, rank in enumerate(writing):
+            names[rank] = part_path(folder / "model.safetensors", number, len(writing))
+        files: list[File] = []
+        if tensors:
+            files.append(TensorsFile(tensors, names[self.ranks.rank], {"format": "pt"}))
+        if self.ranks.is_first:
+            index: dict[str, tuple[str, int]] = {}
+            for rank in writing:
+                index |= {name: (names[rank].name, size) for name, size in by_rank[rank].items()}
+            files.append(ModelFiles(self.loaded, self.compute, folder, index))
+        return files
+
     def save(self, folder: str) -> None:
-        for file in self._files_to_write(folder):
-            file.write()
+        write_files(self.files(folder))
 
     def begin_save(self, folder: str) -> None:
-        self.writer.start(self._files_to_write(folder))
+        self.writer.start(self.files(folder))
 
-    def _files_to_write(self, folder: str) -> list[File]:
-        files = self.files(folder)
-        return files if self.ranks.is_first else []
+    def saved(self, wait: bool) -> bool:
+        """Return whether all ranks have written their files. A collective."""
+        error: RunError | None = None
+        done = False
+        try:
+            done = self.writer.done(wait)
+        except RunError as raised:  # the other ranks must not wait for this one
+            error = raised
+        num_unfinished = self.ranks.all_reduce_max(int(not done and error is None))
+        if error is not None:
+            raise error
+        return num_unfinished == 0
 
     @torch.no_grad()
     def load_shards(self, tensors: dict[str, Tensor], params: dict[str, nn.Parameter]) -> None:
@@ -197,6 +257,8 @@ class ShardedFrozen(Sharded, FrozenPolicy):
 class ShardedPolicy(Sharded, LocalPolicy):
     """The policy, sharded over the ranks."""
 
+    optimizer: ShardedOptimizer
+
     def __init__(self, config: Config, loaded: Loaded, objective: Objective, ranks: Ranks) -> None:
         self.shard(config, loaded, ranks, self._forward_unsharded, masters=True)
         FrozenPolicy.__init__(self, config, loaded)
@@ -218,7 +280,7 @@ class ShardedPolicy(Sharded, LocalPolicy):
         assert kept is None, "checks.py refuses truncated sampling with sharded models"
         return self.root(micro, targets, view)
 
-    def make_optimizer(self, scales: dict[str, float]) -> Optimizer:
+    def make_optimizer(self, scales: dict[str, float]) -> ShardedOptimizer:
         return ShardedOptimizer(self.model, self.config.optimizer, self.ranks, self.compute, scales)
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
@@ -232,14 +294,13 @@ class ShardedPolicy(Sharded, LocalPolicy):
         return {name: values[name].where(counts[name] > 0, torch.nan) for name in own}
 
     def files(self, folder: str) -> list[File]:
-        files: list[File] = [
-            WeightsFile(self.loaded, self.weights(), Path(folder) / "policy"),
-            TensorsFile(self.optimizer.tensors(), Path(folder) / "optimizer.safetensors"),
-        ]
+        files = self.model_files(Path(folder) / "policy")
+        files += self.optimizer.files(Path(folder) / "optimizer.safetensors")
         if self.has_adapters:
             parameters = adapter_parameters(self.model).items()
             adapter = self._keep_on_first_rank((name, self.full(p)) for name, p in parameters)
-            files.append(AdapterFile(self.loaded, adapter, Path(folder) / "adapter"))
+            if self.ranks.is_first:
+                files.append(AdapterFile(self.loaded, adapter, Path(folder) / "adapter"))
         return files
 
     def load(self, folder: str) -> None:
@@ -268,6 +329,8 @@ class ShardedBaseModel:
 class ShardedCritic(Sharded, LocalCritic):
     """The critic, sharded over the ranks. Its value head computes in float32, as locally."""
 
+    optimizer: ShardedOptimizer
+
     def __init__(
         self, config: Config, loaded: Loaded, objective: ValueObjective, lr: float, ranks: Ranks
     ) -> None:
@@ -286,7 +349,7 @@ class ShardedCritic(Sharded, LocalCritic):
         own = divide_tokens(micro, group)
         return own.join(LocalCritic.forward(self, own.micro), group)
 
-    def make_optimizer(self, modules: nn.Module) -> Optimizer:
+    def make_optimizer(self, modules: nn.Module) -> ShardedOptimizer:
         self.root = shard_model(
             self.loaded.model,
             self._forward_unsharded,
@@ -301,12 +364,12 @@ class ShardedCritic(Sharded, LocalCritic):
         return ShardedOptimizer(modules, self.optimizer_config, self.ranks, self.compute)
 
     def files(self, folder: str) -> list[File]:
+        files = self.model_files(Path(folder) / "critic")
+        files += self.optimizer.files(Path(folder) / "critic_optimizer.safetensors")
         head = {name: self.full(p).to("cpu", copy=True) for name, p in self.head.named_parameters()}
-        return [
-            WeightsFile(self.loaded, self.weights(), Path(folder) / "critic"),
-            TensorsFile(head, Path(folder) / "critic" / "value_head.safetensors"),
-            TensorsFile(self.optimizer.tensors(), Path(folder) / "critic_optimizer.safetensors"),
-        ]
+        if self.ranks.is_first:
+            files.append(TensorsFile(head, Path(folder) / "critic" / "value_head.safetensors"))
+        return files
 
     def load(self, folder: str) -> None:
         parameters = dict(self.loaded.model.named_parameters())

@@ -17,11 +17,13 @@ from torch.distributed.tensor import DTensor
 
 from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError
+from postgrad.model.async_writer import TensorsFile, copy_to_host
+from postgrad.model.checkpoint_parts import Layout, part_path, read_own_part, read_tensors
 from postgrad.model.meta_model import allocate_shards, fill_shards, tensors_of
 from postgrad.model.muon import find_blocks
 from postgrad.model.optimizer import Optimizer
 from postgrad.model.ranks import Ranks
-from postgrad.model.tensor_parallel import WHOLE, Division, divide_model, set_division
+from postgrad.model.tensor_parallel import WHOLE, Division, divide_model, division_of, set_division
 
 
 class ForwardRoot(nn.Module):
@@ -143,26 +145,40 @@ class ShardedOptimizer(Optimizer):
         return self.ranks.global_norm(by_name, self.sharded_params)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return full tensors on the first rank, nothing on the others. A collective."""
+        """Return this rank's shards."""
         shards = super().tensors()
         if self.compute != torch.float32:
             shards |= {f"master/{name}": p for name, p in self.params.items()}
-        tensors: dict[str, Tensor] = {}
-        for key, shard in shards.items():
-            parameter = self.sharded_params[key.partition("/")[2]]
-            full = shard if shard.dim() == 0 else self.ranks.full_tensor(shard, parameter)
-            if self.ranks.is_first:
-                tensors[key] = full.to("cpu", copy=True).contiguous()
-        return tensors
+        return shards
+
+    def layout(self) -> Layout:
+        """Return where this rank's shards belong."""
+        divisions: dict[str, list[Any]] = {}
+        for name, p in self.sharded_params.items():
+            if division_of(p).dim is not None:
+                divisions[name] = list(division_of(p))
+        tensor = self.ranks.tensor
+        shard = self.ranks.shard
+        return Layout(tensor.rank, tensor.size, shard.rank, shard.size, divisions)
+
+    def files(self, file: Path) -> list[TensorsFile]:
+        """Return this rank's part of what save() would write; ranks with copies write none."""
+        if not self.ranks.is_first_copy:
+            return []
+        layout = self.layout()
+        path = part_path(file, layout.index, layout.num_files)
+        return [TensorsFile(copy_to_host(self.tensors()), path, layout.to_metadata())]
 
     def read(self, file: Path) -> dict[str, Tensor]:
         """Return this rank's shards of the saved tensors; masters go into the shards at once."""
-        shards: dict[str, Tensor] = {}
-        for key, tensor in super().read(file).items():
-            parameter = self.sharded_params.get(key.partition("/")[2])
-            if tensor.dim() and parameter is not None:
-                tensor = self.ranks.local_shard(tensor, parameter)
-            shards[key] = tensor
+        shards = read_own_part(file, self.layout())
+        if shards is None:
+            shards = {}
+            for key, tensor in read_tensors(file):
+                parameter = self.sharded_params.get(key.partition("/")[2])
+                if tensor.dim() and parameter is not None:
+                    tensor = self.ranks.local_shard(tensor, parameter)
+                shards[key] = tensor
         with torch.no_grad():
             for name, p in self.params.items():
                 if f"master/{name}" in shards:

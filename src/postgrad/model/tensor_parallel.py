@@ -97,8 +97,15 @@ def join_slices(own: Tensor, division: Division, group: Group) -> Tensor:
     """Return the full tensor of the ranks' slices. A collective."""
     if division.dim is None or group.size == 1:
         return own
-    slices = [s.chunk(division.parts, division.dim) for s in group.gather(own)]
-    ordered = [s[part] for part in range(division.parts) for s in slices]
+    return join_parts(group.gather(own), division)
+
+
+def join_parts(slices: list[Tensor], division: Division) -> Tensor:
+    """Return the full tensor of all ranks' slices."""
+    if division.dim is None:
+        return slices[0]
+    parts = [s.chunk(division.parts, division.dim) for s in slices]
+    ordered = [s[part] for part in range(division.parts) for s in parts]
     full = torch.cat(ordered, division.dim)
     return full.narrow(division.dim, 0, full.shape[division.dim] - division.padding)
 

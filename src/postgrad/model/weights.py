@@ -108,7 +108,7 @@ def write_weights(
     `dtype` None keeps each weight's type. `on_progress` gets one line per file.
     """
     files = plan_shards(weights, dtype, max_bytes)
-    file_of: dict[str, str] = {}
+    index: dict[str, tuple[str, int]] = {}
     for number, names in enumerate(files, 1):
         file = "model.safetensors"
         if len(files) > 1:
@@ -118,17 +118,22 @@ def write_weights(
             tensor = weights[name].read()
             tensor = tensor.to(dtype or tensor.dtype)
             tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
-            file_of[name] = file
+            index[name] = (file, weights[name].nbytes(dtype))
         save_file(tensors, folder / file, metadata={"format": "pt"})
         size_gib = sum(t.nbytes for t in tensors.values()) / 2**30
         on_progress(f"{file}: {len(names)} weights, {size_gib:.2f} GiB")
-    if len(files) > 1:
-        total_size = sum(weight.nbytes(dtype) for weight in weights.values())
-        index = {
-            "metadata": {"total_size": total_size},
-            "weight_map": dict(sorted(file_of.items())),
-        }
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    write_index(folder, index)
+
+
+def write_index(folder: Path, index: dict[str, tuple[str, int]]) -> None:
+    """Write which file has each weight, from files and bytes by name; nothing for one file."""
+    if len({file for file, _ in index.values()}) <= 1:
+        return
+    content = {
+        "metadata": {"total_size": sum(nbytes for _, nbytes in index.values())},
+        "weight_map": {name: file for name, (file, _) in sorted(index.items())},
+    }
+    (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def copy_model_files(source: Path, folder: Path, dtype: torch.dtype | None) -> None:
