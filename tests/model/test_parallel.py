@@ -4,48 +4,49 @@ pytest tests/model/test_parallel.py --scale              every model family (min
 pytest tests/model/test_parallel.py --scale --write-docs writes the table of docs/scale.md
 """
 
-import threading
 from pathlib import Path
 
 import pytest
 import torch
-from families import FAMILIES, SumOfLogprobs, save_family
+from families import FAMILIES, SumOfLogprobs
+from parallel import (
+    BATCH,
+    CPU,
+    EXPERT,
+    LORA,
+    SEQUENCE,
+    TENSOR,
+    TENSOR_4,
+    LogprobsAndEntropy,
+    compute,
+    difference,
+    folder_maker,
+    local_policy,
+    sharded_policy,
+)
 from ranks import run_on_ranks
-from tiny_runs import config_of, random_batch
-from transformers import AutoModelForCausalLM
+from tiny_runs import config_of
 
 from postgrad.cluster.host import load_policy, load_role
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.model import groups, tensor_parallel
-from postgrad.model.async_writer import TensorsFile
-from postgrad.model.checkpoint_parts import Layout, assign_weights, part_path, read_tensors
 from postgrad.model.load import load
-from postgrad.model.lora import adapter_parameters, add_adapters
-from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.policy import LocalPolicy
+from postgrad.model.lora import add_adapters
 from postgrad.model.ranks import Ranks, check_mesh
 from postgrad.model.sharded import ShardedCritic, ShardedPolicy
-from postgrad.model.views import FULL
+from postgrad.types import Batch
 
-CPU = torch.device("cpu")
-BATCH = random_batch(1, groups=5, samples=4, longest_prompt=9, longest=12)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
 BEGIN = "<!-- families: written by tests/model/test_parallel.py -->\n"
 END_MARK = "<!-- end of families -->"
-TENSOR = "cluster.tensor_parallel=2"
-TENSOR_4 = "cluster.tensor_parallel=4"  # pads the vocabulary of 18
 TIED = {"tie_word_embeddings": True}
-LORA = "model.lora.rank=2"
-EXPERT = "cluster.expert_parallel=2"
-SEQUENCE = "cluster.sequence_parallel=2"
 # Family, changes of its shape, and settings, on four ranks.
 CASES = {
     "fsdp": ("qwen3", {}, []),
     "hybrid sharding": ("qwen3", {}, ["cluster.shard_workers=2"]),
     "tensor": ("qwen3", {}, [TENSOR]),
     "tensor, no sharding": ("qwen3", {}, [TENSOR, "cluster.shard_workers=1"]),
-    "tensor x 4": ("qwen3", {"num_key_value_heads": 4}, [TENSOR_4]),
     "tensor x 4, tied": ("qwen3", TIED | {"num_key_value_heads": 4}, [TENSOR_4]),
     "tensor, tied, scaled": ("gemma3_text", {"num_hidden_layers": 2}, [TENSOR]),
     "tensor, biases": ("starcoder2", {}, [TENSOR]),
@@ -55,69 +56,11 @@ CASES = {
     "sequence, adapters": ("qwen3", {}, [SEQUENCE, LORA]),
     "tensor, adapters": ("qwen3", {}, [TENSOR, LORA]),
     "tensor x 4, adapters": ("starcoder2", {"num_key_value_heads": 4}, [TENSOR_4, LORA]),
-    "gathered outputs, adapters": ("phi3", {}, [TENSOR, LORA]),
-    "experts in slices, adapters": ("qwen2_moe", {}, [TENSOR, LORA]),
     "tensor, recomputed": ("qwen3", {}, [TENSOR, "model.activation_checkpointing=true"]),
     "experts in slices": ("qwen3_moe", {}, [TENSOR]),
     "whole experts": ("qwen3_moe", {}, [TENSOR, EXPERT]),
     "recurrent layers": ("qwen3_next", {}, [TENSOR]),
 }
-
-
-class LogprobsAndEntropy(SumOfLogprobs):
-    """The weighted sum of log-probs and entropies."""
-
-    def loss(self, batch, current, metrics):
-        entropy = (current.entropy * batch.tokens["advantages"].abs()).sum()
-        return super().loss(batch, current, metrics) + 0.3 * entropy
-
-
-@torch.no_grad()
-def fill_second_matrices(model):
-    """Draw the second matrices of adapters: they are zero, and the first have no gradient then."""
-    generator = torch.Generator().manual_seed(1)
-    for name, p in adapter_parameters(model).items():
-        if ".lora_B." in name:
-            p.copy_(0.1 * torch.randn(p.shape, generator=generator))
-
-
-def make_policy(folder, settings, make):
-    config = config_of("grpo", folder, "training.token_budget=60", *settings)
-    loaded = load(config.model, CPU)
-    if config.model.lora.rank:
-        add_adapters(loaded.model, config.model.lora, seed=0)
-        fill_second_matrices(loaded.model)
-    return make(config, loaded)
-
-
-def local_policy(folder, settings=()) -> LocalPolicy:
-    shared = [word for word in settings if word.startswith("model.")]
-    return make_policy(
-        folder, shared, lambda config, loaded: LocalPolicy(config, loaded, LogprobsAndEntropy())
-    )
-
-
-def sharded_policy(folder, settings) -> ShardedPolicy:
-    def make(config, loaded):
-        ranks = Ranks.from_process_group(CPU, config.cluster)
-        return ShardedPolicy(config, loaded, LogprobsAndEntropy(), ranks)
-
-    return make_policy(folder, ["cluster=ray", *settings], make)
-
-
-def compute(policy) -> dict[str, torch.Tensor]:
-    """Return log-probs, gradients by name, and the gradient norm."""
-    results = policy.logprobs(BATCH)
-    policy.accumulate(BATCH, FULL, MetricAccumulator())
-    assert policy.optimizer.has_gradients()
-    gradients = {name: m.grad for name, m in policy.optimizer.masters.items()}
-    results["norm"] = policy.optimizer.norm(list(gradients.values()))
-    for name, gradient in gradients.items():
-        full = gradient
-        if isinstance(policy, ShardedPolicy):
-            full = policy.ranks.full_tensor(gradient, policy.optimizer.sharded_params[name])
-        results[f"gradient of {name}"] = full
-    return {name: value.detach().clone() for name, value in results.items()}
 
 
 def results_on_ranks(cases) -> list[dict[str, torch.Tensor] | str]:
@@ -131,31 +74,9 @@ def results_on_ranks(cases) -> list[dict[str, torch.Tensor] | str]:
     return results
 
 
-def difference(expected, actual) -> str:
-    """Return where the results differ by more than 1e-5 of their scale; empty if nowhere."""
-    largest = max(float(v.abs().max()) for name, v in expected.items() if "gradient" in name)
-    for name, value in expected.items():
-        scale = largest if "gradient" in name else 1.0
-        try:
-            torch.testing.assert_close(actual[name], value, rtol=1e-5, atol=1e-5 * scale)
-        except AssertionError as error:
-            return f"{name}: {error}"
-    return ""
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Model folders by family and changes, each written once."""
-    made: dict[str, Path] = {}
-    root = tmp_path_factory.mktemp("families")
-
-    def folder(family, changes):
-        key = "-".join([family, *map(str, changes.values())])
-        if key not in made:
-            made[key] = save_family(root / key, family, **changes)
-        return made[key]
-
-    return folder
+    return folder_maker(tmp_path_factory.mktemp("families"))
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +111,38 @@ def test_a_missing_sum_of_gradients_is_seen(folders):
         assert difference(expected, results).startswith("norm")
 
 
+# ---- truncated sampling
+
+
+def batch_with_kept_ids() -> Batch:
+    """Return the batch as if top-k had kept a few ids of each token, and all of every fifth."""
+    batch = Batch(BATCH.prompt, BATCH.response, dict(BATCH.tokens), dict(BATCH.rows))
+    kept = [[t, *range(t % 4)] if i % 5 else [] for i, t in enumerate(batch.response.values)]
+    kept = [sorted({int(id) for id in ids}) for ids in kept]
+    batch.tokens["num_kept"] = torch.tensor([len(ids) for ids in kept])
+    batch.rows["kept_ids"] = []
+    for length in batch.response.lengths.tolist():
+        flat = [id for ids in kept[:length] for id in ids]
+        batch.rows["kept_ids"].append(torch.tensor(flat, dtype=torch.int32))
+        kept = kept[length:]
+    return batch
+
+
+def results_with_kept_ids(folder) -> list[dict[str, torch.Tensor]]:
+    meshes = [[], [TENSOR], [SEQUENCE]]
+    return [compute(sharded_policy(folder, mesh), batch_with_kept_ids()) for mesh in meshes]
+
+
+@pytest.mark.slow
+def test_ranks_replay_what_truncated_sampling_kept(folders):
+    folder = folders("qwen3", {})
+    expected = compute(local_policy(folder), batch_with_kept_ids())
+    assert difference(compute(local_policy(folder)), expected), "some ids were not kept"
+    for on_rank in run_on_ranks(2, results_with_kept_ids, folder):
+        for results in on_rank:
+            assert not difference(expected, results)
+
+
 # ---- loading
 
 
@@ -219,88 +172,6 @@ def test_only_the_first_rank_reads_the_model(folders):
         expected = compute(local_policy(folder))
         for results in on_ranks:
             assert not difference(expected, results[index]), folder
-
-
-# ---- checkpoints
-
-
-def save_and_continue(folder, checkpoints, first, second) -> dict[str, torch.Tensor]:
-    """Train and save on one mesh; load and save on another. Return the trained weights."""
-    policy = sharded_policy(folder, ["optimizer.lr=1e-2", *first])
-    policy.update(BATCH, 1)
-    policy.save(str(checkpoints[0]))
-    weights = policy.weights()
-    torch.distributed.barrier()
-    policy = sharded_policy(folder, ["optimizer.lr=1e-2", *second])
-    policy.load(str(checkpoints[0]))
-    policy.save(str(checkpoints[1]))
-    return weights
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("adapters", [[], [LORA]])
-def test_a_checkpoint_continues_on_another_mesh_and_in_one_process(folders, tmp_path, adapters):
-    folder = folders("qwen3_moe", {})
-    checkpoints = [tmp_path / "first", tmp_path / "second"]
-    meshes = ([TENSOR, EXPERT, *adapters], [SEQUENCE, "cluster.shard_workers=2", *adapters])
-    trained = run_on_ranks(4, save_and_continue, folder, checkpoints, *meshes)[0]
-    policy = local_policy(folder, adapters)
-    start = {name: value.clone() for name, value in policy.weights().items()}
-    assert any(not torch.equal(start[name], trained[name]) for name in start)
-    states: list[dict[str, torch.Tensor]] = []
-    for checkpoint, num_shards in zip(checkpoints, (4, 2), strict=True):
-        assert len(list(checkpoint.glob("optimizer-*.safetensors"))) == num_shards
-        assert len(list(checkpoint.glob("policy/model-*.safetensors"))) > 2
-        policy.load(str(checkpoint))
-        states.append({name: t.clone() for name, t in policy.optimizer.tensors().items()})
-        stock = AutoModelForCausalLM.from_pretrained(checkpoint / "policy")
-        for name, value in trained.items():
-            assert torch.equal(policy.weights()[name], value), name
-            assert torch.equal(stock.get_parameter(name), value), name
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-
-
-def test_a_missing_part_of_the_optimizer_is_named(tmp_path):
-    layout = Layout(0, 2, 0, 1, {})
-    path = part_path(tmp_path / "optimizer.safetensors", layout.index, layout.num_files)
-    TensorsFile({"step/w": torch.zeros(())}, path, layout.to_metadata()).write()
-    with pytest.raises(RunError, match="missing"):
-        dict(read_tensors(tmp_path / "optimizer.safetensors"))
-
-
-def test_writers_get_equal_shares_and_whole_blocks():
-    sizes = {"embed": 4, "layers.0.a": 3, "layers.0.b": 3, "layers.1.a": 6, "norm": 1, "head": 4}
-    writers = assign_weights(sizes, 3)
-    assert list(writers.values()) == [0, 1, 1, 1, 2, 2]
-    assert set(assign_weights(sizes, 100).values()) <= set(range(100))
-
-
-def save_with_a_slow_rank(folder, checkpoint) -> list[bool]:
-    """Return whether the checkpoint counts as written before and after the last rank wrote."""
-    policy = sharded_policy(folder, [])
-    may_write = threading.Event()
-    write = TensorsFile.write
-
-    def wait_and_write(file):
-        may_write.wait()
-        write(file)
-
-    if policy.ranks.rank == 1:
-        TensorsFile.write = wait_and_write
-    policy.begin_save(str(checkpoint))
-    if policy.ranks.rank == 0:
-        policy.writer.done(wait=True)
-    results = [policy.saved(wait=False)]
-    may_write.set()
-    return [*results, policy.saved(wait=True)]
-
-
-@pytest.mark.slow
-def test_a_checkpoint_is_written_when_the_last_rank_has_written(folders, tmp_path):
-    folder = folders("qwen3", {})
-    results = run_on_ranks(2, save_with_a_slow_rank, folder, tmp_path / "step-1")
-    assert results == [[False, True]] * 2
 
 
 # ---- what is refused
@@ -353,26 +224,30 @@ COLUMNS = {
     "tensor parallel": [TENSOR],
     "expert parallel": [TENSOR, EXPERT],
     "sequence parallel": [SEQUENCE],
+    "LoRA with tensor parallel": [TENSOR, LORA],
 }
 
 
 def families_table(folders) -> str:
     """Return the table of what gives the numbers of one process, on two ranks."""
-    lines = ["| model type | " + " | ".join(COLUMNS) + " |\n", "|---" * 5 + "|\n"]
+    lines = ["| model type | " + " | ".join(COLUMNS) + " |\n", "|---" * 6 + "|\n"]
     for family in sorted(FAMILIES):
         folder = folders(family, {})
-        cases = [(folder, settings) for settings in COLUMNS.values()]
+        columns = dict(COLUMNS)
+        if family not in tensor_parallel.FAMILIES:  # some of them have no adapters at all
+            del columns["LoRA with tensor parallel"]
+        cases = [(folder, settings) for settings in columns.values()]
         print(family, flush=True)
         results = run_on_ranks(2, results_on_ranks, cases)[0]
-        expected = compute(local_policy(folder))
-        cells: list[str] = []
-        for column, result in zip(COLUMNS, results, strict=True):
-            if isinstance(result, str):
-                cells.append("no")
-                continue
-            assert not difference(expected, result), (family, column)
-            cells.append("yes")
-        lines.append(f"| `{family}` | " + " | ".join(cells) + " |\n")
+        adapters = {LORA if LORA in settings else "" for settings in columns.values()}
+        expected = {word: compute(local_policy(folder, [word])) for word in adapters}
+        cells = dict.fromkeys(COLUMNS, "no")
+        for (column, settings), result in zip(columns.items(), results, strict=True):
+            if not isinstance(result, str):
+                same = expected[LORA if LORA in settings else ""]
+                assert not difference(same, result), (family, column)
+                cells[column] = "yes"
+        lines.append(f"| `{family}` | " + " | ".join(cells.values()) + " |\n")
     return "".join(lines)
 
 

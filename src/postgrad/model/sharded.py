@@ -205,14 +205,15 @@ class Sharded:
 
 
 def token_outputs_on_ranks(
-    policy: Any, micro: MicroBatch, targets: Tensor, view: View
+    policy: Any, micro: MicroBatch, targets: Tensor, view: View, kept: KeptIds | None
 ) -> TokenOutputs:
     """Return the outputs of a pass whose tokens may be divided over ranks."""
     group = policy.ranks.sequence
     if group.size == 1:
-        return FrozenPolicy.forward(policy, micro, targets, view)
+        return FrozenPolicy.forward(policy, micro, targets, view, kept)
     own = divide_tokens(micro, group)
-    outputs = FrozenPolicy.forward(policy, own.micro, targets[own.predicted], view)
+    own_kept = None if kept is None else kept.select(own.predicted)
+    outputs = FrozenPolicy.forward(policy, own.micro, targets[own.predicted], view, own_kept)
     return TokenOutputs(*(own.join(column, group) for column in outputs))
 
 
@@ -244,14 +245,13 @@ class ShardedFrozen(Sharded, FrozenPolicy):
         FrozenPolicy.__init__(self, config, loaded)
         self.device = ranks.device
 
-    def _forward_unsharded(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
-        return token_outputs_on_ranks(self, micro, targets, view)
+    def _forward_unsharded(self, *arguments: Any) -> TokenOutputs:
+        return token_outputs_on_ranks(self, *arguments)
 
     def forward(
         self, micro: MicroBatch, targets: Tensor, view: View, kept: KeptIds | None = None
     ) -> TokenOutputs:
-        assert kept is None, "checks.py refuses truncated sampling with sharded models"
-        return self.root(micro, targets, view)
+        return self.root(micro, targets, view, kept)
 
 
 class ShardedPolicy(Sharded, LocalPolicy):
@@ -271,14 +271,13 @@ class ShardedPolicy(Sharded, LocalPolicy):
         self.device = ranks.device
         self.rank = ranks.rank
 
-    def _forward_unsharded(self, micro: MicroBatch, targets: Tensor, view: View) -> TokenOutputs:
-        return token_outputs_on_ranks(self, micro, targets, view)
+    def _forward_unsharded(self, *arguments: Any) -> TokenOutputs:
+        return token_outputs_on_ranks(self, *arguments)
 
     def forward(
         self, micro: MicroBatch, targets: Tensor, view: View, kept: KeptIds | None = None
     ) -> TokenOutputs:
-        assert kept is None, "checks.py refuses truncated sampling with sharded models"
-        return self.root(micro, targets, view)
+        return self.root(micro, targets, view, kept)
 
     def make_optimizer(self, scales: dict[str, float]) -> ShardedOptimizer:
         return ShardedOptimizer(self.model, self.config.optimizer, self.ranks, self.compute, scales)

@@ -91,11 +91,6 @@ def _check_truncated_sampling(method: Any) -> None:
                 f"rollout.{name} changes what is sampled but not the log-probs of the loss; "
                 f"{method.settings.name} cannot use it: remove rollout.{name}"
             )
-        if is_on and method.config.cluster.backend == "ray":
-            raise ConfigError(
-                f"rollout.{name} is not supported with cluster.backend=ray, whose sharded passes "
-                f"do not replay which tokens were kept: remove rollout.{name}"
-            )
         if is_on and not find_engine(rollout.engine).records_kept:
             raise ConfigError(
                 f"rollout.{name} needs an engine that records which tokens it kept, and "

@@ -45,6 +45,12 @@ class KeptIds(NamedTuple):
         first = int(self.counts[:start].sum())
         return KeptIds(counts, self.ids[first : first + int(counts.sum())], self.first)
 
+    def select(self, tokens: Tensor) -> "KeptIds":
+        """Return the kept ids of these tokens, in their order."""
+        by_token = self.ids.split(self.counts.tolist())
+        ids = torch.cat([self.ids[:0], *(by_token[token] for token in tokens.tolist())])
+        return KeptIds(self.counts[tokens.to(self.counts.device)], ids, self.first)
+
     def exclude_others(self, logits: Tensor) -> Tensor:
         """Overwrite the logits (tokens, vocabulary) of ids that were not kept; returns them."""
         counts = self.counts.to(logits.device)
