@@ -24,7 +24,7 @@ from postgrad.config.schema import ClusterConfig
 from postgrad.errors import ConfigError
 from postgrad.model.groups import ALONE, Group
 from postgrad.model.passes.layout import MicroBatch
-from postgrad.model.tensor_parallel import division_of, join_slices, slice_tensor
+from postgrad.model.tensor_parallel import division_of, full_shape, join_slices, slice_tensor
 from postgrad.types import Batch
 
 # The most loaded rank may have this many times the mean before rows of one prompt are divided.
@@ -143,6 +143,16 @@ class Ranks:
             text.copy_(data)
         dist.broadcast(text, src=0)
         return json.loads(bytes(text.cpu().tolist()))
+
+    def broadcast(self, full: Tensor | None, like: Any, dtype: torch.dtype) -> Tensor:
+        """Return the first rank's full tensor of the parameter `like`, on the device."""
+        shape = full_shape(like.shape, division_of(like), self.tensor)
+        sent = torch.empty(shape, dtype=dtype, device=self.device)
+        if self.is_first:
+            assert full is not None
+            sent.copy_(full)
+        dist.broadcast(sent, src=0)
+        return sent
 
     def full_tensor(self, shard: Tensor, like: Any) -> Tensor:
         """Return the full tensor of the ranks' shards, on the device.

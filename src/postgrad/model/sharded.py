@@ -198,10 +198,17 @@ class Sharded:
         return num_unfinished == 0
 
     @torch.no_grad()
-    def load_shards(self, tensors: dict[str, Tensor], params: dict[str, nn.Parameter]) -> None:
-        """Copy this rank's shards of saved tensors into the parameters."""
+    def load_shards(
+        self, read: Callable[[], dict[str, Tensor]], params: dict[str, nn.Parameter]
+    ) -> None:
+        """Copy this rank's shards of what the first rank reads into the parameters. A collective.
+
+        Only the first rank holds the full tensors, as at the start of a run.
+        """
+        tensors = read() if self.ranks.is_first else {}
         for name, p in params.items():
-            local_tensor(p).copy_(self.ranks.local_shard(tensors[name], p))
+            full = self.ranks.broadcast(tensors.get(name), p, local_tensor(p).dtype)
+            local_tensor(p).copy_(self.ranks.local_shard(full, p))
 
 
 def token_outputs_on_ranks(
@@ -305,12 +312,13 @@ class ShardedPolicy(Sharded, LocalPolicy):
     def load(self, folder: str) -> None:
         self.weights_version += 1
         if self.has_adapters:
-            adapter = read_adapter(self.model, Path(folder) / "adapter")
-            self.load_shards(adapter, adapter_parameters(self.model))
+            adapter = Path(folder) / "adapter"
+            parameters = adapter_parameters(self.model)
+            self.load_shards(lambda: read_adapter(self.model, adapter), parameters)
         else:
+            policy = Path(folder) / "policy"
             parameters = dict(self.model.named_parameters())
-            weights = read_weights(Path(folder) / "policy", parameters)
-            self.load_shards(weights, parameters)
+            self.load_shards(lambda: read_weights(policy, parameters), parameters)
         self.optimizer.load(Path(folder) / "optimizer.safetensors")
 
 
@@ -371,9 +379,9 @@ class ShardedCritic(Sharded, LocalCritic):
         return files
 
     def load(self, folder: str) -> None:
+        critic = Path(folder) / "critic"
         parameters = dict(self.loaded.model.named_parameters())
-        weights = read_weights(Path(folder) / "critic", parameters)
-        self.load_shards(weights, parameters)
-        head = load_file(Path(folder) / "critic" / "value_head.safetensors")
-        self.load_shards(head, dict(self.head.named_parameters()))
+        self.load_shards(lambda: read_weights(critic, parameters), parameters)
+        head = dict(self.head.named_parameters())
+        self.load_shards(lambda: load_file(critic / "value_head.safetensors"), head)
         self.optimizer.load(Path(folder) / "critic_optimizer.safetensors")

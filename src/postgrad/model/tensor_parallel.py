@@ -7,7 +7,7 @@ shards the slices over the other ranks.
 
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -91,6 +91,14 @@ def slice_tensor(full: Tensor, division: Division, group: Group) -> Tensor:
     for part in full.chunk(division.parts, division.dim):
         parts.append(part.chunk(group.size, division.dim)[group.rank])
     return torch.cat(parts, division.dim)
+
+
+def full_shape(own: Sequence[int], division: Division, group: Group) -> list[int]:
+    """Return the shape of the full tensor of a slice."""
+    shape = list(own)
+    if division.dim is not None and group.size > 1:
+        shape[division.dim] = shape[division.dim] * group.size - division.padding
+    return shape
 
 
 def join_slices(own: Tensor, division: Division, group: Group) -> Tensor:
