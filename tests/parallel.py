@@ -67,8 +67,9 @@ def sharded_policy(folder, settings) -> ShardedPolicy:
 
 
 def compute(policy, batch=BATCH) -> dict[str, torch.Tensor]:
-    """Return log-probs, gradients by name, and the gradient norm."""
+    """Return log-probs, those of the top tokens, gradients by name, and the gradient norm."""
     results = policy.logprobs(batch)
+    results |= {f"top {name}": values for name, values in policy.top_logprobs(batch, 11).items()}
     policy.accumulate(batch, FULL, MetricAccumulator())
     assert policy.optimizer.has_gradients()
     gradients = {name: m.grad for name, m in policy.optimizer.masters.items()}

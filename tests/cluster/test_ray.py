@@ -378,14 +378,20 @@ def other_models(tmp_path_factory) -> tuple[Path, Path]:
     return teacher, folder / "reward"
 
 
-def test_a_teacher_on_ranks_follows_the_local_run(make_config, other_models):
-    """Sharded beside the policy, and with workers of its own."""
+@pytest.mark.parametrize(
+    ("recipe", "divergence", "pool"),
+    [("distill", "sampled", ("cluster.pools.teacher=1",)), ("gkd", "jsd", ())],
+    ids=["sampled tokens, apart", "top tokens, beside"],
+)
+def test_a_teacher_on_ranks_follows_the_local_run(
+    recipe, divergence, pool, make_config, other_models
+):
+    """With workers of its own, and sharded beside the policy."""
     own = (f"method.teacher={other_models[0]}", "training.steps=2")
-    local, _, _ = run(make_config("distill", "local", *own))
-    assert local[0]["distill/sampled"] != 0
-    for name, pool in {"beside": (), "apart": ("cluster.pools.teacher=1",)}.items():
-        on_ranks, _, _ = run(make_config("distill", name, *own, *on_ray(2, *pool)))
-        assert_same_metrics(local, on_ranks)
+    local, _, _ = run(make_config(recipe, "local", *own))
+    assert local[0][f"distill/{divergence}"] != 0
+    on_ranks, _, _ = run(make_config(recipe, "ray", *own, *on_ray(2, *pool)))
+    assert_same_metrics(local, on_ranks)
 
 
 def test_a_reward_model_with_its_own_worker_follows_the_local_run(make_config, other_models):

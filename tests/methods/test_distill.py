@@ -205,7 +205,6 @@ def test_what_cannot_be_distilled_is_refused(models, tmp_path):
         ("distill", f"method.teacher={teacher}", "method.top_k=9"): "method.top_k=9",
         ("distill", f"method.teacher={teacher}", "method.jsd_beta=0.1"): "method.jsd_beta=0.1",
         ("distill", f"method.teacher={teacher}", "method.max_refills=2"): "method.max_refills=2",
-        ("gkd", f"method.teacher={teacher}", "cluster.backend=ray"): "method.divergence=jsd",
         ("self_distill", f"method.teacher={teacher}"): "method.teacher=",
         ("self_distill", "method.hint_template=hello"): "method.hint_template",
     }

@@ -38,7 +38,6 @@ class Distill(Grpo):
             Method.check(self)
             grpo_checks.check_loss_options(self)
             check_correction(self.config)
-        distill_checks.check_backend(self)
         self.check_teacher()
 
     def check_teacher(self) -> None:

@@ -133,25 +133,33 @@ class FrozenPolicy:
 
         At the rollout temperature, without gradient; fewer columns if the vocabulary is smaller.
         """
-        weight = self.model.get_output_embeddings().weight
-        num_ids = min(len(self.loaded.tokenizer), len(weight))
+        vocabulary = vocabulary_of(self.model)
+        num_rows = len(self.model.get_output_embeddings().weight)
+        num_ids = min(len(self.loaded.tokenizer), vocabulary.total if vocabulary else num_rows)
         shape = (batch.num_tokens, min(num_top, num_ids))
         table = {"ids": torch.zeros(shape, dtype=torch.int64), "logprobs": torch.zeros(shape)}
         for micro in self.micro_batches(batch):
             positions = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
-            inputs = micro.to(self.device)
-            hidden = compute_hidden_states(self.model, inputs, FULL, self.graph_cache)
-            results = top_logprobs(
-                hidden.flatten(0, 1)[inputs.gather],
-                weight,
-                shape[1],
-                num_ids,
-                self.config.rollout.temperature,
-                support_of(self.model).transform,
-            )
+            results = self.forward_top(micro.to(self.device), shape[1], num_ids)
             for name, values in zip(table, results, strict=True):
                 table[name][positions] = values.cpu()
-        return table
+        return self.gather(table)
+
+    def forward_top(self, micro: MicroBatch, num_top: int, num_ids: int) -> tuple[Tensor, Tensor]:
+        """Return ids and log-probs of the most likely tokens at the micro-batch's response tokens.
+
+        Only tokens below `num_ids` count.
+        """
+        hidden = compute_hidden_states(self.model, micro, FULL, self.graph_cache)
+        return top_logprobs(
+            hidden.flatten(0, 1)[micro.gather],
+            self.model.get_output_embeddings().weight,
+            num_top,
+            num_ids,
+            self.config.rollout.temperature,
+            support_of(self.model).transform,
+            vocabulary_of(self.model),
+        )
 
     def micro_batches(
         self, batch: Batch, row_groups: Sequence[int] | None = None

@@ -9,7 +9,6 @@ frozen base weights are shards of the compute type.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -68,15 +67,13 @@ class Sharded:
     writer: AsyncWriter
     weights_version: int = 0  # counts how often the weights changed
 
-    def shard(
-        self, config: Config, loaded: Loaded, ranks: Ranks, run: Callable[..., Any], masters: bool
-    ) -> None:
+    def shard(self, config: Config, loaded: Loaded, ranks: Ranks, masters: bool) -> None:
         self.config = config
         self.loaded = loaded
         self.ranks = ranks
         self.compute = DTYPES[config.model.dtype]
         check_sequence_parallel(loaded, ranks)
-        self.root = shard_model(loaded.model, run, ranks, self.compute, masters)
+        self.root = shard_model(loaded.model, ranks, self.compute, masters)
 
     def micro_batches(
         self, batch: Batch, row_groups: Sequence[int] | None = None
@@ -211,19 +208,6 @@ class Sharded:
             local_tensor(p).copy_(self.ranks.local_shard(full, p))
 
 
-def token_outputs_on_ranks(
-    policy: Any, micro: MicroBatch, targets: Tensor, view: View, kept: KeptIds | None
-) -> TokenOutputs:
-    """Return the outputs of a pass whose tokens may be divided over ranks."""
-    group = policy.ranks.sequence
-    if group.size == 1:
-        return FrozenPolicy.forward(policy, micro, targets, view, kept)
-    own = divide_tokens(micro, group)
-    own_kept = None if kept is None else kept.select(own.predicted)
-    outputs = FrozenPolicy.forward(policy, own.micro, targets[own.predicted], view, own_kept)
-    return TokenOutputs(*(own.join(column, group) for column in outputs))
-
-
 def check_sequence_parallel(loaded: Loaded, ranks: Ranks) -> None:
     """Raise ConfigError if the tokens of a pass cannot be divided over the ranks."""
     size = ranks.sequence.size
@@ -243,31 +227,56 @@ def check_sequence_parallel(loaded: Loaded, ranks: Ranks) -> None:
         )
 
 
-class ShardedFrozen(Sharded, FrozenPolicy):
-    """A model that computes log-probs and is never trained, sharded over the ranks."""
-
-    def __init__(self, config: Config, loaded: Loaded, ranks: Ranks) -> None:
-        loaded.model.requires_grad_(False)
-        self.shard(config, loaded, ranks, self._forward_unsharded, masters=False)
-        FrozenPolicy.__init__(self, config, loaded)
-        self.device = ranks.device
-
-    def _forward_unsharded(self, *arguments: Any) -> TokenOutputs:
-        return token_outputs_on_ranks(self, *arguments)
+class ShardedOutputs(Sharded, FrozenPolicy):
+    """Passes of a sharded model whose tokens may be divided over ranks."""
 
     def forward(
         self, micro: MicroBatch, targets: Tensor, view: View, kept: KeptIds | None = None
     ) -> TokenOutputs:
-        return self.root(micro, targets, view, kept)
+        return self.root(self._forward_unsharded, micro, targets, view, kept)
+
+    def _forward_unsharded(
+        self, micro: MicroBatch, targets: Tensor, view: View, kept: KeptIds | None
+    ) -> TokenOutputs:
+        group = self.ranks.sequence
+        if group.size == 1:
+            return FrozenPolicy.forward(self, micro, targets, view, kept)
+        own = divide_tokens(micro, group)
+        own_kept = None if kept is None else kept.select(own.predicted)
+        outputs = FrozenPolicy.forward(self, own.micro, targets[own.predicted], view, own_kept)
+        return TokenOutputs(*(own.join(column, group) for column in outputs))
+
+    def forward_top(self, micro: MicroBatch, num_top: int, num_ids: int) -> tuple[Tensor, Tensor]:
+        return self.root(self._forward_top_unsharded, micro, num_top, num_ids)
+
+    def _forward_top_unsharded(
+        self, micro: MicroBatch, num_top: int, num_ids: int
+    ) -> tuple[Tensor, Tensor]:
+        group = self.ranks.sequence
+        if group.size == 1:
+            return FrozenPolicy.forward_top(self, micro, num_top, num_ids)
+        own = divide_tokens(micro, group)
+        ids, logprobs = FrozenPolicy.forward_top(self, own.micro, num_top, num_ids)
+        return own.join(ids, group), own.join(logprobs, group)
 
 
-class ShardedPolicy(Sharded, LocalPolicy):
+class ShardedFrozen(ShardedOutputs):
+    """A model that computes log-probs and is never trained, sharded over the ranks."""
+
+    def __init__(self, config: Config, loaded: Loaded, ranks: Ranks) -> None:
+        loaded.model.requires_grad_(False)
+        self.shard(config, loaded, ranks, masters=False)
+        FrozenPolicy.__init__(self, config, loaded)
+        self.device = ranks.device
+
+
+class ShardedPolicy(ShardedOutputs, LocalPolicy):
     """The policy, sharded over the ranks."""
 
     optimizer: ShardedOptimizer
 
     def __init__(self, config: Config, loaded: Loaded, objective: Objective, ranks: Ranks) -> None:
-        self.shard(config, loaded, ranks, self._forward_unsharded, masters=True)
+        self.shard(config, loaded, ranks, masters=True)
         FrozenPolicy.__init__(self, config, loaded)
         self.device = ranks.device
         # FSDP fixes its types in the first pass by what requires a gradient: here everything.
@@ -277,14 +286,6 @@ class ShardedPolicy(Sharded, LocalPolicy):
         LocalPolicy.__init__(self, config, loaded, objective)
         self.device = ranks.device
         self.rank = ranks.rank
-
-    def _forward_unsharded(self, *arguments: Any) -> TokenOutputs:
-        return token_outputs_on_ranks(self, *arguments)
-
-    def forward(
-        self, micro: MicroBatch, targets: Tensor, view: View, kept: KeptIds | None = None
-    ) -> TokenOutputs:
-        return self.root(micro, targets, view, kept)
 
     def make_optimizer(self, scales: dict[str, float]) -> ShardedOptimizer:
         return ShardedOptimizer(self.model, self.config.optimizer, self.ranks, self.compute, scales)
@@ -332,6 +333,10 @@ class ShardedBaseModel:
         with adapters_disabled(self.policy.model):
             return self.policy.logprobs(batch, view)
 
+    def top_logprobs(self, batch: Batch, num_top: int) -> dict[str, Tensor]:
+        with adapters_disabled(self.policy.model):
+            return self.policy.top_logprobs(batch, num_top)
+
 
 class ShardedCritic(Sharded, LocalCritic):
     """The critic, sharded over the ranks. Its value head computes in float32, as locally."""
@@ -347,7 +352,7 @@ class ShardedCritic(Sharded, LocalCritic):
         LocalCritic.__init__(self, config, loaded, objective, lr)
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        return self.root(micro)
+        return self.root(self._forward_unsharded, micro)
 
     def _forward_unsharded(self, micro: MicroBatch) -> Tensor:
         group = self.ranks.sequence
@@ -359,7 +364,6 @@ class ShardedCritic(Sharded, LocalCritic):
     def make_optimizer(self, modules: nn.Module) -> ShardedOptimizer:
         self.root = shard_model(
             self.loaded.model,
-            self._forward_unsharded,
             self.ranks,
             self.compute,
             masters=True,

@@ -27,29 +27,27 @@ from postgrad.model.tensor_parallel import WHOLE, Division, divide_model, divisi
 
 
 class ForwardRoot(nn.Module):
-    """A module whose forward is a port's forward pass.
+    """A module whose forward is a forward pass of a port.
 
     FSDP then gathers what the pass reads outside of the blocks, such as the LM head.
     """
 
-    def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.run = run
 
-    def forward(self, *arguments: Any) -> Any:
-        return self.run(*arguments)
+    def forward(self, run: Callable[..., Any], *arguments: Any) -> Any:
+        return run(*arguments)
 
 
 def shard_model(
     model: nn.Module,
-    run: Callable[..., Any],
     ranks: Ranks,
     compute: torch.dtype,
     masters: bool,
     float32_module: nn.Module | None = None,
 ) -> ForwardRoot:
-    """Shard the model's blocks, then the rest; return the root whose forward is `run`.
+    """Shard the model's blocks, then the rest; return the root that runs passes.
 
     With tensor parallelism the blocks are divided into slices first.
 
@@ -83,7 +81,7 @@ def shard_model(
     if float32_module is not None:
         shard(float32_module, torch.float32)
         content = nn.ModuleList([model, float32_module])
-    root = ForwardRoot(content, run)
+    root = ForwardRoot(content)
     shard(root, compute)
     for module in root.modules():
         if isinstance(module, FSDPModule):

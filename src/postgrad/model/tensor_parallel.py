@@ -326,7 +326,7 @@ def _divide_vocabulary(model: Any, group: Group) -> dict[str, Division]:
     both = (embedding.weight, head.weight)
     names = [name for name, p in model.named_parameters() if any(p is weight for weight in both)]
     first = group.rank * size
-    vocabulary = VocabularySlice(group, first, min(size, num_ids - first))
+    vocabulary = VocabularySlice(group, first, min(size, num_ids - first), num_ids)
     _replace_parameter(embedding, "weight", division, group)
     if is_tied:
         head.weight = embedding.weight

@@ -50,7 +50,7 @@ def compute_slices() -> dict[str, list[torch.Tensor]]:
     group = Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
     size = -(-NUM_IDS // group.size)
     first = group.rank * size
-    part = VocabularySlice(group, first, min(size, NUM_IDS - first))
+    part = VocabularySlice(group, first, min(size, NUM_IDS - first), NUM_IDS)
     results: dict[str, list[torch.Tensor]] = {}
     for name, case in CASES.items():
         *results[name], head_gradient = compute(case, part)

@@ -13,16 +13,6 @@ from postgrad.rollout.served_path import is_served, parse_served_path
 OF_REWARDS = ("advantage", "max_refills", "overlong_buffer", "reward_weights")
 
 
-def check_backend(method: Method) -> None:
-    """Refuses divergences over several tokens on Ray."""
-    divergence = method.settings.divergence
-    if method.config.cluster.backend == "ray" and divergence != "sampled":
-        raise ConfigError(
-            f"method.divergence={divergence} with cluster.backend=ray: sharded "
-            "models give log-probs of single tokens only; use method.divergence=sampled"
-        )
-
-
 def check_path(method: Method) -> None:
     """Refuses a teacher that gives no log-probs at the temperature of the rollouts."""
     teacher = method.settings.teacher

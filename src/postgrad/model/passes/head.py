@@ -85,23 +85,35 @@ def top_logprobs(
     num_ids: int,
     temperature: float = 1.0,
     transform: LogitTransform = NO_TRANSFORM,
+    vocabulary: VocabularySlice | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (tokens, num_top) ids of the most likely tokens below `num_ids`, and their log-probs.
 
-    The probabilities are of the whole vocabulary. Without gradient, in chunks of tokens.
+    The probabilities are of the whole vocabulary. Without gradient, in chunks of tokens. For
+    `vocabulary` see token_outputs().
     """
+    first = 0
+    if vocabulary is not None:
+        first = vocabulary.first
+        weight = weight[: vocabulary.size]
     head = upcast_head(weight)
     softcap = None if transform.softcap is None else transform.softcap / transform.scale
-    ids = torch.zeros(len(hidden), num_top, dtype=torch.int64, device=hidden.device)
-    logprobs = torch.zeros(len(hidden), num_top, device=hidden.device)
+    shape = (len(hidden), num_top)
+    ids = torch.zeros(shape, dtype=torch.int64, device=hidden.device)
+    top_logits = torch.full(shape, -torch.inf, device=hidden.device)  # a slice may have fewer ids
+    lse = torch.zeros(len(hidden), device=hidden.device)
     chunk = _default_chunk(hidden, weight)
     for start in range(0, len(hidden), chunk):
         part = slice(start, start + chunk)
         logits = _scaled_logits(hidden[part], head, temperature / transform.scale, softcap)
-        top = logits[:, :num_ids].topk(num_top)
-        ids[part] = top.indices
-        logprobs[part] = top.values - logits.logsumexp(-1, keepdim=True)
-    return ids, logprobs
+        candidates = logits[:, : max(0, num_ids - first)]
+        top = candidates.topk(min(num_top, candidates.shape[1]))
+        ids[part, : top.indices.shape[1]] = top.indices + first
+        top_logits[part, : top.indices.shape[1]] = top.values
+        lse[part] = logits.logsumexp(-1)
+    if vocabulary is not None:
+        ids, top_logits, lse = vocabulary.join_top(ids, top_logits, lse)
+    return ids, top_logits - lse[:, None]
 
 
 def _default_chunk(hidden: Tensor, weight: Tensor) -> int:

@@ -15,11 +15,12 @@ from postgrad.model.groups import Group
 
 @dataclass(frozen=True)
 class VocabularySlice:
-    """The ids [first, first + size) of this rank; the group has all ids."""
+    """The ids [first, first + size) of this rank; the group has all `total` ids."""
 
     group: Group
     first: int
     size: int
+    total: int
 
     def local_ids(self, ids: Tensor) -> Tensor:
         """Return the rows of the ids in this slice; -1 for ids of other ranks."""
@@ -46,6 +47,17 @@ class VocabularySlice:
         total = self.group.sum(torch.cat(columns, 1))
         full_logprobs = (total[:, 2:] - full_lse[:, None]).reshape(targets.shape)
         return full_logprobs, total[:, 0], total[:, 1], full_lse
+
+    def join_top(self, ids: Tensor, logits: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the same of the whole vocabulary from those of the slices. A collective.
+
+        `ids` and `logits` are (tokens, top) candidates of each slice, `lse` is (tokens,).
+        """
+        all_logits = torch.cat(self.group.gather(logits), 1)
+        all_ids = torch.cat(self.group.gather(ids), 1)
+        best = all_logits.topk(ids.shape[1])
+        full_lse = torch.stack(self.group.gather(lse)).logsumexp(0)
+        return all_ids.gather(1, best.indices), best.values, full_lse
 
 
 def as_table(values: Tensor) -> Tensor:
