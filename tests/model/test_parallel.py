@@ -120,11 +120,12 @@ def batch_with_kept_ids() -> Batch:
     kept = [[t, *range(t % 4)] if i % 5 else [] for i, t in enumerate(batch.response.values)]
     kept = [sorted({int(id) for id in ids}) for ids in kept]
     batch.tokens["num_kept"] = torch.tensor([len(ids) for ids in kept])
-    batch.rows["kept_ids"] = []
+    by_row: list[torch.Tensor] = []
     for length in batch.response.lengths.tolist():
         flat = [id for ids in kept[:length] for id in ids]
-        batch.rows["kept_ids"].append(torch.tensor(flat, dtype=torch.int32))
+        by_row.append(torch.tensor(flat, dtype=torch.int32))
         kept = kept[length:]
+    batch.rows["kept_ids"] = by_row
     return batch
 
 
