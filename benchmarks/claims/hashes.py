@@ -3,8 +3,9 @@
     python benchmarks/research.py hashes --model smollm2 --out x86.jsonl
     python benchmarks/research.py hashes --compare x86.jsonl arm.jsonl h200.jsonl
 
-Trains GRPO for a few steps and writes a line per step: hashes of the prompts, the sampled tokens,
-the rewards, the log-probs and the weights, and numbers that show how far apart machines are.
+Trains GRPO for a few steps and writes a line per step: hashes of the problems, the sampled tokens,
+the rewards, the log-probs and the weights, and numbers that show how far apart machines are. The
+reward depends on the length of a response, so that every step changes the weights.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+LENGTH_REWARD = Path(__file__).resolve().parents[1] / "gpu" / "compare_common.py"
 HASHES = ("problems", "tokens", "rewards", "logprobs", "weights")
 
 
@@ -56,6 +58,7 @@ def settings(options: argparse.Namespace, folder: Path) -> list[str]:
         f"model.dtype={options.dtype}",
         "model.threads=1",
         f"data.train={options.data}",
+        f"reward.verifier={LENGTH_REWARD}:length_reward",
         f"seed={options.seed}",
         f"runs={folder}",
         "name=run",
