@@ -320,6 +320,17 @@ def test_new_weights_drop_what_is_kept():
         assert prefilled(stream) == [1], "the new weights' own pages are kept"
 
 
+def test_new_weights_compute_the_same_prompt_again():
+    with open_stream(200, SAMPLING, 2) as stream:
+        prompt = [5] * 10
+        take_turn(stream, prompt, 1, key="a")
+        take_turn(stream, prompt, 2, key="b")
+        assert prefilled(stream) == [9], "the second row shares the prompt of the kept one"
+        stream.refresh_weights()
+        take_turn(stream, prompt, 3, key="c")
+        assert prefilled(stream) == [9]
+
+
 def test_a_row_that_decodes_while_weights_change_is_not_kept():
     with open_stream(200, SAMPLING, 2) as stream:
         request = Request([5] * 10, [2], 30)

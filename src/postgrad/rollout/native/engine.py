@@ -137,7 +137,7 @@ class NativeEngine:
         self.logit_transform = support_of(self.model).transform
         self.decoder = self._make_decoder() if supports_triton(self.device) else None
         self.stock_engine: HfEngine | None = None
-        self.weights_version = 0  # number of calls of publish
+        self.weights_version = 0  # counts how often streams got other weights
         if reason := self._decode_problem(loaded):
             print(
                 f"rollouts use transformers' generate, which is slower: {reason}", file=sys.stderr

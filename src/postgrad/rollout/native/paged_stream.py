@@ -90,7 +90,7 @@ class PagedStream:
         loop = self.loop
         if loop is None or (not loop.busy and not loop.fits(self.waiting[0][0])):
             loop = self.loop = self._new_loop()
-        loop.weights_version = self.engine.weights_version
+        loop.use_version(self.engine.weights_version)
         while self.waiting and loop.fits(self.waiting[0][0]):
             loop.join(*self.waiting.popleft())
         assert loop.busy, "a new loop has room for all requests that wait"
@@ -102,6 +102,7 @@ class PagedStream:
 
     def refresh_weights(self) -> dict[Hashable, int]:
         # The decoder reads the parameters themselves; there is no copy to refresh.
+        self.engine.weights_version += 1
         return {} if self.loop is None else self.loop.num_tokens()
 
     def take_restarted(self) -> list[Hashable]:
@@ -180,6 +181,13 @@ class GrowingLoop(PagedDecodeLoop):
             and pages < sizes.pages
             and max_row_tokens(request, self.sampling) <= sizes.positions
         )
+
+    def use_version(self, version: int) -> None:
+        """Note the version of the weights; what is kept of another one is dropped."""
+        if version != self.weights_version:
+            self.weights_version = version
+            for key in list(self.kept):
+                self.forget(key)
 
     def join(self, request: Request, keys: list[Hashable]) -> None:
         """Add a request that fits."""

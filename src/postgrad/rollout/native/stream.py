@@ -132,6 +132,7 @@ class ConversationStream(DecodeLoop):
         self.kept.pop(key, None)
 
     def refresh_weights(self) -> dict[Hashable, int]:
+        self.engine.weights_version += 1
         # Logits of prompts whose rows wait for a slot are of the older weights.
         self.to_prefill.extendleft(prompt.job for prompt in reversed(self.prefilled))
         self.prefilled.clear()
