@@ -217,6 +217,44 @@ def test_a_broken_mask_is_caught_by_the_gate(folders, monkeypatch, tmp_path):
     assert support.passes == "rows" and "nats" in support.reasons[-1]
 
 
+def model_with_large_logits():
+    """A model in bfloat16 whose logits are as large as those of trained models."""
+    model = make_family("llama").bfloat16()
+    with torch.no_grad():
+        model.model.norm.weight.mul_(30)
+    return model
+
+
+def test_rounding_of_large_logits_does_not_refuse_a_pass(tmp_path):
+    register_attention()
+    gate = Gate(model_with_large_logits(), tmp_path)
+    gate.measure()
+    support = gate.decide()
+    assert gate.batch is not None
+    assert support.passes == "packed", support.reasons
+    mean, largest = support.rounding
+    assert mean > gate_module.MEAN_TOLERANCE[torch.bfloat16]
+    ours = gate_module.our_logprobs(gate.model.eval(), gate.batch, "packed")
+    assert gate_module.disagreement(ours, gate.stock, torch.bfloat16), "more than the fixed bounds"
+    cached = Gate(model_with_large_logits(), tmp_path).verdict
+    assert cached is not None and cached[2] == (mean, largest)
+
+
+def test_a_broken_mask_is_caught_where_logits_are_large(monkeypatch, tmp_path):
+    from postgrad.model.passes import layout
+
+    register_attention()
+    causal = lambda part: torch.ones(part.shape[1], part.shape[1]).bool().tril()[None, None]  # noqa: E731
+    monkeypatch.setattr(layout, "_bundle_mask", causal)
+    gate = Gate(model_with_large_logits(), tmp_path)
+    gate.measure()
+    assert gate.batch is not None
+    with gate_module.eval_mode(gate.model):
+        gate.model.set_attn_implementation(NAME)
+        broken = gate_module.our_logprobs(gate.model, gate.batch, "shared")
+    assert gate_module.disagreement(broken, gate.stock, torch.bfloat16, gate.rounding)
+
+
 def test_a_forgotten_window_is_caught_by_the_gate(folders, monkeypatch, tmp_path):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
     monkeypatch.setattr(RowGroup, "windowed_mask", lambda group, window: group.mask)
@@ -226,7 +264,7 @@ def test_a_forgotten_window_is_caught_by_the_gate(folders, monkeypatch, tmp_path
 
 def test_a_model_that_no_pass_reproduces_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(gate_module, "our_logprobs", lambda model, batch, kind: torch.zeros(999))
-    monkeypatch.setattr(gate_module, "disagreement", lambda ours, stock, dtype: "far apart")
+    monkeypatch.setattr(gate_module, "disagreement", lambda *_: "far apart")
     register_attention()
     gate = Gate(make_family("llama"), tmp_path)
     gate.measure()

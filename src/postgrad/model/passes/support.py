@@ -33,11 +33,13 @@ class Support:
         responses of a prompt share it through a mask; "rows" is the stock forward pass with one
         padded row per trajectory, right for every architecture that is causal.
     reasons: for each faster kind that is not used, why.
+    rounding: mean and largest effect of rounding on the stock model's log-probs, in nats.
     """
 
     passes: PassKind
     transform: LogitTransform = NO_TRANSFORM
     reasons: tuple[str, ...] = ()
+    rounding: tuple[float, float] = (0.0, 0.0)
 
 
 def set_support(model: Any, support: Support) -> None:

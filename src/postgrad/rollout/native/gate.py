@@ -68,7 +68,8 @@ def _compare(loaded: Loaded, engine: Sampler) -> str:
             rows.append(Trajectory(f"p{number}", list(prompt), completion.tokens, number, index))
             sampled += completion.logprobs
     batch = Batch.of(rows)
+    support = support_of(loaded.model)
     with eval_mode(loaded.model):
-        trained = our_logprobs(loaded.model, batch, support_of(loaded.model).passes)
+        trained = our_logprobs(loaded.model, batch, support.passes)
     dtype = next(loaded.model.parameters()).dtype
-    return disagreement(trained.new_tensor(sampled), trained, dtype)
+    return disagreement(trained.new_tensor(sampled), trained, dtype, support.rounding)
