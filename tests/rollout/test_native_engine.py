@@ -7,7 +7,7 @@ from tiny_runs import END, config_of, random_batch, stock_model, stock_row
 from postgrad.cluster.host import Host, build_host
 from postgrad.errors import RunError
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
-from postgrad.rollout.native.engine import bucket
+from postgrad.rollout.native.decode_loop import bucket
 from postgrad.types import Batch, Trajectory
 
 PROMPTS = [
@@ -223,7 +223,7 @@ def test_the_same_seed_gives_the_same_and_another_seed_another(host):
 @pytest.mark.slow
 def test_the_nth_token_gets_the_nth_number_of_its_seed_across_blocks(host, monkeypatch):
     """Uniform numbers come in blocks of 32; a row that crosses blocks must not repeat one."""
-    import postgrad.rollout.native.engine as native
+    import postgrad.rollout.native.decode_loop as native
 
     seen: list[list[float]] = []
     real = native.sample_mixed_tokens
@@ -305,7 +305,7 @@ def test_buckets_are_few_and_never_more_than_half_too_large():
 
 
 def test_many_prompts_are_prefilled_in_passes_of_bounded_size(host, monkeypatch):
-    import postgrad.rollout.native.engine as native
+    import postgrad.rollout.native.decode_loop as native
 
     whole = host.engine.generate(requests(), SAMPLING)
     monkeypatch.setattr(native, "PREFILL_TOKENS", 10)

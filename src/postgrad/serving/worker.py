@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from postgrad.rollout.native.engine import Job, NativeEngine, Row
+from postgrad.rollout.native.decode_loop import Job, Row
+from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.live import LiveDecodeLoop, LiveJob, TopTokens
 from postgrad.web import HttpError, settle
 

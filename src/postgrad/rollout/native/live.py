@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.rollout.native.engine import DecodeLoop, Job, NativeEngine, Row, Sampled
+from postgrad.rollout.native.decode_loop import DecodeLoop, Job, Row, Sampled
+from postgrad.rollout.native.engine import NativeEngine
 
 TopTokens = list[tuple[int, float]]  # the most likely tokens at one position, with log-probs
 

@@ -16,7 +16,8 @@ from postgrad.model.passes.attention import prompt_mask
 from postgrad.model.passes.support import has_window
 from postgrad.rollout.engine import Request, Sampling, check_context, max_row_tokens
 from postgrad.rollout.native.cache import SlotCache
-from postgrad.rollout.native.engine import PREFILL_TOKENS, DecodeLoop, Job, NativeEngine, Row
+from postgrad.rollout.native.decode_loop import PREFILL_TOKENS, DecodeLoop, Job, Row
+from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.live import drop_jobs
 from postgrad.rollout.native.sampling import RowRandom
 from postgrad.rollout.streams import Finished, Stream, WaveStream

@@ -1,0 +1,324 @@
+"""Continuous batching over the stock model: rows, the slots that they decode in, and their order.
+
+Each prompt is prefilled once. Rows that have ended leave the batch, and waiting rows take their
+slots.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from postgrad.model.passes.attention import prompt_mask
+from postgrad.model.passes.head import upcast_head, upcast_logits
+from postgrad.model.passes.support import LogitTransform, has_window
+from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
+from postgrad.rollout.native.cache import PrefillCache, SlotCache
+from postgrad.rollout.native.sampling import BLOCK, RowRandom, sample_mixed_tokens, truncate
+from postgrad.rollout.stops import StopStrings, make_stops
+
+PREFILL_TOKENS = 8192  # padded prompt tokens per prefill pass
+
+
+def bucket(count: int) -> int:
+    """Round up to one of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, ...
+
+    The result is at most 1.5 times `count`, and there are few different sizes.
+    """
+    power = 1 << (count - 1).bit_length()
+    three_quarters = power * 3 // 4
+    return three_quarters if power >= 4 and count <= three_quarters else power
+
+
+@dataclass(eq=False)
+class Job:
+    """One request with its sampling parameters and its completions, one per seed."""
+
+    request: Request
+    sampling: Sampling
+    completions: list[Completion] = field(default_factory=list)
+    stops: StopStrings | None = None
+    num_started: int = 0  # rows that got a slot, in the order of the seeds
+
+    def __post_init__(self) -> None:
+        self.completions = [Completion()] * len(self.request.seeds)
+
+    @property
+    def limit(self) -> int:
+        """The largest number of tokens per completion."""
+        return token_limit(self.request, self.sampling)
+
+
+@dataclass(eq=False)
+class Row:
+    """One trajectory that is being sampled."""
+
+    job: Job
+    index: int  # which of the job's seeds
+    random: RowRandom
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    kept_ids: list[list[int]] = field(default_factory=list)
+
+    def completion(self, finish: str) -> Completion:
+        """Return the completion of a row that has ended."""
+        kept_ids = self.kept_ids if self.job.sampling.record_kept else None
+        return Completion(self.tokens, self.logprobs, finish, kept_ids=kept_ids)
+
+    def finish_reason(self, is_stop_token: bool) -> str:
+        """Return why the row ends with its last token: stop or length; "" when it continues."""
+        if is_stop_token or self._completes_stop_string():
+            return "stop"
+        return "length" if len(self.tokens) == self.job.limit else ""
+
+    def _completes_stop_string(self) -> bool:
+        stops = self.job.stops
+        return stops is not None and stops.find_end(self.tokens, len(self.tokens) - 1) > 0
+
+
+@dataclass
+class PrefilledPrompt:
+    """A prefilled prompt; not all of its rows have a slot yet."""
+
+    job: Job
+    cache: PrefillCache
+    cache_row: int
+    logits: Tensor  # (vocabulary,) after the prompt's last token
+
+
+class Sampled(NamedTuple):
+    """One new token for each of the active rows from `first` on."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    is_stop: list[bool]
+    first: int
+    kept_ids: list[list[int]]
+
+
+class ModelToSample(Protocol):
+    """What the decode loop and its streams need of an engine."""
+
+    model: Any
+    tokenizer: Any
+    device: torch.device
+    stop_ids: Tensor
+    logit_transform: LogitTransform
+    max_context: int
+    weights_version: int
+
+
+class DecodeLoop:
+    """Decodes the rows of all jobs, at most `capacity` at a time.
+
+    Args:
+        engine: has the model.
+        capacity: rows that decode at the same time.
+        longest: tokens of the longest row, prompt and response together.
+    """
+
+    def __init__(self, engine: ModelToSample, capacity: int, longest: int) -> None:
+        self.engine = engine
+        self.capacity = capacity
+        self.load_head()
+        self.cache = SlotCache(self.capacity, longest)
+        self.to_prefill: deque[Job] = deque()
+        self.prefilled: deque[PrefilledPrompt] = deque()
+        self.active: list[Row] = []
+        # Of each slot:
+        self.lengths = np.zeros(self.capacity, dtype=np.int64)  # tokens in the cache
+        self.num_sampled = np.zeros(self.capacity, dtype=np.int64)  # tokens of the response
+        self.uniforms = np.zeros((self.capacity, BLOCK))  # the next random numbers
+        self.next_tokens = torch.zeros(self.capacity, dtype=torch.int64, device=engine.device)
+
+    def load_head(self) -> None:
+        """Take the head's weights from the model; in bfloat16 they may be a copy."""
+        self.head_weight = upcast_head(self.engine.model.get_output_embeddings().weight)
+
+    def add(self, job: Job) -> Job:
+        """Queue a job; returns it."""
+        job.stops = make_stops(self.engine.tokenizer, job.sampling)
+        if job.request.seeds:
+            self.to_prefill.append(job)
+        return job
+
+    def finish(self) -> None:
+        """Decode until every row has ended."""
+        self.fill()
+        while self.active:
+            self.step()
+
+    def step(self) -> None:
+        """Sample one token per active row; then waiting rows take the slots of ended rows."""
+        self.record(self.sample(self.decode()))
+        self.fill()
+
+    def decode(self) -> Tensor:
+        """Return the logits (active, vocabulary) after the last token of each active row.
+
+        The number of rows is rounded up to a bucket with unused slots, because kernel libraries
+        compile code for each new shape.
+        """
+        num_active = len(self.active)
+        size = min(bucket(num_active), self.capacity)
+        positions = np.zeros(size, dtype=np.int64)
+        positions[:num_active] = self.lengths[:num_active]
+        position_ids = torch.from_numpy(positions).to(self.engine.device)
+        self.cache.set_positions(position_ids)
+        hidden = self.engine.model.base_model(
+            input_ids=self.next_tokens[:size, None],
+            position_ids=position_ids[:, None],
+            attention_mask=self.cache.mask(),
+            past_key_values=self.cache,
+            use_cache=True,
+            **self._window_arguments(position_ids[:, None]),
+        ).last_hidden_state[:, 0]
+        self.lengths[:num_active] += 1
+        return self.compute_logits(hidden)[:num_active]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 logits (rows, vocabulary) of the last hidden states (rows, width)."""
+        transform = self.engine.logit_transform
+        logits = upcast_logits(hidden, self.head_weight).float()
+        if transform.scale != 1.0:
+            logits = logits * transform.scale
+        if transform.softcap is not None:
+            logits = transform.softcap * torch.tanh(logits / transform.softcap)
+        return logits
+
+    def _window_arguments(self, positions: Tensor) -> dict[str, Tensor]:
+        """Return the argument that attention needs for a model with a sliding window."""
+        return {"token_positions": positions} if has_window(self.engine.model) else {}
+
+    def sample(self, logits: Tensor, first: int = 0) -> Sampled:
+        """Sample the next token of the active rows from `first` on, one per row of `logits`."""
+        end = first + len(logits)
+        for i in range(first, end):
+            if self.num_sampled[i] % BLOCK == 0:
+                self.uniforms[i] = self.active[i].random.block()
+        columns = self.num_sampled[first:end] % BLOCK
+        uniforms = self.uniforms[np.arange(first, end), columns]
+        samplings = [row.job.sampling for row in self.active[first:end]]
+        tokens, logprobs = sample_mixed_tokens(
+            logits, torch.from_numpy(uniforms).to(logits.device), samplings
+        )
+        kept_ids = truncate(logits, logprobs, samplings)
+        self.num_sampled[first:end] += 1
+        self.next_tokens[first:end] = tokens
+        is_stop = torch.isin(tokens, self.engine.stop_ids)
+        return Sampled(tokens.tolist(), logprobs.tolist(), is_stop.tolist(), first, kept_ids)
+
+    def record(self, sampled: Sampled) -> None:
+        """Append the tokens to their rows and remove the rows that ended."""
+        ended: list[int] = []
+        for offset, token in enumerate(sampled.tokens):
+            slot = sampled.first + offset
+            row = self.active[slot]
+            row.tokens.append(token)
+            row.logprobs.append(sampled.logprobs[offset])
+            row.kept_ids.append(sampled.kept_ids[offset])
+            finish = row.finish_reason(sampled.is_stop[offset])
+            self.on_token(row, finish)
+            if finish:
+                ended.append(slot)
+        self.remove(ended)
+
+    def on_token(self, row: Row, finish: str) -> None:
+        """Called for every new token of a row; `finish` is not "" when it is the last one."""
+        if finish:
+            row.job.completions[row.index] = row.completion(finish)
+
+    def remove(self, slots: list[int]) -> None:
+        """Remove the rows of these slots, in ascending order. The last rows move into the gaps."""
+        removed = set(slots)
+        num_kept = len(self.active) - len(slots)
+        gaps = [slot for slot in slots if slot < num_kept]
+        moving = [i for i in range(num_kept, len(self.active)) if i not in removed]
+        for target, source in zip(gaps, moving, strict=True):
+            self.cache.move(source, target, int(self.lengths[source]))
+            self.active[target] = self.active[source]
+            for column in (self.lengths, self.num_sampled, self.uniforms, self.next_tokens):
+                column[target] = column[source]
+        del self.active[num_kept:]
+
+    def fill(self) -> None:
+        """Give waiting rows a slot while there are free ones.
+
+        All rows that enter together get their first tokens from their prompts' logits at once.
+        """
+        while len(self.active) < self.capacity and (self.prefilled or self.to_prefill):
+            if not self.prefilled:
+                self.prefill()
+            first = len(self.active)
+            cache = self.prefilled[0].cache  # all of them come from one prefill pass
+            logits: list[Tensor] = []
+            cache_rows: list[int] = []
+            while self.prefilled and len(self.active) < self.capacity:
+                cache_row = self.prefilled[0].cache_row
+                logits.append(self.enter(self.prefilled[0]))
+                cache_rows += [cache_row] * len(logits[-1])
+            longest = int(self.lengths[first : len(self.active)].max())
+            self.cache.copy_prompts(first, cache, cache_rows, longest)
+            self.record(self.sample(torch.cat(logits), first))
+
+    def enter(self, prompt: PrefilledPrompt) -> Tensor:
+        """Give rows of a prompt the free slots; returns their logits (entered, vocabulary)."""
+        job = prompt.job
+        request = job.request
+        first = len(self.active)
+        count = min(self.capacity - first, len(request.seeds) - job.num_started)
+        self.lengths[first : first + count] = len(request.prompt)
+        self.num_sampled[first : first + count] = 0
+        for index in range(job.num_started, job.num_started + count):
+            self.active.append(Row(job, index, RowRandom(request.seeds[index])))
+        job.num_started += count
+        if job.num_started == len(request.seeds):
+            self.prefilled.popleft()
+        return prompt.logits.expand(count, -1)
+
+    def prefill(self) -> None:
+        """Prefill the next prompts in one pass, as many as can get a slot soon."""
+        jobs = self._take_jobs_to_prefill()
+        lengths = torch.tensor([len(job.request.prompt) for job in jobs])
+        ids = torch.zeros(len(jobs), int(lengths.max()), dtype=torch.int64)
+        for row, job in enumerate(jobs):
+            ids[row, : lengths[row]] = torch.tensor(job.request.prompt)
+        device = self.engine.device
+        cache = PrefillCache()
+        positions = torch.arange(ids.shape[1], device=device)[None].expand(len(jobs), -1)
+        hidden = self.engine.model.base_model(
+            input_ids=ids.to(device),
+            position_ids=positions,
+            attention_mask=prompt_mask(lengths, ids.shape[1]).to(device),
+            past_key_values=cache,
+            use_cache=True,
+            **self._window_arguments(positions),
+        ).last_hidden_state
+        self.on_prefill(jobs, hidden)
+        rows = torch.arange(len(jobs), device=device)
+        logits = self.compute_logits(hidden[rows, (lengths - 1).to(device)])
+        if not self.cache.keys:
+            self.cache.allocate(cache)
+        for row, job in enumerate(jobs):
+            self.prefilled.append(PrefilledPrompt(job, cache, row, logits[row]))
+
+    def on_prefill(self, jobs: Sequence[Job], hidden: Tensor) -> None:
+        """Called with the last hidden states (jobs, longest prompt, width) of prefilled prompts."""
+
+    def _take_jobs_to_prefill(self) -> list[Job]:
+        """Remove jobs from the queue: enough for the free slots, within PREFILL_TOKENS."""
+        jobs: list[Job] = []
+        free_slots = self.capacity - len(self.active)
+        width = 0
+        while self.to_prefill and free_slots > 0:
+            request = self.to_prefill[0].request
+            width = max(width, len(request.prompt))
+            if jobs and width * (len(jobs) + 1) > PREFILL_TOKENS:
+                break
+            free_slots -= len(request.seeds)
+            jobs.append(self.to_prefill.popleft())
+        return jobs
