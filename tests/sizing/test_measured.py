@@ -13,9 +13,15 @@ from typing import Any
 
 import pytest
 
+from postgrad.doctor.describe import describe
+from postgrad.doctor.estimate import Estimate
 from postgrad.sizing import gpu_time
 from postgrad.sizing.choose import choose_passes, plan_of_settings
 from postgrad.sizing.devices import find_gpu
+from postgrad.sizing.gpu_memory import GpuEstimator
+from postgrad.sizing.plan import lay_out_step
+from postgrad.sizing.simulate import measure_size
+from postgrad.sizing.suggest import suggest_settings
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks/gpu"
 sys.path.insert(0, str(BENCHMARKS))
@@ -82,3 +88,18 @@ def test_settings_alone_bound_the_rows() -> None:
         (prompt, 2)
     ] * 3
     assert bound.config.rollout.max_response_tokens == 40_960 - prompt
+
+
+@pytest.mark.slow
+def test_a_run_too_large_for_its_optimizer_is_told_to_offload_it() -> None:
+    plan = fit_check.make_plan(fit_check.Row("step", "8b", 16, 8, 512))
+    gpu = find_gpu("h200", 100)
+    estimator = GpuEstimator(gpu)
+    memory = estimator.estimate(plan)
+    suggestions = suggest_settings(plan, estimator.estimate)
+    assert suggestions[0][0] == "optimizer.kind=adamw_offloaded"
+    layout = lay_out_step(plan, 512)
+    size = measure_size(plan.config, plan.model)
+    result = Estimate(plan, size, layout, memory, gpu.usable, suggestions, gpu=gpu, planned=True)
+    advice = describe(result).problems[0]
+    assert "optimizer.kind=adamw_offloaded (saves" in advice and "smaller model" not in advice

@@ -70,7 +70,9 @@ def _memory_advice(result: Estimate) -> str:
     """Return what to change so that the run fits."""
     needed = f"{gib(result.memory.peak)} of memory needed, {gib(result.available)} available"
     state = sum(result.memory.held.values()) + 4 * result.size.parameters
-    if state > result.available:
+    missing = result.memory.peak - result.available
+    one_helps = any(saved >= missing for _, saved in result.suggestions)
+    if state > result.available and not one_helps:
         return (
             f"{needed}: weights, gradients and optimizer alone take {gib(state)}; "
             "use a smaller model"

@@ -29,6 +29,7 @@ from postgrad.model.device import (
     memory_info,
     probe_threads,
     supports_state_streaming,
+    total_memory_bytes,
 )
 from postgrad.model.load import load_tokenizer, model_config, model_hidden_size
 from postgrad.model.passes.layout import default_token_budget
@@ -126,12 +127,22 @@ def _resolve_passes(
     chosen = training.token_budget or default, bool(model.activation_checkpointing)
     is_auto = training.token_budget == 0 or model.activation_checkpointing is None
     if is_auto and config.cluster.backend != "ray" and has_own_memory(device):
-        gpu = planned or GpuSpec(device.type, memory_info(device)[0], 1.0, 1.0)
+        gpu = planned or GpuSpec(device.type, _free_memory(config, device), 1.0, 1.0)
         best = _passes_that_fit(config, method, gpu, plain_budget, recomputed_budget) or chosen
         if best != chosen and not planned:
             print(_passes_note(*best, gpu), file=sys.stderr)
         chosen = best
     training.token_budget, model.activation_checkpointing = chosen
+
+
+def _free_memory(config: Config, device: torch.device) -> int:
+    """Return the bytes of the GPU that the models may use.
+
+    A driver whose models are in another process does not open the GPU to ask what is free.
+    """
+    if config.cluster.backend == "local":
+        return memory_info(device)[0]
+    return total_memory_bytes(device)
 
 
 def _passes_that_fit(
