@@ -124,16 +124,18 @@ def measure_step(args: argparse.Namespace) -> dict[str, Any]:
     )
     wanted = WARMUP_STEPS + args.steps
     metrics = runs / "run" / "metrics.jsonl"
-    while child.poll() is None and len(read_steps(metrics)) < wanted:
-        if time.monotonic() - start > args.limit_s:
-            break
-        time.sleep(0.2)
-    lines = read_steps(metrics)
-    ended = child.poll()
-    if ended is None:
-        child.send_signal(signal.SIGKILL)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the run does not survive it
+    try:
+        while child.poll() is None and len(read_steps(metrics)) < wanted:
+            if time.monotonic() - start > args.limit_s:
+                break
+            time.sleep(0.2)
+        ended = child.poll()
+    finally:
+        child.kill()
         child.wait()
-    log.close()
+        log.close()
+    lines = read_steps(metrics)
     if len(lines) <= WARMUP_STEPS:
         tail = (runs / "log").read_text()[-2500:]
         reason = "time limit" if ended is None else f"exit code {ended}"
