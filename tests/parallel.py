@@ -51,17 +51,17 @@ def make_policy(folder, settings, make):
     return make(config, loaded)
 
 
-def local_policy(folder, settings=()) -> LocalPolicy:
+def local_policy(folder, settings=(), objective=LogprobsAndEntropy) -> LocalPolicy:
     shared = [word for word in settings if word.startswith("model.")]
     return make_policy(
-        folder, shared, lambda config, loaded: LocalPolicy(config, loaded, LogprobsAndEntropy())
+        folder, shared, lambda config, loaded: LocalPolicy(config, loaded, objective())
     )
 
 
-def sharded_policy(folder, settings) -> ShardedPolicy:
+def sharded_policy(folder, settings, objective=LogprobsAndEntropy) -> ShardedPolicy:
     def make(config, loaded):
         ranks = Ranks.from_process_group(CPU, config.cluster)
-        return ShardedPolicy(config, loaded, LogprobsAndEntropy(), ranks)
+        return ShardedPolicy(config, loaded, objective(), ranks)
 
     return make_policy(folder, ["cluster=ray", *settings], make)
 
@@ -69,7 +69,7 @@ def sharded_policy(folder, settings) -> ShardedPolicy:
 def compute(policy, batch=BATCH) -> dict[str, torch.Tensor]:
     """Return log-probs, those of the top tokens, gradients by name, and the gradient norm."""
     results = policy.logprobs(batch)
-    results |= {f"top {name}": values for name, values in policy.top_logprobs(batch, 11).items()}
+    results["top logprobs"] = policy.top_logprobs(batch, 11)["logprobs"]
     policy.accumulate(batch, FULL, MetricAccumulator())
     assert policy.optimizer.has_gradients()
     gradients = {name: m.grad for name, m in policy.optimizer.masters.items()}

@@ -63,12 +63,12 @@ CASES = {
 }
 
 
-def results_on_ranks(cases) -> list[dict[str, torch.Tensor] | str]:
+def results_on_ranks(cases, objective=LogprobsAndEntropy) -> list[dict[str, torch.Tensor] | str]:
     """Return the results of every case on this rank, or the error that refuses it."""
     results: list[dict[str, torch.Tensor] | str] = []
     for folder, settings in cases:
         try:
-            results.append(compute(sharded_policy(folder, settings)))
+            results.append(compute(sharded_policy(folder, settings, objective)))
         except ConfigError as error:
             results.append(str(error))
     return results
@@ -225,30 +225,27 @@ COLUMNS = {
     "tensor parallel": [TENSOR],
     "expert parallel": [TENSOR, EXPERT],
     "sequence parallel": [SEQUENCE],
-    "LoRA with tensor parallel": [TENSOR, LORA],
 }
 
 
 def families_table(folders) -> str:
     """Return the table of what gives the numbers of one process, on two ranks."""
-    lines = ["| model type | " + " | ".join(COLUMNS) + " |\n", "|---" * 6 + "|\n"]
+    lines = ["| model type | " + " | ".join(COLUMNS) + " |\n", "|---" * 5 + "|\n"]
     for family in sorted(FAMILIES):
         folder = folders(family, {})
-        columns = dict(COLUMNS)
-        if family not in tensor_parallel.FAMILIES:  # some of them have no adapters at all
-            del columns["LoRA with tensor parallel"]
-        cases = [(folder, settings) for settings in columns.values()]
+        cases = [(folder, settings) for settings in COLUMNS.values()]
         print(family, flush=True)
-        results = run_on_ranks(2, results_on_ranks, cases)[0]
-        adapters = {LORA if LORA in settings else "" for settings in columns.values()}
-        expected = {word: compute(local_policy(folder, [word])) for word in adapters}
-        cells = dict.fromkeys(COLUMNS, "no")
-        for (column, settings), result in zip(columns.items(), results, strict=True):
-            if not isinstance(result, str):
-                same = expected[LORA if LORA in settings else ""]
-                assert not difference(same, result), (family, column)
-                cells[column] = "yes"
-        lines.append(f"| `{family}` | " + " | ".join(cells.values()) + " |\n")
+        # Gradients of entropies are too inexact in float32: sharp Gemma 4 models have large scores.
+        results = run_on_ranks(2, results_on_ranks, cases, SumOfLogprobs)[0]
+        expected = compute(local_policy(folder, [], SumOfLogprobs))
+        cells: list[str] = []
+        for column, result in zip(COLUMNS, results, strict=True):
+            if isinstance(result, str):
+                cells.append("no")
+                continue
+            assert not difference(expected, result), (family, column)
+            cells.append("yes")
+        lines.append(f"| `{family}` | " + " | ".join(cells) + " |\n")
     return "".join(lines)
 
 

@@ -6,7 +6,7 @@ from ranks import run_on_ranks
 
 from postgrad.model.groups import Group
 from postgrad.model.passes import vocabulary
-from postgrad.model.passes.head import token_outputs
+from postgrad.model.passes.head import token_outputs, top_logprobs
 from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.support import LogitTransform
 from postgrad.model.passes.vocabulary import VocabularySlice
@@ -45,6 +45,16 @@ def compute(case, part: VocabularySlice | None = None) -> list[torch.Tensor]:
     return [t.detach() for t in (*outputs, hidden.grad, weight.grad)]
 
 
+def compute_top(part: VocabularySlice | None = None) -> list[torch.Tensor]:
+    """Return ids and log-probs of the seven most likely of the first 16 ids."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(NUM_TOKENS, 6, generator=generator)
+    weight = torch.randn(NUM_IDS, 6, generator=generator)
+    if part is not None:
+        weight = torch.cat([weight, weight.new_full((9, 6), 99.0)])[part.first :]
+    return list(top_logprobs(hidden, weight, 7, 16, vocabulary=part))
+
+
 def compute_slices() -> dict[str, list[torch.Tensor]]:
     """Return the same from this rank's slice; the head's gradient is that of the slice."""
     group = Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
@@ -55,6 +65,7 @@ def compute_slices() -> dict[str, list[torch.Tensor]]:
     for name, case in CASES.items():
         *results[name], head_gradient = compute(case, part)
         results[name].append(group.sum(head_gradient))
+    results["top"] = compute_top(part)
     return results
 
 
@@ -64,6 +75,9 @@ def test_slices_give_the_numbers_of_the_whole_head(size):
         for name, case in CASES.items():
             for actual, expected in zip(results[name], compute(case), strict=True):
                 torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+        ids, logprobs = compute_top()
+        assert torch.equal(results["top"][0], ids)
+        torch.testing.assert_close(results["top"][1], logprobs)
 
 
 def compute_with_doubled_entropies() -> list[torch.Tensor]:
