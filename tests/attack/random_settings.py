@@ -448,6 +448,7 @@ def run_all(
                 if tried.reason or verbose:
                     print(tried.described(), flush=True)
             shutil.rmtree(folder, ignore_errors=True)
+    gc.unfreeze()
     return results
 
 
