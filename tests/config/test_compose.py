@@ -426,6 +426,8 @@ def test_a_setting_that_is_a_dictionary_takes_any_names():
     )
     assert config.data.template_options == {"enable_thinking": False, "effort": "low"}
     assert compose_with().data.template_options == {}  # the default is not shared
+    large = compose_with("grpo", "data.template_options.budget=5e6")  # a user's own number
+    assert large.data.template_options == {"budget": 5e6}
     assert "unknown key data.templat_options.x" in error_of("data.templat_options.x=1")
     assert "data.template_options" in error_of("data.template_options=3")
 

@@ -113,6 +113,19 @@ def test_a_label_is_at_the_token_after_its_step(fresh):
     assert batch.tokens["step_weight"].tolist() == [0, 0, 0, 0.5, 0, 0, 0.5]
 
 
+def test_steps_that_are_too_long_are_refused_or_dropped(fresh):
+    """The steps "12=74=" have 6 tokens, "1=" has 2."""
+    method = make_method(fresh)
+    tokenizer = method.ports.prompts.tokenizer
+    short = problem(("1",), (True,))
+    dropping = method.row_encoder(Prompts(tokenizer, "plain", overlong="drop"))
+    assert dropping.drop_overlong_demonstrations([short, problem()], 5) == ([short], 1)
+    refusing = method.row_encoder(Prompts(tokenizer, "plain"))
+    assert refusing.drop_overlong_demonstrations([short, problem()], 6)[1] == 0
+    with pytest.raises(ConfigError, match=r"rollout\.max_response_tokens"):
+        refusing.drop_overlong_demonstrations([short, problem()], 5)
+
+
 def test_the_folder_is_a_stock_classifier_with_the_same_scores(trained):
     from transformers import AutoModelForTokenClassification
 

@@ -292,6 +292,23 @@ def test_a_turn_computes_only_its_new_tokens():
         assert prefilled(stream) == [len(text) + 1]
 
 
+def test_a_long_stream_does_not_grow():
+    """Requests are dropped when no row needs them, and turns still continue kept pages."""
+    with open_stream(200, SAMPLING, 2) as stream:
+        for number in range(60):
+            prompt = [5 + number % 20] * (20 + number)
+            completion = take_turn(stream, prompt, number, key=f"{number}")
+            prefilled(stream)
+            take_turn(stream, [*prompt, *completion.tokens, 8, 9], number, key=f"{number}")
+            assert prefilled(stream) == [2]
+            stream.forget(f"{number}")
+        assert stream.loop is not None
+        bound = 4 * stream.loop.decoder.sizes.slots + 1
+        assert bound < 100, "the stream was long enough to see growth"
+        assert sum(bool(request.prompt) for request in stream.loop.requests) <= bound
+        assert len(stream.loop.prompts) <= bound
+
+
 def test_a_prompt_that_its_next_row_does_not_need_is_freed():
     """Two rows have the same text: one as a prompt of its own, the other in kept pages."""
     with open_stream(200, SAMPLING, 2) as stream:

@@ -12,8 +12,11 @@ from postgrad.cli.main import main
 from postgrad.cli.train import compose_arguments
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
+from postgrad.methods import find_method
 from postgrad.model.load import model_config
 from postgrad.model.passes.layout import make_packed_micro_batches
+from postgrad.model.tiny import make_tiny
+from postgrad.sizing.choose import plan_of_settings
 from postgrad.sizing.devices import KNOWN, find_gpu
 from postgrad.sizing.gpu_memory import GpuEstimator, is_captured, wanted_cache_bytes
 from postgrad.sizing.largest import largest_settings
@@ -21,6 +24,7 @@ from postgrad.sizing.memory import optimizer_working_bytes, state_bytes
 from postgrad.sizing.packed import PackedSimulation, runs_packed
 from postgrad.sizing.plan import GroupLengths, Plan, Workload, pack_groups
 from postgrad.sizing.simulate import measure_size
+from postgrad.training.prepare import local_roles, make_method
 from postgrad.types import Batch, Trajectory
 
 GIB = 2**30
@@ -178,6 +182,29 @@ def test_a_run_is_planned_for_a_gpu_that_is_not_here(
     assert main([*words, "--device", "h201"]) == 2
     assert main([*words, "--device-gib", "40"]) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_offloaded_activations_are_of_recomputed_blocks(tiny: Path) -> None:
+    settings = ("model.activation_offload=true", "model.lora.rank=4")
+    config = make_config(tiny, *settings)
+    config.model.activation_checkpointing = None
+    resolved = make_method(config, find_gpu("h200")).config
+    assert resolved.model.activation_checkpointing is True
+
+
+def test_only_the_policy_without_its_adapters_needs_no_weights_of_its_own(tiny: Path) -> None:
+    """A teacher that is the policy's own base model, and one of another path."""
+    other = make_tiny(tiny.parent / "other-teacher", seed=1)
+    weights: list[int] = []
+    for teacher in (tiny, other):
+        words = [f"method.teacher={teacher}", "model.lora.rank=4", f"model.path={tiny}"]
+        fixed = ["model.device=cuda", "model.dtype=bfloat16", "data.train=arithmetic:2"]
+        config = compose_arguments(["distill", *words, *fixed])
+        config.training.token_budget = 1024
+        roles = local_roles(config, find_method("distill")(config))
+        plan = plan_of_settings(config, model_config(config.model), roles)
+        weights.append(GpuEstimator(find_gpu("h200")).estimate(plan).held.get("teacher", 0))
+    assert weights[0] == 0 and weights[1] > 0
 
 
 @pytest.mark.slow

@@ -51,8 +51,8 @@ def _check_choice(key: str, value: Any, limits: Any) -> None:
 def _check_size(key: str, value: Any, may_be_infinite: bool, largest: float) -> None:
     """Checks that a real number, and each in a list or dictionary, is finite and not too large."""
     if isinstance(value, dict):
-        for name, item in value.items():
-            _check_size(f"{key}.{name}", item, may_be_infinite, largest)
+        for name, item in value.items():  # a user's own options have other sizes
+            _check_size(f"{key}.{name}", item, may_be_infinite, math.inf)
     elif isinstance(value, list):
         for item in value:
             _check_size(key, item, may_be_infinite, largest)

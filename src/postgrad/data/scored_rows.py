@@ -1,8 +1,9 @@
 """The token ids of a conversation that a reward model scores."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from postgrad.data.overlong import drop_longer
 from postgrad.data.render import Prompts
 from postgrad.data.styles import styled
 from postgrad.problem import Problem
@@ -43,3 +44,41 @@ def stepwise_ids(
         ids += prompts.encode_response(separator, with_end=False)
         ends.append(len(ids))
     return ids, ends
+
+
+class StepRows:
+    """Encodes prompts as Prompts does, and drops problems whose steps are too long.
+
+    Args:
+        prompts: encodes prompts and steps.
+        steps_of: returns the steps of a problem.
+        separator: the text after each step.
+    """
+
+    def __init__(
+        self, prompts: Prompts, steps_of: Callable[[Problem], Sequence[str]], separator: str
+    ) -> None:
+        self.prompts = prompts
+        self.steps_of = steps_of
+        self.separator = separator
+
+    def encode(self, problem: Problem) -> list[int]:
+        return self.prompts.encode(problem)
+
+    def num_truncated(self, problems: Sequence[Problem]) -> int:
+        return self.prompts.num_truncated(problems)
+
+    def drop_overlong(self, problems: Sequence[Problem]) -> tuple[list[Problem], int]:
+        return self.prompts.drop_overlong(problems)
+
+    def drop_overlong_demonstrations(
+        self, problems: Sequence[Problem], limit: int
+    ) -> tuple[list[Problem], int]:
+        """As Prompts.drop_overlong_demonstrations, for the steps and their separators."""
+        lengths = [self._response_length(problem) for problem in problems]
+        key = "rollout.max_response_tokens"
+        return drop_longer(problems, lengths, "steps", key, limit, self.prompts.overlong)
+
+    def _response_length(self, problem: Problem) -> int:
+        ids, _ = stepwise_ids(self.prompts, problem, self.steps_of(problem), self.separator)
+        return len(ids) - len(self.encode(problem))

@@ -15,7 +15,7 @@ from postgrad.sizing.memory import (
     state_bytes,
     state_bytes_on_device,
 )
-from postgrad.sizing.plan import Plan, StepLayout, lay_out_step
+from postgrad.sizing.plan import SHARED_WEIGHTS, Plan, StepLayout, lay_out_step
 from postgrad.sizing.simulate import ModelSize, cache_bytes, measure_size, simulate_update
 
 ROLLOUT_BYTES = 10  # of rollouts/ per token: compressed parquet; measured 8 to 9
@@ -104,9 +104,7 @@ def _role_bytes(plan: Plan, layout: StepLayout) -> tuple[dict[str, int], dict[st
     role_config = dataclasses.replace(plan.config, model=unquantized)
     for name, (kind, model) in plan.roles.items():
         size = measure_size(plan.config, model, adapters=False)
-        # With LoRA a frozen model is the policy's own weights without the adapters.
-        shares_weights = kind == "frozen" and plan.config.model.lora.rank > 0
-        held[name] = 0 if shares_weights else size.weights
+        held[name] = 0 if kind == SHARED_WEIGHTS else size.weights
         if kind == "critic":
             held[f"{name}'s optimizer"] = sum(state_bytes_on_device(plan.config, size).values())
             activations, _ = simulate_update(role_config, model, layout.largest_pass)

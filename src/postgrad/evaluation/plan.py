@@ -160,7 +160,8 @@ def _check_settings(config: EvalConfig) -> None:
     defaults = EvalConfig()
     for key in TRAINING_ONLY:
         value = _value_at(config, key)
-        if value != _value_at(defaults, key):
+        default = _value_at(defaults, key)
+        if value != default and (value or default):  # null and false are the same here
             raise ConfigError(f"{key}={value} is for training only; remove it")
     if config.reward.objective != "maximize":
         raise ConfigError(

@@ -16,8 +16,8 @@ from torch import Tensor
 from postgrad.algorithms.preference import step_cross_entropy
 from postgrad.config.schema import setting
 from postgrad.data.render import Prompts
-from postgrad.data.scored_rows import stepwise_ids
-from postgrad.errors import ConfigError, RunError
+from postgrad.data.scored_rows import StepRows, stepwise_ids
+from postgrad.errors import ConfigError
 from postgrad.methods.base import MethodSettings
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.preferences import GivenResponses
@@ -56,6 +56,10 @@ class ProcessRewardModel(GivenResponses):
 
     check_validation_problems = check_problems
 
+    def row_encoder(self, prompts: Prompts) -> StepRows:
+        separator = self.settings.step_separator
+        return StepRows(prompts, lambda problem: steps_of(problem)[0], separator)
+
     # ---- stages, on the driver
 
     def stages(self) -> list[Stage]:
@@ -74,18 +78,12 @@ class ProcessRewardModel(GivenResponses):
         steps, labels = steps_of(problem)
         ids, ends = stepwise_ids(prompts, problem, steps, self.settings.step_separator)
         start = len(prompts.encode(problem))
-        limit = self.config.rollout.max_response_tokens
-        if len(ids) - start > limit:
-            raise RunError(
-                f"the steps of problem {problem.uid} have {len(ids) - start} tokens; "
-                f"raise rollout.max_response_tokens (now {limit})"
-            )
         response = [*ids[start:], prompts.eos_token_id()]
         row = Trajectory(problem.uid, ids[:start], response, source=DEMONSTRATION, finish="given")
-        marks = [NO_STEP] * len(response)
+        step_labels = [NO_STEP] * len(response)
         for end, label in zip(ends, labels, strict=True):
-            marks[end - start] = RIGHT if label else WRONG
-        row.tokens["step_label"] = marks
+            step_labels[end - start] = RIGHT if label else WRONG
+        row.tokens["step_label"] = step_labels
         return row
 
     def update(self, batch: Batch, step: Step) -> Batch:

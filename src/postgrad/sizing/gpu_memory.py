@@ -25,7 +25,7 @@ from postgrad.sizing.memory import (
     state_bytes_on_device,
 )
 from postgrad.sizing.packed import PackedSimulation
-from postgrad.sizing.plan import Plan, StepLayout, lay_out_step
+from postgrad.sizing.plan import SHARED_WEIGHTS, Plan, StepLayout, lay_out_step
 from postgrad.sizing.simulate import ModelSize, measure_size
 
 PREFILL_TOKENS = 16384  # of rollout/native/paged.py
@@ -162,9 +162,7 @@ class GpuEstimator:
         phases: dict[str, dict[str, int]] = {}
         for name, (kind, model) in plan.roles.items():
             size = measure_size(plan.config, model, adapters=False)
-            # With LoRA a frozen model is the policy's own weights without the adapters.
-            shares_weights = kind == "frozen" and plan.config.model.lora.rank > 0
-            held[name] = 0 if shares_weights else size.weights
+            held[name] = 0 if kind == SHARED_WEIGHTS else size.weights
             if kind == "critic":
                 state = state_bytes_on_device(plan.config, size)
                 held[f"{name}'s optimizer"] = sum(state.values())

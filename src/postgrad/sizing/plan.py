@@ -13,6 +13,8 @@ from postgrad.types import Batch, Trajectory
 
 DEFAULT_MAX_ROWS = 256
 DEFAULT_TOKEN_BUDGET = 8192
+# Kind of a model that is the policy without its adapters, and so needs no weights of its own.
+SHARED_WEIGHTS = "shared weights"
 
 
 @dataclass(frozen=True)

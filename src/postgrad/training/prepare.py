@@ -9,6 +9,7 @@ import torch
 
 from postgrad.agents.runner import Agents, open_agents
 from postgrad.cluster.engines import engine_config
+from postgrad.cluster.host import is_base_model
 from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import ClusterConfig, Config, ModelConfig
 from postgrad.data.cursor import Cursor
@@ -39,6 +40,7 @@ from postgrad.rollout.turns import TurnRunner, make_turns
 from postgrad.sizing.choose import choose_passes, plan_of_settings
 from postgrad.sizing.devices import GpuSpec
 from postgrad.sizing.packed import runs_packed
+from postgrad.sizing.plan import SHARED_WEIGHTS
 from postgrad.training.run import resume_config
 from postgrad.training.trackers import check_tracker
 from postgrad.training.validation import load_sets
@@ -78,7 +80,8 @@ def local_roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
     for name, role in method.all_roles().items():
         if not is_remote_role(role.path):
             model = replace(config.model, path=role.path or config.model.path)
-            roles[name] = (role.kind, model_config(model, config.seed))
+            kind = SHARED_WEIGHTS if is_base_model(config, role) else role.kind
+            roles[name] = (kind, model_config(model, config.seed))
     return roles
 
 
@@ -120,18 +123,15 @@ def _resolve_passes(
     """
     model = config.model
     training = config.training
+    if model.activation_offload and model.activation_checkpointing is None:
+        model.activation_checkpointing = True  # what is offloaded are inputs of recomputed blocks
     # Passes with LoRA or checkpointing are not captured as graphs; see model/passes/captured.py.
-    plain_budget = default_token_budget(device, eager=bool(model.lora.rank))
-    recomputed_budget = default_token_budget(device, eager=True)
-    default = recomputed_budget if model.activation_checkpointing else plain_budget
+    is_eager = bool(model.lora.rank or model.activation_checkpointing)
+    default = default_token_budget(device, eager=is_eager)
     chosen = training.token_budget or default, bool(model.activation_checkpointing)
     is_auto = training.token_budget == 0 or model.activation_checkpointing is None
     if is_auto and config.cluster.backend != "ray" and has_own_memory(device):
-        gpu = planned or GpuSpec(device.type, _free_memory(config, device), 1.0, 1.0)
-        best = _passes_that_fit(config, method, gpu, plain_budget, recomputed_budget) or chosen
-        if best != chosen and not planned:
-            print(_passes_note(*best, gpu), file=sys.stderr)
-        chosen = best
+        chosen = _passes_that_fit(config, method, device, planned, chosen) or chosen
     training.token_budget, model.activation_checkpointing = chosen
 
 
@@ -146,18 +146,29 @@ def _free_memory(config: Config, device: torch.device) -> int:
 
 
 def _passes_that_fit(
-    config: Config, method: Method | None, gpu: GpuSpec, plain_budget: int, recomputed_budget: int
+    config: Config,
+    method: Method | None,
+    device: torch.device,
+    planned: GpuSpec | None,
+    defaults: tuple[int, bool],
 ) -> tuple[int, bool] | None:
     """Return token budget and checkpointing by the estimate; None if the run has none."""
     transformers_config = model_config(config.model, config.seed)
     if not runs_packed(config, transformers_config):
         return None
-    roles = {} if method is None else local_roles(config, method)
-    plan = plan_of_settings(config, transformers_config, roles)
+    gpu = planned or GpuSpec(device.type, _free_memory(config, device), 1.0, 1.0)
+    budgets = [
+        default_token_budget(device, eager) for eager in (bool(config.model.lora.rank), True)
+    ]
     try:
-        return choose_passes(plan, gpu, plain_budget, recomputed_budget)
-    except RunError:  # a model that cannot be simulated; the run shows whether it fits
+        roles = {} if method is None else local_roles(config, method)
+        plan = plan_of_settings(config, transformers_config, roles)
+        best = choose_passes(plan, gpu, *budgets)
+    except (ConfigError, RunError):  # a model that cannot be simulated; the run shows if it fits
         return None
+    if best != defaults and not planned:
+        print(_passes_note(*best, gpu), file=sys.stderr)
+    return best
 
 
 def _passes_note(budget: int, checkpointing: bool, gpu: GpuSpec) -> str:

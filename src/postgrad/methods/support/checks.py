@@ -264,7 +264,7 @@ def check_memory_saving(config: Config) -> None:
                 "model's original folder"
             )
     if model.activation_offload:
-        if not model.activation_checkpointing:
+        if model.activation_checkpointing is False:
             raise ConfigError(
                 "model.activation_offload=true has no effect without activation checkpointing; add "
                 "model.activation_checkpointing=true"

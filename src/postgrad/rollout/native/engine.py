@@ -46,6 +46,7 @@ class NativeEngine:
         self.device = next(self.model.parameters()).device
         self.max_rows = config.max_rows or 256
         self.cache_gib = config.cache_gib
+        self.keeps_cache = config.stream  # while the trainer works, too
         self.stop_ids = torch.tensor(stop_ids(loaded), device=self.device)
         self.max_context = int(self.model.config.get_text_config().max_position_embeddings)
         self.logit_transform = support_of(self.model).transform
@@ -141,6 +142,6 @@ class NativeEngine:
         if self.cache_gib:
             return int(self.cache_gib * 2**30)
         free = free_memory_bytes(self.device)
-        if self.decoder is None or self.decoder.driver is None:
+        if self.keeps_cache or self.decoder is None or self.decoder.driver is None:
             return largest_cache(free, detachable=False)
         return largest_cache(free + self.decoder.cache_bytes(), detachable=True)

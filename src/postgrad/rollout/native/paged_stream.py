@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 GROWTH = 2  # of the buffers when requests do not fit
+NO_REQUEST = Request([], [])
 
 
 class PagedStream:
@@ -162,6 +163,7 @@ class GrowingLoop(PagedDecodeLoop):
         # By the number of the request:
         self.keys: list[list[Hashable]] = []
         self.versions: list[int] = []
+        self.unswept: set[int] = set()  # requests that `sweep` has not dropped
         self.kept: dict[Hashable, KeptRow] = {}  # least recently used first
         self.restarted: list[Hashable] = []  # rows that were preempted
 
@@ -196,6 +198,7 @@ class GrowingLoop(PagedDecodeLoop):
         self.limits.append(token_limit(request, self.sampling))
         self.keys.append(keys)
         self.versions.append(self.weights_version)
+        self.unswept.add(number)
         prompt = self.prompts.setdefault(tuple(request.prompt), number)
         rows: list[Row] = []
         for index, key in enumerate(keys):
@@ -217,7 +220,21 @@ class GrowingLoop(PagedDecodeLoop):
             finished.append((key, completion))
             self.lengths_at_stop.pop(row.slot, None)
             self.free_slots.append(row.slot)
+        if len(self.unswept) > 4 * self.decoder.sizes.slots:
+            self.sweep()
         return finished
+
+    def sweep(self) -> None:
+        """Drop the requests and prompts that no row needs, so that a long stream does not grow."""
+        rows = [*self.waiting, *self.active, *(kept.row for kept in self.kept.values())]
+        needed = {number for row in rows for number in (row.request, row.prompt)}
+        needed |= {self.prompts[tuple(self.requests[row.request].prompt)] for row in rows}
+        needed |= set(self.prompt_pages)
+        for number in self.unswept - needed:
+            self.requests[number] = NO_REQUEST
+            self.keys[number] = []
+        self.unswept &= needed
+        self.prompts = {tokens: n for tokens, n in self.prompts.items() if n in needed}
 
     def key_of(self, row: Row) -> Hashable:
         return self.keys[row.request][row.index]
