@@ -116,7 +116,7 @@ def test_a_label_is_at_the_token_after_its_step(fresh):
 def test_steps_that_are_too_long_are_refused_or_dropped(fresh):
     """The steps "12=74=" have 6 tokens, "1=" has 2."""
     method = make_method(fresh)
-    tokenizer = method.ports.prompts.tokenizer
+    tokenizer = load_tokenizer(method.config.model)
     short = problem(("1",), (True,))
     dropping = method.row_encoder(Prompts(tokenizer, "plain", overlong="drop"))
     assert dropping.drop_overlong_demonstrations([short, problem()], 5) == ([short], 1)

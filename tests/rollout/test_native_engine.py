@@ -7,7 +7,8 @@ from tiny_runs import END, config_of, random_batch, stock_model, stock_row
 from postgrad.cluster.host import Host, build_host
 from postgrad.errors import RunError
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
-from postgrad.rollout.native.decode_loop import bucket
+from postgrad.rollout.native import engine as engine_module
+from postgrad.rollout.native.decode_loop import DecodeLoop, bucket
 from postgrad.types import Batch, Trajectory
 
 PROMPTS = [
@@ -85,6 +86,28 @@ def test_results_do_not_depend_on_how_many_rows_run_at_once(host, max_rows):
         whole, with_rows(host, max_rows).generate(requests(), SAMPLING), strict=True
     ):
         assert_same(one, two)
+
+
+def test_rows_that_do_not_fit_into_device_memory_wait(host, monkeypatch):
+    """The tiny model keeps 2 x 2 layers x 2 key heads x 8 numbers of 4 bytes per token."""
+    config = host.engine.model.config
+    assert (config.num_hidden_layers, config.num_key_value_heads, config.head_dim) == (2, 2, 8)
+    loops = []
+
+    class NotedLoop(DecodeLoop):
+        def __init__(self, engine, capacity, longest):
+            loops.append((capacity, longest))
+            super().__init__(engine, capacity, longest)
+
+    monkeypatch.setattr(engine_module, "DecodeLoop", NotedLoop)
+    expected = host.engine.generate(requests(), SAMPLING)
+    capacity, longest = loops.pop()
+    monkeypatch.setattr(engine_module, "has_own_memory", lambda device: True)
+    free = 2 * 3 * longest * 2 * 2 * 2 * 8 * 4
+    monkeypatch.setattr(engine_module, "free_memory_bytes", lambda device: free)
+    for one, two in zip(expected, host.engine.generate(requests(), SAMPLING), strict=True):
+        assert_same(one, two)
+    assert capacity == 18 and loops == [(3, longest)]
 
 
 def test_results_do_not_depend_on_the_order_of_requests(host):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from postgrad.config.schema import RolloutConfig
-from postgrad.model.device import free_memory_bytes, supports_triton
+from postgrad.model.device import free_memory_bytes, has_own_memory, supports_triton
 from postgrad.model.load import stop_ids
 from postgrad.model.loaded import Loaded
 from postgrad.model.passes.support import support_of
@@ -105,7 +105,8 @@ class NativeEngine:
             if (decoder := self.free_decoder(sampling)) is not None:
                 return self._generate_paged(decoder, requests, sampling)
             longest = max(max_row_tokens(request, sampling) for request in requests)
-            loop = DecodeLoop(self, min(self.max_rows, num_rows), longest)
+            num_slots = min(self.max_rows, num_rows, self.slots_that_fit(longest))
+            loop = DecodeLoop(self, num_slots, longest)
             jobs = [loop.add(Job(request, sampling)) for request in requests]
             loop.finish()
         finally:
@@ -136,6 +137,18 @@ class NativeEngine:
         if self.decoder is None or self.decoder.in_use or sampling.filters:
             return None
         return self.decoder
+
+    def slots_that_fit(self, length: int) -> int:
+        """Return how many rows of this length half of the free device memory holds."""
+        if not has_own_memory(self.device):
+            return self.max_rows
+        config = self.model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or (
+            config.hidden_size // config.num_attention_heads
+        )
+        token_bytes = 2 * config.num_hidden_layers * heads * width * self.model.dtype.itemsize
+        return max(1, free_memory_bytes(self.device) // 2 // (token_bytes * length))
 
     def cache_bytes(self) -> int:
         """Return the device memory that keys and values may take."""
