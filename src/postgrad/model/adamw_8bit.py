@@ -74,13 +74,13 @@ def dequantize_blocks(codes: Tensor, scales: Tensor, signed: bool) -> Tensor:
 
 def _blocks(values: Tensor, codes: Tensor, scales: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return views of whole blocks as (blocks, BLOCK), and of the rest as one shorter block."""
-    whole = len(values) // BLOCK
-    end = whole * BLOCK
+    count = len(values) // BLOCK
+    end = count * BLOCK
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    if whole:
-        parts.append((values[:end].view(-1, BLOCK), codes[:end].view(-1, BLOCK), scales[:whole]))
+    if count:
+        parts.append((values[:end].view(-1, BLOCK), codes[:end].view(-1, BLOCK), scales[:count]))
     if end < len(values):
-        parts.append((values[end:][None], codes[end:][None], scales[whole:]))
+        parts.append((values[end:][None], codes[end:][None], scales[count:]))
     return parts
 
 

@@ -57,9 +57,9 @@ def largest_group(plan: Plan, estimator: GpuEstimator) -> int:
         memory = estimator.estimate(changed)
         held = sum(memory.held.values())
         held -= memory.held.get("KV cache", 0)
-        whole = wanted_cache_bytes(changed)
+        wanted = wanted_cache_bytes(changed)
         return memory.peak <= estimator.gpu.usable and (
-            estimator.cache_bytes(changed, held) >= whole
+            estimator.cache_bytes(changed, held) >= wanted
         )
 
     return _largest(MAX_GROUP, fits)

@@ -207,7 +207,7 @@ class PagedDecodeLoop:
 
     def can_start(self, row: Row) -> bool:
         """Return whether there are pages for a row. Every active row may soon need one, too."""
-        return self.make_room(sum(self.pages_to_start(row)) + 1 + len(self.active))
+        return self.ensure_free_pages(sum(self.pages_to_start(row)) + 1 + len(self.active))
 
     def pages_to_start(self, row: Row) -> tuple[int, int]:
         """Return the number of pages that its prompt and the row itself need before it decodes."""
@@ -216,7 +216,7 @@ class PagedDecodeLoop:
             return 0, num_own
         return num_pages(len(self.requests[row.prompt].prompt) - 1), num_own
 
-    def make_room(self, count: int) -> bool:
+    def ensure_free_pages(self, count: int) -> bool:
         """Return whether this many pages are free."""
         return len(self.free_pages) >= count
 
@@ -277,7 +277,7 @@ class PagedDecodeLoop:
                 num_pages(int(end)) - len(row.pages)
                 for end, row in zip(ends, self.active, strict=True)
             ]
-            if self.make_room(sum(count for count in missing if count > 0)):
+            if self.ensure_free_pages(sum(count for count in missing if count > 0)):
                 break
             self.preempt_last()
         for column, (row, count) in enumerate(zip(self.active, missing, strict=True)):

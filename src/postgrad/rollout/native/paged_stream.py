@@ -324,7 +324,7 @@ class GrowingLoop(PagedDecodeLoop):
             and prompt[: len(kept.tokens)] == kept.tokens
         )
 
-    def make_room(self, count: int) -> bool:
+    def ensure_free_pages(self, count: int) -> bool:
         """Return whether this many pages are free; gives up kept rows if there are fewer."""
         while len(self.free_pages) < count and self.kept:
             self.forget(next(iter(self.kept)))
