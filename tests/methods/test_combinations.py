@@ -66,7 +66,6 @@ REFUSED = {
     ],
     "exgrpo rollout.top_p=0.9": ["rollout.top_p"],
     "bupo rollout.top_k=5": ["rollout.top_k"],
-    "grpo rollout.top_k=5 cluster=ray": ["rollout.top_k", "cluster.backend=ray"],
     "grpo rollout.min_p=0.1 rollout.engine=http rollout.url=http://a/v1#m": ["rollout.min_p"],
     "grpo training.updates_per_step=5": ["training.updates_per_step=5"],
     "grpo method.loss=gspoo": ["method.loss=gspoo", "did you mean gspo?"],

@@ -26,6 +26,8 @@ from postgrad.errors import ConfigError, did_you_mean
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Values of model.device. ROCm devices are named cuda; torch knows npu (Ascend) with torch_npu.
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "npu", "xpu")
+# The kind that Triton's kernels run on, and that a run can be planned for without having it.
+KERNEL_DEVICE = "cuda"
 # Operations per second of matrix products. Fewer mean that the CPU emulates the type.
 EMULATED_FLOPS = 1e9
 # How libraries say that memory is missing: torch for the host's, CUDA and Triton, cuBLAS.

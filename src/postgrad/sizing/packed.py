@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from postgrad.config.schema import Config
+from postgrad.model.device import KERNEL_DEVICE
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import add_adapters
 from postgrad.model.passes.head import token_outputs
@@ -40,7 +41,7 @@ def runs_packed(config: Config, model_config: Any) -> bool:
     """Return whether this run's passes are packed and computed by the Triton kernels."""
     text_config = model_config.get_text_config()
     return (
-        config.model.device == "cuda"
+        config.model.device == KERNEL_DEVICE
         and text_config.model_type in CAPTURED_FAMILIES
         and text_config is model_config  # more than a text model otherwise
         and not getattr(text_config, "num_experts", None)  # how many tokens an expert gets is data

@@ -23,6 +23,7 @@ from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
 from postgrad.model.device import (
+    KERNEL_DEVICE,
     choose_device,
     choose_dtype,
     has_own_memory,
@@ -185,7 +186,7 @@ def _resolve_device(config: Config, planned: GpuSpec | None) -> torch.device:
     """Set model.device and model.dtype; return the device."""
     model: ModelConfig = config.model
     if planned:
-        model.device = "cuda"
+        model.device = KERNEL_DEVICE
     if planned or (config.cluster.address and is_gpu(model.device)):
         # The workers of the Ray cluster have the GPU; this machine need not have one.
         device = torch.device(model.device)
