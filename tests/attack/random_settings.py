@@ -110,9 +110,8 @@ TEXTS = {
     "method.cot_start": ("''", "(", "1"),
     "method.cot_end": ("''", ")", "1"),
     "method.keep": ("1", "0.5", "0", "first-2-tokens", "last-2-tokens", "first-0-tokens", "no"),
-    "method.reward_weights": (
-        "{{}}", "{{answer:1,format:1}}", "{{answer:0}}", "{{answer:nan}}", "{{no:1}}",
-    ),
+    # The parts are known when the first responses have scores: an unknown one ends step 1.
+    "method.reward_weights": ("{{}}", "{{answer:1,format:1}}", "{{answer:0}}", "{{answer:nan}}"),
     "method.loss_options": (
         "{{}}", "{{beta:0.5}}", "{{beta:nan}}", "{{no:1}}", "{{temperature_negative:1.1}}",
     ),
@@ -415,6 +414,8 @@ def verdict(code: int, text: str, folder: Path) -> tuple[str, str]:
         steps = [json.loads(line)["step"] for line in file.read_text().splitlines()]
         reached = "reached training.stop_at" in text
         return TRAINED, "" if reached or max(steps, default=0) == 2 else "not two steps"
+    if len(lines) == 1 and "no learning signal" in lines[0]:
+        return "stopped by training.max_flat_steps", ""
     return f"exit code {code}", "neither trained nor refused"
 
 

@@ -39,7 +39,12 @@ class Guard:
             return
         self.flat_steps += 1
         if self.flat_steps >= self.config.training.max_flat_steps:
-            reward = step.metrics.get("reward/mean", float("nan"))
+            reward = step.metrics.get("reward/mean")
+            if reward is None:
+                raise RunError(
+                    f"no learning signal for {self.flat_steps} steps: every advantage was 0, as with "
+                    "a teacher that equals the policy; raise training.max_flat_steps to go on"
+                )
             raise RunError(
                 f"no learning signal for {self.flat_steps} steps: in every group all rewards were "
                 f"equal (mean reward {reward:.3g}); the problems are too hard or too easy, or the "
