@@ -42,8 +42,8 @@ class Guard:
             reward = step.metrics.get("reward/mean")
             if reward is None:
                 raise RunError(
-                    f"no learning signal for {self.flat_steps} steps: every advantage was 0, as with "
-                    "a teacher that equals the policy; raise training.max_flat_steps to go on"
+                    f"no learning signal for {self.flat_steps} steps: every advantage was 0, as "
+                    "with a teacher that equals the policy; raise training.max_flat_steps to go on"
                 )
             raise RunError(
                 f"no learning signal for {self.flat_steps} steps: in every group all rewards were "
