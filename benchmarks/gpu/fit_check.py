@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sizes import SHAPES, VOCABULARY
+from sizes import make_config
 
 HERE = Path(__file__).resolve().parent
 PROMPT = 100
@@ -63,25 +63,12 @@ ROWS = [
 
 def make_plan(row: Row) -> Any:
     """Return the plan of a row as `postgrad doctor --fit` makes it from a run's settings."""
-    from transformers import Qwen3Config
-
     from postgrad.config.compose import compose
     from postgrad.methods import find_method
     from postgrad.model.passes.layout import default_token_budget
     from postgrad.sizing.plan import GroupLengths, Plan, Workload
 
-    hidden, intermediate, layers, heads, key_heads, tied = SHAPES[row.shape]
-    model = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        tie_word_embeddings=tied,
-    )
+    model = make_config(row.shape)
     settings = {
         "model.path": "qwen3",
         "data.train": "problems.jsonl",

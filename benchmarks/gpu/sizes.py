@@ -32,19 +32,12 @@ SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, ti
 }
 
 
-def make_model(folder: Path, shape: str) -> Path:
-    """Write a Qwen3 model of this shape with random weights and a word-level tokenizer."""
-    import torch
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+def make_config(shape: str) -> Any:
+    """Return the transformers configuration of a Qwen3 model of this shape."""
+    from transformers import Qwen3Config
 
-    target = folder / f"qwen3-{shape}"
-    if (target / "tokenizer.json").is_file():
-        return target
     hidden, intermediate, layers, heads, key_heads, tied = SHAPES[shape]
-    config = Qwen3Config(
+    return Qwen3Config(
         vocab_size=VOCABULARY,
         hidden_size=hidden,
         intermediate_size=intermediate,
@@ -58,6 +51,20 @@ def make_model(folder: Path, shape: str) -> Path:
         pad_token_id=0,
         bos_token_id=None,
     )
+
+
+def make_model(folder: Path, shape: str) -> Path:
+    """Write a Qwen3 model of this shape with random weights and a word-level tokenizer."""
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+    target = folder / f"qwen3-{shape}"
+    if (target / "tokenizer.json").is_file():
+        return target
+    config = make_config(shape)
     torch.manual_seed(0)
     with torch.device("cuda"):
         torch.set_default_dtype(torch.bfloat16)
