@@ -1,8 +1,9 @@
 """Attention over packed tokens (see model/passes/packing.py), forward and backward.
 
 Keys are visited in blocks of BLOCK_N, shared keys first, CHUNK blocks at a time. The decode kernel
-visits the same blocks in the same order and merges the same chunks. So the engine's log-probs and
-the trainer's log-probs of the same tokens are the same bits.
+visits the same blocks in the same order and merges the same chunks. With heads of up to 64 its
+results are the same bits; with wider heads it multiplies fewer rows at a time and may round
+differently (docs/design.md).
 
 With a sliding window of WINDOW tokens a query sees keys less than WINDOW positions before it.
 Blocks that no query of a tile sees are skipped. A row may see no key of a block or chunk that
