@@ -29,6 +29,7 @@ class Run:
             checkpoint (18 GB for 1.5B parameters); 0: it ends by itself.
         validates: whether a validation follows the last step.
         script: a Python file to run instead of `postgrad`.
+        keeps_policy: of its checkpoints only the models stay, without the optimizer's state.
     """
 
     arm: str
@@ -38,6 +39,7 @@ class Run:
     last_step: int = 0
     validates: bool = False
     script: str = ""
+    keeps_policy: bool = False
 
     def command(self) -> list[str]:
         if self.script:
@@ -136,8 +138,21 @@ def finish(item: RunningRun, out: Path, results: Results) -> int:
         checkpoints = out / "runs" / run.label / "checkpoints"
         shutil.rmtree(checkpoints, ignore_errors=True)
         shutil.rmtree(out / "runs" / f"{run.label}-warmup", ignore_errors=True)
+    if run.keeps_policy:
+        keep_policy(out / "runs" / run.label)
     results.add(label=run.label, exit_code=code, seconds=round(seconds, 1))
     print(f"{run.label}: exit code {code} after {seconds:.0f} s", flush=True)
     if code:
         print((out / f"{run.label}.log").read_text()[-1500:], flush=True)
     return code
+
+
+def keep_policy(folder: Path) -> None:
+    """Remove all but the models from the checkpoints of a finished run."""
+    for path in folder.glob("checkpoints/step-*/*"):
+        if path.name == "policy":
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -28,7 +28,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from claims.problems import INSTRUCTION, write_problems, write_rows  # noqa: E402
 from claims.results import Results  # noqa: E402
-from claims.runs import Run, run_all  # noqa: E402
+from claims.runs import Run, keep_policy, run_all  # noqa: E402
 from distill_data import (  # noqa: E402
     cut_layers,
     pair_rows,
@@ -101,6 +101,7 @@ def distill_runs(options: argparse.Namespace) -> list[Run]:
     ]
     if not (options.out / "runs" / "start" / "checkpoints").is_dir():
         run_command("train", "sft", *heal)
+        keep_policy(options.out / "runs" / "start")
     start = latest_policy(options.out / "runs" / "start")
     problems = f"data.train={options.out / 'second.jsonl'}"
     teaching = [problems, f"method.teacher={teacher}", *sampling(options, 4)]
@@ -129,9 +130,11 @@ def train_run(
 ) -> Run:
     label = f"{options.part}-{arm.lower().replace(' ', '-').replace('(', '').replace(')', '')}"
     label = f"{label}-{seed}"
+    every = options.validate_every
     own = [*common(options, label, seed, f"training.steps={options.steps}"), *validation(options)]
     # The settings of the arm come last, so that they win.
-    return Run(arm, seed, label, ["train", settings[0], model, *own, *settings[1:]])
+    arguments = ["train", settings[0], model, *own, *settings[1:]]
+    return Run(arm, seed, label, arguments, options.steps, options.steps % every == 0)
 
 
 def reward_model_runs(options: argparse.Namespace) -> list[Run]:
@@ -152,7 +155,8 @@ def reward_model_runs(options: argparse.Namespace) -> list[Run]:
             f"training.problems_per_step={max(1, options.rows // 4)}",
             f"optimizer.lr={options.lr_reward}",
         ]
-        runs.append(Run("reward model", seed, label, ["train", "reward_model", *settings]))
+        arguments = ["train", "reward_model", *settings]
+        runs.append(Run("reward model", seed, label, arguments, keeps_policy=True))
     return runs
 
 
