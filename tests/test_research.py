@@ -74,6 +74,20 @@ def test_arms_differ_only_in_what_is_compared(research, tmp_path):
         assert all(value == values[0] for value in values), section
 
 
+def test_a_monitor_reads_the_policys_thoughts_before_and_after(research, tmp_path):
+    for more, monitor in ((), "tiny"), (("--monitor=gemma",), "gemma"):
+        for run in make_runs(research, "classmate", tmp_path, *more):
+            assert composed(run).reward.judge.monitor == monitor
+    shown = [(c.key, c.first) for c in research.CLAIMS["classmate"].columns]
+    assert {("validation/monitor/f1", first) for first in (True, False)} <= set(shown)
+
+
+def test_a_run_is_validated_once_per_part(research, tmp_path):
+    """25 steps in 2 parts: after 13 and 25, not after 12, 24 and 25."""
+    for run in make_runs(research, "classmate", tmp_path, "--steps=25"):
+        assert composed(run).training.validate_every == 13
+
+
 def test_only_chooses_arms_and_refuses_unknown_ones(research, tmp_path):
     runs = make_runs(research, "losses", tmp_path, "--only=GRPO,DAPO", "--seeds=0,1")
     assert [(run.arm, run.seed) for run in runs] == [

@@ -53,7 +53,7 @@ def arms(options: argparse.Namespace) -> Arms:
     phase_one = max(1, options.steps // 5)
     shared = [
         f"data.train={options.out / 'train.jsonl'}",
-        *validation(options, max(1, options.steps // 2), samples=options.validation_samples),
+        *validation(options, parts=2, samples=options.validation_samples),
         *sampling(options),
     ]
     chosen, *wrong = depths(options)

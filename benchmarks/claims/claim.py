@@ -1,6 +1,7 @@
 """What a claim is: its arms, its data, its table; and the settings that all its runs have."""
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,15 +86,15 @@ def smoke_settings(recipe: str) -> list[str]:
     return settings if recipe == "sft" else [*settings, "rollout.samples=4"]
 
 
-def validation(options: argparse.Namespace, every: int, samples: int = 0) -> list[str]:
-    """Return the settings of validations before, during and after a run.
+def validation(options: argparse.Namespace, parts: int, samples: int = 0) -> list[str]:
+    """Return the settings of a validation before a run and after each of its `parts`.
 
     One greedy response per test problem, or `samples` responses at temperature 1.
     """
     settings = [
         f"data.validation={options.out / 'test.jsonl'}",
         f"training.validation_problems={options.test_problems}",
-        f"training.validate_every={every}",
+        f"training.validate_every={steps_per_part(options, parts)}",
     ]
     if samples:
         return [
@@ -102,6 +103,11 @@ def validation(options: argparse.Namespace, every: int, samples: int = 0) -> lis
             f"training.validation_samples={samples}",
         ]
     return [*settings, "training.validation_temperature=0"]
+
+
+def steps_per_part(options: argparse.Namespace, parts: int) -> int:
+    """Return a number of steps that divides a run into at most `parts` parts."""
+    return math.ceil(options.steps / parts)
 
 
 def sampling(options: argparse.Namespace) -> list[str]:

@@ -2,6 +2,13 @@
 
 The policy answers GSM8K, and the classmate (--classmate, e.g. SmolLM2) continues a part of each
 response. `without classmate` measures the same rewards and does not use them.
+
+Validations, before, during and after training, measure three things on the test problems: the
+policy's accuracy, the classmate's accuracy after the first SHOWN of the words of each response, and
+the monitor: a frozen model (--monitor, the starting policy unless named) that reads question and
+response and predicts whether the verifier accepts it. The recipe has no markers, so the monitor
+reads the whole response with its answer. F1 beside accuracy, because a monitor that says "right"
+each time has the accuracy of the policy.
 """
 
 import argparse
@@ -9,15 +16,23 @@ import argparse
 from claims.claim import HERE, Arms, Claim, Column, lora, sampling, validation
 from claims.problems import write_sums, write_task
 
+SHOWN = 0.6  # of the words, in validations; in training the share is random, 0.3 to 0.95
+MONITOR_TOKENS = 256  # of a reply
+
 
 def arms(options: argparse.Namespace) -> Arms:
+    # The tiny model of a smoke test would never write a rating.
+    monitor = "fake:RATING: 1" if options.smoke else options.monitor or options.model
     shared = [
         f"data.train={options.out / 'train.jsonl'}",
-        *validation(options, max(1, options.steps // 2)),
+        *validation(options, parts=2),
         *sampling(options),
         *lora(options),
         f"method.classmates=['{options.classmate}']",
         f"method.classmate_max_tokens={options.classmate_tokens}",
+        f"method.keep={SHOWN}",
+        f"reward.judge.monitor='{monitor}'",
+        f"reward.judge.max_tokens={MONITOR_TOKENS}",
     ]
     return {
         "classmate": ["classmate", *shared],
@@ -33,12 +48,23 @@ CLAIM = Claim(
     columns=(
         Column("policy's test accuracy before", "validation/accuracy", first=True),
         Column("after", "validation/accuracy"),
-        Column("classmate's reward, first steps", "reward/classmate", first=True, count=3),
-        Column("last 5 steps", "reward/classmate", count=5),
-        Column("correlation of the rewards", "classmate/correlation", count=5),
+        Column("classmate's test accuracy before", "validation/classmate", first=True),
+        Column("after", "validation/classmate"),
+        Column("classmate's training reward, last 5 steps", "reward/classmate", count=5),
+        Column("monitor's accuracy before", "validation/monitor/accuracy", first=True),
+        Column("after", "validation/monitor/accuracy"),
+        Column("monitor's F1 before", "validation/monitor/f1", first=True),
+        Column("after", "validation/monitor/f1"),
+        Column("correlation of the rewards, last 5 steps", "classmate/correlation", count=5),
         Column("seconds per step", "step_s", count=10),
     ),
-    curves=("reward/mean", "reward/classmate", "validation/accuracy", "response/length"),
+    curves=(
+        "reward/mean",
+        "validation/accuracy",
+        "validation/classmate",
+        "validation/monitor/accuracy",
+        "response/length",
+    ),
     sizes={
         "steps": 25,
         "jobs": 3,
@@ -47,6 +73,7 @@ CLAIM = Claim(
         "samples": 8,
         "tokens": 256,
         "lora_rank": 32,
+        "test_problems": 512,  # each is answered by three models per validation
     },
 )
 

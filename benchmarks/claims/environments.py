@@ -13,7 +13,7 @@ reasoning_gym and the packages that it imports (`pip install 'postgrad[gym]'`).
 import argparse
 import random
 
-from claims.claim import Arms, Claim, Column, lora, sampling
+from claims.claim import Arms, Claim, Column, lora, sampling, steps_per_part
 from claims.problems import write_rows
 
 NUM_TRAINING = 4000
@@ -38,7 +38,7 @@ def write_products(options: argparse.Namespace) -> None:
 def arms(options: argparse.Namespace) -> Arms:
     shared = [
         f"training.validation_samples={SAMPLES}",
-        f"training.validate_every={max(1, options.steps // 3)}",
+        f"training.validate_every={steps_per_part(options, 3)}",
         f"training.validation_problems={options.test_problems}",
         "data.max_prompt_tokens=768",
         "optimizer.warmup_steps=3",

@@ -13,7 +13,7 @@ from claims.problems import write_task
 def arms(options: argparse.Namespace) -> Arms:
     shared = [
         f"data.train={options.out / 'train.jsonl'}",
-        *validation(options, max(1, options.steps // 3)),
+        *validation(options, parts=3),
         *sampling(options),
         *lora(options),
     ]

@@ -18,7 +18,7 @@ def arms(options: argparse.Namespace) -> Arms:
         "Postgrad": [
             "grpo",
             f"data.train={options.out / 'train.jsonl'}",
-            *validation(options, every),
+            *validation(options, parts=1),
             *sampling(options),
         ],
         "TRL": [

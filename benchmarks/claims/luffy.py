@@ -17,7 +17,7 @@ def arms(options: argparse.Namespace) -> Arms:
     longer = f"{options.out / 'test.jsonl'},longer={options.out / 'longer.jsonl'}"
     shared = [
         f"data.train={options.out / 'train.jsonl'}",
-        *validation(options, max(1, options.steps // 4)),
+        *validation(options, parts=4),
         f"data.validation=test={longer}",
         f"training.problems_per_step={options.problems}",
         f"rollout.max_response_tokens={options.tokens}",
