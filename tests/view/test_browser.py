@@ -83,6 +83,9 @@ class Browser:
             "const e = document.querySelector(arguments[0]); return e ? e.innerText : ''", css
         )
 
+    def texts(self, css: str, inside) -> list[str]:
+        return [e.text for e in inside.find_elements(By.CSS_SELECTOR, css)]
+
     def wait_for(self, text: str, css: str = "main") -> None:
         self.until(lambda: text in self.text(css), text)
 
@@ -310,56 +313,82 @@ def test_tokens_of_a_rollout_are_colored_and_described(browser):
     assert "not in the loss" in browser.text(".tip") and "-0.4" in browser.text(".tip")
 
 
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "map"}}</tool_call>'
 MESSAGES = [
-    {"role": "assistant", "content": "I look at the map first."},
+    {"role": "assistant", "content": f"I look at the map first. {CALL}"},
     {"role": "tool", "content": "a river to the north"},
-    {"role": "assistant", "content": "go north"},
+    {"role": "assistant", "content": '{"name": "look", "parameters": {}}'},
+    {"role": "tool", "content": "a bridge"},
+    {"role": "assistant", "content": "```go north```"},
     {"role": "user", "content": f"You are wet. {HOSTILE}"},
-    {"role": "assistant", "content": "swim"},
+    {"role": "assistant", "content": ""},
 ]
-REWARDS = [0.0, -0.25, 1.5]
+REWARDS = [0.0, 0.1, -0.25, 1.5]
+EPISODE = {"reward": 1.35, "parts": {}, "rewards": REWARDS, "done": True, "state": None}
 
 
 def write_conversations(folder: Path) -> None:
-    """A run whose first response of each group is a conversation of three turns."""
+    """A run whose first response of each group is a conversation of four turns.
+
+    The second is one turn that ended an episode, the third one turn without an environment.
+    """
     run = WrittenRun(folder, steps=1)
     batch = batch_of(1)
-    is_long = [i % 3 == 0 for i in range(len(batch))]
+    rows = range(len(batch))
+    is_long = [i % 3 == 0 for i in rows]
     batch.rows["messages"] = [json.dumps(MESSAGES if long else MESSAGES[:1]) for long in is_long]
     batch.rows["turn_rewards"] = [REWARDS if long else [0.0] for long in is_long]
-    batch.rows["turn_states"] = [["a", "b", "c"] if long else ["a"] for long in is_long]
+    batch.rows["turn_states"] = [["a", "b", "c", "d"] if long else ["a"] for long in is_long]
+    batch.rows["environment"] = ["" if i % 3 == 2 else json.dumps(EPISODE) for i in rows]
     run.log.write_rollouts(1, [batch])
     run.events.step(run.log.write(1, metrics_of(1)), batch)
 
 
-def test_turns_tools_and_observations_are_told_apart(browser, tmp_path, request):
+def test_turns_tools_and_observations_are_told_apart(browser, tmp_path):
     write_conversations(tmp_path / "talk")
     with serving(tmp_path) as server:
         browser.open("#/run/talk/rollouts?step=1&group=0", server)
-        browser.one("details.conversation")
-        assert len(browser.all("details.conversation")) == 1, "a single turn is no conversation"
-        browser.click("details.conversation summary", "Conversation of 5 messages")
-        turns = browser.until(lambda: browser.all(".conversation .turn"), "the turns")
+        browser.wait_for("Conversation, 4 turns of the policy")
+        assert browser.texts(".conversation summary", browser.one(".side")) == [
+            "Conversation, 4 turns of the policy",
+            "Conversation, 1 turn of the policy",
+        ], "a single turn without an environment is no conversation"
+        turns = browser.all(".card:first-child .turn")
         kinds = [turn.get_attribute("class").split("said-by-")[1] for turn in turns]
-        assert kinds == ["policy", "tool", "policy", "environment", "policy"]
-        labels = [turn.text.splitlines()[0] for turn in turns]
+        assert kinds == [
+            "prompt",
+            *("policy", "tool", "policy", "tool", "policy", "environment", "policy"),
+        ]
+        labels = [" ".join(browser.texts(".speaker *", turn)) for turn in turns]
         assert labels == [
-            "policy, turn 1, reward 0",
-            "tool",
-            "policy, turn 2, reward -0.25",
-            "environment",
-            "policy, turn 3, reward 1.5",
+            "Prompt",
+            "Policy, turn 1, calls a tool reward 0",
+            "Tool result",
+            "Policy, turn 2, calls a tool reward 0.1",
+            "Tool result",
+            "Policy, turn 3 reward -0.25",
+            "Environment",
+            "Policy, turn 4 reward 1.5",
         ]
-        assert [turn.text.split("\n", 1)[1] for turn in turns] == [
-            message["content"] for message in MESSAGES
+        texts = [turn.find_element(By.CSS_SELECTOR, ".text").text for turn in turns]
+        assert texts[0].startswith("What is") and texts[-1] == "(empty)"
+        assert [text.split() for text in texts[1:-1]] == [
+            message["content"].split() for message in MESSAGES[:-1]
         ]
-        colors = [
-            turn.value_of_css_property("border-left-color") for turn in turns[:2] + turns[3:4]
-        ]
-        assert len(set(colors)) == 3, "policy, tool and environment have different colors"
+        assert browser.texts("code.call", turns[1]) == [CALL], "the call, not the words before it"
+        assert browser.texts("code.call", turns[3]) == [MESSAGES[2]["content"]], "the whole turn"
+        assert not browser.texts("code.call", turns[5]), "fenced text without an answer by a tool"
+        fills = {
+            kind: turn.value_of_css_property("background-color")
+            for kind, turn in zip(kinds, turns, strict=True)
+        }
+        assert len(set(fills.values())) == 4, "prompt, policy, tool, environment: four colors"
+        assert "The environment ended the episode here." in browser.text(".conversation")
         assert not browser.run("return window.pwned"), "a message is text, not markup"
-        if target := request.config.getoption("--screenshots"):
-            browser.driver.save_screenshot(f"{target}/conversation.png")
+        tokens = browser.one(".tokensbelow")
+        assert not tokens.get_attribute("open")
+        browser.click(".tokensbelow summary")
+        browser.until(lambda: browser.one(".tokensbelow .tokens").is_displayed(), "the tokens")
         browser.driver.get("about:blank")
 
 
@@ -616,11 +645,26 @@ def test_screenshots(browser, request):
     runs = request.config.getoption("--screenshot-runs")
     if not target:
         pytest.skip("only with --screenshots FOLDER")
+    names = request.config.getoption("--screenshot-names")
     with serving(Path(runs) if runs else browser.server.root) as server:
-        take_screenshots(browser, server, Path(target))
+        take_screenshots(browser, server, Path(target), names.split(",") if names else [])
 
 
-def take_screenshots(browser: Browser, server: Server, target: Path) -> None:
+def conversation_shots(server: Server, runs: list[dict]) -> dict[str, str]:
+    """The pages of the first run with an environment, and of the first with tools."""
+    pages: dict[str, str] = {}
+    for run in runs:
+        text = (server.root / run["name"] / "config.yaml").read_text()
+        page = f"#/run/{quote(run['name'], safe='')}/rollouts?sort=advantage"
+        if "\nenvironment:\n  name: ''" not in text:
+            pages.setdefault("conversation", page)
+        elif "\n  tools: []" not in text:
+            pages.setdefault("tools", page)
+    return pages
+
+
+def take_screenshots(browser: Browser, server: Server, target: Path, names: list[str]) -> None:
+    """Take all pictures for which the runs have content, or those of `names`."""
     target.mkdir(exist_ok=True)
     runs = server.json("/api/runs")["runs"]
     last = max(
@@ -667,7 +711,11 @@ def take_screenshots(browser: Browser, server: Server, target: Path) -> None:
                 f"#/run/{quote(mates[0]['name'], safe='')}/rollouts?sort=advantage",
             )
         )
+    for shot, page in conversation_shots(server, runs).items():
+        shots.append((shot, "light", (1280, 900), page))
     for shot, theme, (width, height), page in shots:
+        if names and shot not in names:
+            continue
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         browser.open("", server)
@@ -678,7 +726,7 @@ def take_screenshots(browser: Browser, server: Server, target: Path) -> None:
             picker = Select(browser.one(".detail .controls select"))
             if "entropy" in [option.text for option in picker.options]:
                 picker.select_by_visible_text("entropy")
-        if shot == "classmates":
+        if shot in ("classmates", "conversation", "tools"):
             browser.run(
                 "scrollTo(0, document.querySelector('.side').getBoundingClientRect().top - 70)"
             )

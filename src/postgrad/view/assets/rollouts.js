@@ -1,6 +1,7 @@
 // The rollouts of a run: steps, groups side by side, one problem over all steps, search.
 import { request } from "./api.js";
 import { Axis, Chart } from "./chart.js";
+import { conversation, isShownHere, parseMessages } from "./conversation.js";
 import { choice, fill, h, debounce, select } from "./dom.js";
 import { number } from "./format.js";
 import { runLink } from "./runs.js";
@@ -21,8 +22,6 @@ const SORTS = [
   ["reward", "highest reward first"],
   ["advantage", "largest advantage first"],
 ];
-// Columns that the conversation shows.
-const CONVERSATION = ["messages", "turn_rewards", "turn_states"];
 const CLASSMATE = ["classmate_texts", "classmate_scores", "cot"]; // shown together, below the response
 const TAIL = 160; // characters of the thought that are shown before its continuations
 const FINISH = {
@@ -33,7 +32,7 @@ const FINISH = {
 
 export class Rollouts {
   constructor(body, live, params, signal) {
-    Object.assign(this, { body, live, signal, color: null, full: false });
+    Object.assign(this, { body, live, signal, color: null, full: false, tokensOpen: false });
     this.list = h("div", { class: "grouplist" });
     this.detail = h("section", { class: "detail", "aria-label": "Group" });
     this.bar = h("div", { class: "controls steps" });
@@ -429,6 +428,7 @@ export class Rollouts {
           this.color,
           (name) => {
             this.color = name;
+            this.tokensOpen = true;
             this.drawGroup();
           },
         ),
@@ -487,10 +487,10 @@ export class Rollouts {
       ["tokens", number(row.length)],
     ].filter(Boolean);
     const hasContinuations = Array.isArray(row.others.classmate_texts);
-    const turns = parseTurns(row.others.messages);
+    const messages = parseMessages(row);
     const others = Object.entries(row.others).filter(
-      ([name]) =>
-        !(hasContinuations && CLASSMATE.includes(name)) && !(turns && CONVERSATION.includes(name)),
+      ([name, value]) =>
+        !(hasContinuations && CLASSMATE.includes(name)) && !(messages && isShownHere(name, value)),
     );
     const fromClassmates = !hasContinuations && others.some(([name]) => name.includes("classmate"));
     return h(
@@ -513,18 +513,8 @@ export class Rollouts {
         facts.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, value))),
       ),
       row.failure ? h("p", { class: "failure" }, h("b", {}, "Not scored: "), row.failure) : null,
-      row.ids.length
-        ? tokenBlock(
-            row,
-            this.color,
-            colorScale,
-            `Tokens of response ${row.index + 1}; arrow keys move from token to token`,
-          )
-        : h("p", { class: "empty" }, "Empty response."),
-      row.ids.length < row.length
-        ? h("p", { class: "dim" }, `… ${row.length - row.ids.length} more tokens`)
-        : null,
-      turns ? conversation(turns, row.others.turn_rewards) : null,
+      messages ? conversation(this.group.question, messages, row) : null,
+      messages ? this.tokensBelow(row, colorScale) : this.tokens(row, colorScale),
       hasContinuations ? classmates(row) : null,
       others.length
         ? h(
@@ -538,6 +528,30 @@ export class Rollouts {
             others.map(([name, value]) => other(name, value)),
           )
         : null,
+    );
+  }
+
+  tokens(row, colorScale) {
+    if (!row.ids.length) return h("p", { class: "empty" }, "Empty response.");
+    const label = `Tokens of response ${row.index + 1}; arrow keys move from token to token`;
+    const numMore = row.length - row.ids.length;
+    return [
+      tokenBlock(row, this.color, colorScale, label),
+      numMore > 0 ? h("p", { class: "dim" }, `… ${numMore} more tokens`) : null,
+    ];
+  }
+
+  /** The tokens of a conversation: closed until they are wanted. */
+  tokensBelow(row, colorScale) {
+    return h(
+      "details",
+      {
+        class: "tokensbelow",
+        open: this.tokensOpen,
+        on: { toggle: (event) => (this.tokensOpen = event.target.open) },
+      },
+      h("summary", {}, "Tokens, as the model read and wrote them"),
+      this.tokens(row, colorScale),
     );
   }
 
@@ -743,45 +757,6 @@ function verdictText(row) {
   return { right: "✓ correct", wrong: "✕ wrong", failed: "! not scored", unscored: "no reward" }[
     verdict(row)
   ];
-}
-
-/** The messages of a response of several turns; null for a single turn or unreadable text. */
-function parseTurns(text) {
-  if (typeof text !== "string") return null;
-  try {
-    const messages = JSON.parse(text);
-    return Array.isArray(messages) && messages.length > 1 ? messages : null;
-  } catch {
-    return null;
-  }
-}
-
-/** The turns of the policy, and what tools or the environment said after each. */
-function conversation(messages, rewards) {
-  let turn = -1;
-  return h(
-    "details",
-    { class: "conversation" },
-    h("summary", {}, `Conversation of ${messages.length} messages`),
-    messages.map((message) => {
-      const isPolicy = message.role === "assistant";
-      if (isPolicy) turn += 1;
-      const reward = isPolicy && Array.isArray(rewards) ? rewards[turn] : null;
-      const speaker = { assistant: "policy", tool: "tool" }[message.role] || "environment";
-      return h(
-        "div",
-        { class: `turn said-by-${speaker}` },
-        h(
-          "div",
-          { class: "dim" },
-          speaker,
-          isPolicy ? `, turn ${turn + 1}` : "",
-          typeof reward === "number" ? `, reward ${number(reward)}` : "",
-        ),
-        h("div", { class: "text" }, String(message.content ?? "")),
-      );
-    }),
-  );
 }
 
 /** The classmates' continuations of the thought, each with its score. */
