@@ -95,7 +95,7 @@ def distill_runs(options: argparse.Namespace) -> list[Run]:
     heal = [
         f"model.path={student}",
         f"data.train={options.out / 'sft-first.jsonl'}",
-        *common(options, "start", 0, "training.epochs=1"),
+        *common(options, "start", 0, f"training.epochs={options.start_epochs}"),
         rows,
         "optimizer.lr=5e-5" if not options.smoke else "optimizer.lr=3e-3",
     ]
@@ -230,7 +230,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--problems", type=int, default=1280, help="training problems, two halves")
     parser.add_argument("--test-problems", type=int, default=256)
     parser.add_argument("--validate-every", type=int, default=5)
-    parser.add_argument("--keep-layers", type=int, default=24, help="blocks of the student")
+    parser.add_argument("--keep-layers", type=int, default=25, help="blocks of the student")
+    parser.add_argument("--start-epochs", type=int, default=4, help="of SFT of the cut student")
     parser.add_argument("--lr-distill", type=float, default=5e-6)
     parser.add_argument("--lr-sft", type=float, default=1e-5, help="of SFT and of GKD")
     parser.add_argument("--lr-grpo", type=float, default=2e-6)

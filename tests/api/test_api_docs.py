@@ -144,6 +144,8 @@ def test_pyright_accepts_a_users_script(tmp_path):
     )
     command = [sys.executable, "-m", "pyright", "-p", str(tmp_path), "--pythonpath", sys.executable]
     done = subprocess.run([*command], capture_output=True, text=True, cwd=tmp_path)
+    if not done.stdout and "nodeenv" in done.stderr:
+        pytest.skip("pyright cannot download Node.js, which it needs")
     errors = [line for line in done.stdout.splitlines() if " error: " in line]
     assert errors and all("wrong.py" in line for line in errors), done.stdout + done.stderr
 

@@ -174,7 +174,7 @@ def _compose_raw(recipe: str, overrides: list[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"recipe {recipe}: {first_line(error)}") from error
     except YAMLError as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).replace(f'in "{recipe}", ', "").split())[:200]
         raise ConfigError(f"recipe {recipe} is not YAML: {reason}") from error
     OmegaConf.set_struct(composed, False)
     return composed

@@ -130,7 +130,9 @@ def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Divisio
     inputs = SharedInputs(group)
     plan = dict(model.tp_plan)
     if by_expert:
-        plan |= {name: EXPERTS for name in model.ep_plan if name.endswith(".experts")}
+        # transformers before 5.19 has no property for it.
+        experts = model.ep_plan if hasattr(model, "ep_plan") else model._ep_plan
+        plan |= {name: EXPERTS for name in experts if name.endswith(".experts")}
     by_id = (model.get_input_embeddings(), model.get_output_embeddings())
     for name, module in list(model.named_modules()):
         style = _style_of(plan, name)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from postgrad.model.passes import head
 from postgrad.model.passes.head import token_outputs
 
 TOKENS, WIDTH, VOCABULARY = 7, 5, 11
@@ -112,6 +113,17 @@ def test_bfloat16_states_give_float32_outputs_close_to_float64():
     torch.testing.assert_close(ours.logprobs.double(), truth[0], rtol=0, atol=1e-4)
     ours.logprobs.sum().backward()
     assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
+
+
+def test_float32_gradients_of_logits_are_multiplied_with_bfloat16_states(monkeypatch):
+    """As on a GPU, where the gradients of several targets per token are float32."""
+    monkeypatch.setattr(head, "has_float32_accumulation", lambda device: True)
+    hidden, _, _ = inputs(torch.bfloat16)
+    grad_logits = torch.randn(TOKENS, VOCABULARY, generator=torch.Generator().manual_seed(3))
+    total = torch.ones(VOCABULARY, WIDTH)
+    head._add_product(total, grad_logits, hidden.detach())
+    truth = 1 + grad_logits.double().T @ hidden.detach().double()
+    torch.testing.assert_close(total.double(), truth, rtol=0.02, atol=0.05)
 
 
 class LargestTensor(TorchDispatchMode):

@@ -301,7 +301,7 @@ def _grad_logits(
 def _add_product(total: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
     """Add grad_logits.T @ hidden to `total`: products in the type of `hidden`, sums in float32."""
     if hidden.dtype != torch.bfloat16 or has_float32_accumulation(hidden.device):
-        total += grad_logits.T @ hidden
+        total += grad_logits.to(hidden.dtype).T @ hidden
         return
     with _bfloat16_products():
         total.addmm_(grad_logits.T, hidden.float())

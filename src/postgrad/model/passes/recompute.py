@@ -57,7 +57,7 @@ class ActivationStore:
 
     def pack(self, tensor: Tensor) -> "Tensor | _Stored":
         """Return a copy in host memory; small tensors and weights are returned as they are."""
-        is_small = tensor.nbytes < self.min_bytes
+        is_small = tensor.nbytes < max(self.min_bytes, 1)  # torch 2.11 also saves empty tensors
         if is_small or tensor.device.type != self.device_type or isinstance(tensor, nn.Parameter):
             return tensor
         stored = _Stored(self, tensor.detach().contiguous(), self.last)
