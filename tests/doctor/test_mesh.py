@@ -23,6 +23,7 @@ MESHES = [
     ["cluster.sequence_parallel=2"],
     ["cluster.shard_workers=2"],
     ["cluster.tensor_parallel=2", "cluster.shard_workers=1"],
+    ["cluster.expert_parallel=2"],
 ]
 
 
@@ -49,7 +50,7 @@ def held_bytes(folder) -> list[int]:
 
 @pytest.mark.slow
 def test_ranks_hold_what_the_formula_says(tmp_path):
-    folder = save_family(tmp_path / "qwen3", "qwen3")
+    folder = save_family(tmp_path / "qwen3_moe", "qwen3_moe")
     by_rank = run_on_ranks(4, held_bytes, folder)
     for index, mesh in enumerate(MESHES):
         config = make_config(folder, mesh)
@@ -84,6 +85,18 @@ def test_proposals_fit_and_begin_with_the_least_communication(tiny):
 
 
 @pytest.mark.slow
+def test_workers_compute_with_their_own_experts(tmp_path):
+    folder = save_family(tmp_path / "qwen3_moe", "qwen3_moe")
+    config = make_config(folder, [])
+    model = model_config(config.model)
+    whole = count_parameters(config, model)
+    own = count_parameters(make_config(folder, ["cluster.expert_parallel=4"]), model)
+    assert own.parameters == whole.parameters
+    experts = model.num_experts * 3 * model.hidden_size * model.moe_intermediate_size
+    assert whole.largest_block - own.largest_block == experts * 3 // 4
+    assert own.outside_blocks == whole.outside_blocks
+
+
 def test_the_doctor_shows_the_mesh(tiny, capsys):
     words = ["--fit", "grpo", f"model.path={tiny}", "data.train=arithmetic:1", "cluster=ray"]
     assert main(["doctor", *words, "cluster.workers=8", "cluster.tensor_parallel=2"]) == 0

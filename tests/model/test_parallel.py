@@ -183,7 +183,9 @@ def test_only_the_first_rank_reads_the_model(folders):
     [
         (["cluster.tensor_parallel=3"], "tensor_parallel"),
         (["cluster.sequence_parallel=3"], "sequence_parallel"),
-        (["cluster.expert_parallel=2"], "expert_parallel"),
+        (["cluster.expert_parallel=3"], "expert_parallel"),
+        (["cluster.expert_parallel=4", "cluster.tensor_parallel=2"], "expert_parallel"),
+        (["cluster.expert_parallel=4", "cluster.shard_workers=2"], "expert_parallel"),
         (["cluster.shard_workers=3"], "shard_workers"),
     ],
 )

@@ -41,17 +41,26 @@ def save_and_continue(folder, checkpoints, first, second) -> dict[str, torch.Ten
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapters", [[], [LORA]])
-def test_a_checkpoint_continues_on_another_mesh_and_in_one_process(folders, tmp_path, adapters):
+@pytest.mark.parametrize(
+    ("second", "num_parts", "adapters"),
+    [
+        ([SEQUENCE, "cluster.shard_workers=2"], 2, []),
+        ([SEQUENCE, "cluster.shard_workers=2"], 2, [LORA]),
+        ([EXPERT], 4, []),  # tokens are sent to experts
+    ],
+)
+def test_a_checkpoint_continues_on_another_mesh_and_in_one_process(
+    folders, tmp_path, second, num_parts, adapters
+):
     folder = folders("qwen3_moe", {})
     checkpoints = [tmp_path / "first", tmp_path / "second"]
-    meshes = ([TENSOR, EXPERT, *adapters], [SEQUENCE, "cluster.shard_workers=2", *adapters])
+    meshes = ([TENSOR, EXPERT, *adapters], [*second, *adapters])
     trained = run_on_ranks(4, save_and_continue, folder, checkpoints, *meshes)[0]
     policy = local_policy(folder, adapters)
     start = {name: value.clone() for name, value in policy.weights().items()}
     assert any(not torch.equal(start[name], trained[name]) for name in start)
     states: list[dict[str, torch.Tensor]] = []
-    for checkpoint, num_shards in zip(checkpoints, (4, 2), strict=True):
+    for checkpoint, num_shards in zip(checkpoints, (4, num_parts), strict=True):
         assert len(list(checkpoint.glob("optimizer-*.safetensors"))) == num_shards
         assert len(list(checkpoint.glob("policy/model-*.safetensors"))) > 2
         policy.load(str(checkpoint))

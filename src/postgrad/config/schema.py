@@ -252,8 +252,9 @@ class ClusterConfig:
     )
     expert_parallel: int = setting(
         1,
-        "ray: 1, or cluster.tensor_parallel: each of those workers then holds whole experts "
-        "instead of a slice of every expert",
+        "ray: workers that divide the experts of each block among them. Tokens are sent to the "
+        "workers of their experts; with cluster.tensor_parallel, which it must equal then, all "
+        "of those workers have the same tokens and none are sent",
         at_least=1,
     )
     sequence_parallel: int = setting(

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from postgrad.config.schema import ClusterConfig, Config
 from postgrad.doctor.report import Report, gib
 from postgrad.errors import ConfigError
+from postgrad.model.experts import dispatch_experts
 from postgrad.model.groups import Group
 from postgrad.model.load import model_config
 from postgrad.model.muon import find_blocks
@@ -43,10 +45,10 @@ class MeshMemory:
 
 @dataclass(frozen=True)
 class Counts:
-    """Parameters that one worker of a tensor-parallel group computes with."""
+    """Parameters of one worker of a tensor- or expert-parallel group."""
 
-    parameters: int
-    largest_block: int
+    parameters: int  # what FSDP2 shards over the workers with the same slices
+    largest_block: int  # what a worker computes with, as are those outside
     outside_blocks: int  # embedding, head and final norm
 
 
@@ -61,9 +63,17 @@ def count_parameters(config: Config, model: Any) -> Counts:
     if cluster.tensor_parallel > 1:
         group = Group(0, cluster.tensor_parallel)
         divide_model(built, group, cluster.expert_parallel > 1)
-    blocks = [sum(p.numel() for p in block.parameters()) for block in find_blocks(built)]
-    total = sum(p.numel() for p in built.parameters())
-    return Counts(total, max(blocks), total - sum(blocks))
+    total = count(built)
+    outside = total - sum(count(block) for block in find_blocks(built))
+    if cluster.tensor_parallel == 1 and cluster.expert_parallel > 1:
+        # Each worker computes with its own experts; all workers together still shard all of them.
+        dispatch_experts(built, Group(0, cluster.expert_parallel))
+    return Counts(total, max(count(block) for block in find_blocks(built)), outside)
+
+
+def count(module: nn.Module) -> int:
+    """Return the number of parameters of a module."""
+    return sum(p.numel() for p in module.parameters())
 
 
 def estimate_mesh(config: Config, model: Any) -> MeshMemory:
@@ -98,7 +108,7 @@ def estimate_mesh(config: Config, model: Any) -> MeshMemory:
 
 def _whole_parameters(config: Config, model: Any) -> int:
     with torch.device("meta"):
-        return sum(p.numel() for p in build_model(config, model).parameters())
+        return count(build_model(config, model))
 
 
 def propose_meshes(config: Config, model: Any, available: int) -> list[ClusterConfig]:

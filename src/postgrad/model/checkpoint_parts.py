@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from postgrad.errors import RunError
+from postgrad.model.divisions import WHOLE, Division, join_parts
 from postgrad.model.loaded import Loaded
-from postgrad.model.tensor_parallel import Division, join_parts
 from postgrad.model.weights import write_index
 
 LAYOUT = "layout"  # key of a file's metadata
@@ -95,13 +95,17 @@ class ModelFiles:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the shards of one file belong: first slices, then shards of a slice."""
+    """Where the shards of one file belong: first slices, then shards of a slice.
+
+    Experts that tokens are sent to are divided over neighbors instead, then sharded.
+    """
 
     slice_rank: int
     num_slices: int
     shard_rank: int
     num_shards: int
     divisions: dict[str, list[Any]]  # the fields of Division, by parameter; whole ones are absent
+    num_expert_slices: int = 1
 
     @property
     def index(self) -> int:
@@ -110,6 +114,14 @@ class Layout:
     @property
     def num_files(self) -> int:
         return self.num_slices * self.num_shards
+
+    def slicing_of(self, key: str) -> tuple[Division, int, int]:
+        """Return how a tensor is divided, which slice this file has, and how many there are."""
+        fields = self.divisions.get(key.partition("/")[2])
+        division = WHOLE if fields is None else Division(*fields)
+        if division.is_dispatched:
+            return division, self.index % self.num_expert_slices, self.num_expert_slices
+        return division, self.slice_rank, self.num_slices
 
     def to_metadata(self) -> dict[str, str]:
         return {LAYOUT: json.dumps(asdict(self))}
@@ -131,12 +143,12 @@ def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
             raise RunError(f"{file}: {len(layouts)} of its files are here, and some are missing")
         held = [dict.fromkeys(part.keys()) for part in parts]
         for key in dict.fromkeys(key for keys in held for key in keys):
-            slices: list[list[Tensor]] = [[] for _ in range(layouts[0].num_slices)]
+            division, _, num_slices = layouts[0].slicing_of(key)
+            slices: list[list[Tensor]] = [[] for _ in range(num_slices)]
             for part, layout, keys in zip(parts, layouts, held, strict=True):
                 if key in keys:
-                    slices[layout.slice_rank].append(part.get_tensor(key))
-            division = layouts[0].divisions.get(key.partition("/")[2])
-            yield key, _join(slices, Division() if division is None else Division(*division))
+                    slices[layout.slicing_of(key)[1]].append(part.get_tensor(key))
+            yield key, _join(slices, division)
 
 
 def _join(slices: list[list[Tensor]], division: Division) -> Tensor:

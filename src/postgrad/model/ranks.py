@@ -5,7 +5,8 @@ before the rows are divided. The sum of the ranks' gradients is the gradient of 
 
 Ranks form a mesh of data x sequence x tensor: rows are divided over the first, the tokens of a
 row over the second, the matrices of the model over the third. Ranks that differ in the third only
-are neighbors.
+are neighbors. Experts have a mesh of their own over the same ranks: each group of neighbors holds
+all experts, and tokens are sent within it (model/experts.py).
 """
 
 import dataclasses
@@ -22,9 +23,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from postgrad.config.schema import ClusterConfig
 from postgrad.errors import ConfigError
+from postgrad.model.divisions import division_of, full_shape, join_slices, slice_tensor
 from postgrad.model.groups import ALONE, Group
 from postgrad.model.passes.layout import MicroBatch
-from postgrad.model.tensor_parallel import division_of, full_shape, join_slices, slice_tensor
 from postgrad.types import Batch
 
 # The most loaded rank may have this many times the mean before rows of one prompt are divided.
@@ -50,6 +51,9 @@ class Ranks:
     tensor: Group = ALONE  # the matrices of the blocks are divided over it
     shard: Group = ALONE  # the slices of one rank are sharded over it
     by_expert: bool = False  # experts are divided over `tensor` as wholes
+    expert: Group = ALONE  # tokens are sent to their experts within it
+    expert_shard: Group = ALONE  # the experts of one rank are sharded over it
+    expert_mesh: DeviceMesh | None = None  # what FSDP2 shards dispatched experts over
 
     @staticmethod
     def from_process_group(device: torch.device, cluster: ClusterConfig) -> "Ranks":
@@ -72,6 +76,9 @@ class Ranks:
             mesh_dim_names=("replicate", "shard", "slice"),
         )
         is_hybrid = num_shards * tensor < size
+        experts = (ALONE, ALONE, None)
+        if tensor == 1 and cluster.expert_parallel > 1:
+            experts = _expert_mesh(device, size, num_shards, cluster.expert_parallel)
         return Ranks(
             dist.get_rank(),
             size,
@@ -82,7 +89,8 @@ class Ranks:
             _group_of(by_row, "sequence"),
             _group_of(by_row, "tensor"),
             _group_of(by_weight, "shard"),
-            cluster.expert_parallel > 1,
+            tensor > 1 and cluster.expert_parallel > 1,
+            *experts,
         )
 
     @property
@@ -98,18 +106,29 @@ class Ranks:
         """Whether no earlier rank holds the same shards; hybrid sharding keeps several copies."""
         return self.rank < self.shard.size * self.tensor.size
 
+    def slices_of(self, p: Tensor) -> Group:
+        """Return the group that a parameter is divided over."""
+        return self.expert if division_of(p).is_dispatched else self.tensor
+
     def sum_rows(self, values: Tensor) -> Tensor:
         """Return the sum over the ranks that compute different rows, on the device of `values`."""
         return self.data.sum(values.to(self.device)).to(values.device)
 
     def global_norm(self, gradients: dict[str, Tensor], params: dict[str, Any]) -> Tensor:
         """Return the norm of the ranks' gradients: shards of slices, by name of parameter."""
-        squares = torch.zeros(2, dtype=torch.float64, device=self.device)
+        whole, sliced, dispatched = torch.zeros(3, dtype=torch.float64, device=self.device)
         for name, gradient in gradients.items():
-            is_sliced = division_of(params[name]).dim is not None
-            squares[int(is_sliced)] += gradient.double().square().sum().to(self.device)
-        squares = self.shard.sum(squares)
-        return (squares[0] + self.tensor.sum(squares[1])).sqrt().float()
+            square = gradient.double().square().sum().to(self.device)
+            division = division_of(params[name])
+            if division.is_dispatched:
+                dispatched += square
+            elif division.dim is not None:
+                sliced += square
+            else:
+                whole += square
+        total = self.shard.sum(whole) + self.tensor.sum(self.shard.sum(sliced))
+        total += self.expert.sum(self.expert_shard.sum(dispatched))
+        return total.sqrt().float()
 
     def sum_partial_gradient(self, gradient: Tensor, like: Any) -> Tensor:
         """Return a shard of a gradient; slices of heads are summed where the parameter is whole."""
@@ -146,7 +165,7 @@ class Ranks:
 
     def broadcast(self, full: Tensor | None, like: Any, dtype: torch.dtype) -> Tensor:
         """Return the first rank's full tensor of the parameter `like`, on the device."""
-        shape = full_shape(like.shape, division_of(like), self.tensor)
+        shape = full_shape(like.shape, division_of(like), self.slices_of(like))
         sent = torch.empty(shape, dtype=dtype, device=self.device)
         if self.is_first:
             assert full is not None
@@ -161,18 +180,18 @@ class Ranks:
         """
         sharded = DTensor.from_local(
             shard.detach().to(self.device),
-            self.mesh,
+            like.device_mesh,
             like.placements,
             run_check=False,
             shape=like.shape,
             stride=like.stride(),
         )
-        return join_slices(sharded.full_tensor(), division_of(like), self.tensor)
+        return join_slices(sharded.full_tensor(), division_of(like), self.slices_of(like))
 
     def local_shard(self, full: Tensor, like: Any) -> Tensor:
         """Return this rank's shard of a tensor that every rank has, divided as `like` is."""
-        own = slice_tensor(full.to(self.device), division_of(like), self.tensor)
-        sharded = distribute_tensor(own, self.mesh, like.placements, src_data_rank=None)
+        own = slice_tensor(full.to(self.device), division_of(like), self.slices_of(like))
+        sharded = distribute_tensor(own, like.device_mesh, like.placements, src_data_rank=None)
         return sharded.to_local()
 
     def micro_batches(
@@ -202,15 +221,22 @@ def check_mesh(num_ranks: int, cluster: ClusterConfig) -> None:
             f"{num_ranks} workers cannot be divided into groups of cluster.tensor_parallel x "
             f"cluster.sequence_parallel = {inner}"
         )
-    if cluster.expert_parallel not in (1, tensor):
+    if tensor > 1 and cluster.expert_parallel not in (1, tensor):
         raise ConfigError(
             f"cluster.expert_parallel={cluster.expert_parallel} must be 1 or equal to "
-            f"cluster.tensor_parallel={tensor}: experts are divided over the same workers"
+            f"cluster.tensor_parallel={tensor}: experts are divided over the same workers; with "
+            "cluster.tensor_parallel=1 it can be any number that divides the workers"
         )
     if cluster.shard_workers and (num_ranks // tensor) % cluster.shard_workers:
         raise ConfigError(
             f"cluster.shard_workers={cluster.shard_workers} does not divide the "
             f"{num_ranks // tensor} workers that hold the same slices"
+        )
+    copy_size = (cluster.shard_workers or num_ranks // tensor) * tensor
+    if copy_size % cluster.expert_parallel:
+        raise ConfigError(
+            f"cluster.expert_parallel={cluster.expert_parallel} does not divide the {copy_size} "
+            "workers that hold one copy of the weights"
         )
 
 
@@ -219,6 +245,20 @@ def _group_of(mesh: DeviceMesh, name: str) -> Group:
     if axis.size() == 1:
         return ALONE
     return Group(axis.get_local_rank(), axis.size(), axis.get_group())
+
+
+def _expert_mesh(
+    device: torch.device, size: int, num_shards: int, num_slices: int
+) -> tuple[Group, Group, DeviceMesh]:
+    """Return the groups that experts are divided and sharded over, and FSDP2's mesh of them."""
+    mesh = init_device_mesh(
+        device.type,
+        (size // num_shards, num_shards // num_slices, num_slices),
+        mesh_dim_names=("replicate", "shard", "expert"),
+    )
+    is_hybrid = num_shards < size
+    sharded = mesh["replicate", "shard"] if is_hybrid else mesh["shard"]
+    return _group_of(mesh, "expert"), _group_of(mesh, "shard"), sharded
 
 
 def divide_rows(batch: Batch, row_groups: Sequence[int] | None, size: int) -> list[list[int]]:

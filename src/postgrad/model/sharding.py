@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -19,11 +20,13 @@ from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError
 from postgrad.model.async_writer import TensorsFile, copy_to_host
 from postgrad.model.checkpoint_parts import Layout, part_path, read_own_part, read_tensors
+from postgrad.model.divisions import WHOLE, Division, division_of, set_division
+from postgrad.model.experts import dispatch_experts
 from postgrad.model.meta_model import allocate_shards, fill_shards, tensors_of
 from postgrad.model.muon import find_blocks
 from postgrad.model.optimizer import Optimizer
 from postgrad.model.ranks import Ranks
-from postgrad.model.tensor_parallel import WHOLE, Division, divide_model, division_of, set_division
+from postgrad.model.tensor_parallel import divide_model
 
 
 class ForwardRoot(nn.Module):
@@ -49,7 +52,7 @@ def shard_model(
 ) -> ForwardRoot:
     """Shard the model's blocks, then the rest; return the root that runs passes.
 
-    With tensor parallelism the blocks are divided into slices first.
+    With tensor or expert parallelism the blocks are divided into slices first.
 
     `masters` keeps the shards of trained parameters in float32. `float32_module` is sharded too
     and computes in float32, whatever the model's compute type is.
@@ -58,16 +61,18 @@ def shard_model(
     divisions: dict[str, Division] = {}
     if ranks.tensor.size > 1:
         divisions = divide_model(model, ranks.tensor, ranks.by_expert)
+    elif ranks.expert.size > 1:
+        divisions = dispatch_experts(model, ranks.expert)
     offload = OffloadPolicy()
     if ranks.offload:
         offload = CPUOffloadPolicy(pin_memory=ranks.device.type != "cpu")
 
-    def shard(module: nn.Module, dtype: torch.dtype) -> None:
+    def shard(module: nn.Module, dtype: torch.dtype, mesh: DeviceMesh | None = ranks.mesh) -> None:
         if masters:
             _convert_to_masters(module)
         fully_shard(
             module,
-            mesh=ranks.mesh,
+            mesh=mesh,
             mp_policy=MixedPrecisionPolicy(
                 param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
             ),
@@ -75,6 +80,9 @@ def shard_model(
             reshard_after_forward=True,
         )
 
+    dispatched = {name for name, division in divisions.items() if division.is_dispatched}
+    for name in sorted({name.rpartition(".")[0] for name in dispatched}):
+        shard(model.get_submodule(name), compute, ranks.expert_mesh)
     for block in find_blocks(model):
         shard(block, compute)
     content = model
@@ -157,7 +165,8 @@ class ShardedOptimizer(Optimizer):
                 divisions[name] = list(division_of(p))
         tensor = self.ranks.tensor
         shard = self.ranks.shard
-        return Layout(tensor.rank, tensor.size, shard.rank, shard.size, divisions)
+        expert = self.ranks.expert
+        return Layout(tensor.rank, tensor.size, shard.rank, shard.size, divisions, expert.size)
 
     def files(self, file: Path) -> list[TensorsFile]:
         """Return this rank's part of what save() would write; ranks with copies write none."""

@@ -7,14 +7,16 @@ shards the slices over the other ranks.
 
 import re
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from postgrad.errors import ConfigError
+from postgrad.model.divisions import Division, replace_parameter
+from postgrad.model.experts import divide_experts, num_experts_of
 from postgrad.model.groups import (
     Group,
     gather_last,
@@ -57,67 +59,6 @@ FAMILIES = (
 EXPERTS = "moe_tp_experts"  # the rule of a plan for experts
 
 
-class Division(NamedTuple):
-    """How a parameter is divided over the ranks of a tensor-parallel group."""
-
-    dim: int | None = None  # the sliced dimension; None: whole on every rank
-    parts: int = 1  # 2: gate and up are stored one after the other, and each is sliced
-    partial_gradient: bool = False  # a rank's gradient is that of its own heads
-    padding: int = 0  # zeros at the end of the last slice, which the full tensor does not have
-
-
-WHOLE = Division()
-
-
-def set_division(p: Tensor, division: Division) -> None:
-    """Note on a parameter how it is divided."""
-    p.postgrad_division = division  # type: ignore[attr-defined]
-
-
-def division_of(p: Tensor) -> Division:
-    """Return how a parameter is divided over the tensor-parallel ranks."""
-    return getattr(p, "postgrad_division", WHOLE)
-
-
-def slice_tensor(full: Tensor, division: Division, group: Group) -> Tensor:
-    """Return this rank's slice of a full tensor."""
-    if division.dim is None or group.size == 1:
-        return full
-    if division.padding:
-        shape = list(full.shape)
-        shape[division.dim] = division.padding
-        full = torch.cat([full, full.new_zeros(shape)], division.dim)
-    parts: list[Tensor] = []
-    for part in full.chunk(division.parts, division.dim):
-        parts.append(part.chunk(group.size, division.dim)[group.rank])
-    return torch.cat(parts, division.dim)
-
-
-def full_shape(own: Sequence[int], division: Division, group: Group) -> list[int]:
-    """Return the shape of the full tensor of a slice."""
-    shape = list(own)
-    if division.dim is not None and group.size > 1:
-        shape[division.dim] = shape[division.dim] * group.size - division.padding
-    return shape
-
-
-def join_slices(own: Tensor, division: Division, group: Group) -> Tensor:
-    """Return the full tensor of the ranks' slices. A collective."""
-    if division.dim is None or group.size == 1:
-        return own
-    return join_parts(group.gather(own), division)
-
-
-def join_parts(slices: list[Tensor], division: Division) -> Tensor:
-    """Return the full tensor of all ranks' slices."""
-    if division.dim is None:
-        return slices[0]
-    parts = [s.chunk(division.parts, division.dim) for s in slices]
-    ordered = [s[part] for part in range(division.parts) for s in parts]
-    full = torch.cat(ordered, division.dim)
-    return full.narrow(division.dim, 0, full.shape[division.dim] - division.padding)
-
-
 def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Division]:
     """Replace the model's matrices by this rank's slices; return the division by parameter name.
 
@@ -139,7 +80,7 @@ def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Divisio
         if style is None or module in by_id:
             continue
         if style == EXPERTS:
-            own = _divide_experts(module, group, by_expert)
+            own = divide_experts(module, group, by_expert)
         elif style in LINEAR_STYLES:
             own = LINEAR_STYLES[style](base_layer(module), group, inputs)
             if module is not base_layer(module):
@@ -166,10 +107,7 @@ def _check_model(model: Any, group: Group, by_expert: bool) -> None:
                 "model.lora.dropout would drop other inputs on each worker of "
                 "cluster.tensor_parallel; remove one of the two"
             )
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = next((getattr(config, name) for name in names if getattr(config, name, None)), 0)
-    if by_expert and not experts:
-        raise ConfigError(f"cluster.expert_parallel: {config.model_type} has no experts")
+    experts = num_experts_of(model) if by_expert else 0
     sizes = {
         "attention heads": config.num_attention_heads,
         "key-value heads": getattr(config, "num_key_value_heads", config.num_attention_heads),
@@ -292,21 +230,8 @@ def _slice_parameters(module: Any, dims: dict[str, int], group: Group) -> dict[s
     for name, dim in dims.items():
         if getattr(module, name, None) is not None:
             divisions[name] = Division(dim)
-            _replace_parameter(module, name, divisions[name], group)
+            replace_parameter(module, name, divisions[name], group)
     return divisions
-
-
-def _replace_parameter(module: nn.Module, name: str, division: Division, group: Group) -> None:
-    full = module.get_parameter(name)
-    assert division.dim is not None
-    length = full.shape[division.dim] + division.padding
-    if length % (group.size * division.parts):
-        raise ConfigError(
-            f"cluster.tensor_parallel={group.size} does not divide the {length // division.parts} "
-            f"units of {type(module).__name__}.{name}"
-        )
-    own = slice_tensor(full.detach(), division, group).clone()
-    setattr(module, name, nn.Parameter(own, requires_grad=full.requires_grad))
 
 
 # ---- embedding and head
@@ -329,11 +254,11 @@ def _divide_vocabulary(model: Any, group: Group) -> dict[str, Division]:
     names = [name for name, p in model.named_parameters() if any(p is weight for weight in both)]
     first = group.rank * size
     vocabulary = VocabularySlice(group, first, min(size, num_ids - first), num_ids)
-    _replace_parameter(embedding, "weight", division, group)
+    replace_parameter(embedding, "weight", division, group)
     if is_tied:
         head.weight = embedding.weight
     else:
-        _replace_parameter(head, "weight", division, group)
+        replace_parameter(head, "weight", division, group)
     _embed_own_ids(embedding, vocabulary)
     set_vocabulary(model, vocabulary)
     return dict.fromkeys(names, division)
@@ -352,40 +277,3 @@ def _embed_own_ids(embedding: Any, vocabulary: VocabularySlice) -> None:
         return sum_outputs(outputs, vocabulary.group)
 
     embedding.forward = forward
-
-
-# ---- experts
-
-
-def _divide_experts(module: Any, group: Group, by_expert: bool) -> dict[str, Division]:
-    """Slice the experts of one block; the outputs are summed over the ranks."""
-    divisions = {"gate_up_proj": Division(1, parts=2), "down_proj": Division(2)}
-    first = 0
-    num_experts = module.num_experts // group.size
-    if by_expert:
-        if not hasattr(module, "_is_expert_parallel"):
-            raise ConfigError(
-                "cluster.expert_parallel needs a newer transformers, whose experts skip tokens of "
-                "other ranks; set cluster.expert_parallel=1"
-            )
-        divisions = dict.fromkeys(divisions, Division(0))
-        first = group.rank * num_experts
-        module.num_experts = num_experts
-        module._is_expert_parallel = True
-    for name, division in divisions.items():
-        _replace_parameter(module, name, division, group)
-
-    def own_inputs(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden, chosen, weights = args
-        # Before the mask: the router gets the gradients of the other ranks' experts, too.
-        weights = sum_gradients(weights, group)
-        if by_expert:
-            local = chosen - first
-            is_own = (local >= 0) & (local < num_experts)
-            chosen = local.where(is_own, num_experts)  # transformers skips this number
-            weights = weights.masked_fill(~is_own, 0.0)
-        return sum_gradients(hidden, group), chosen, weights
-
-    module.register_forward_pre_hook(own_inputs)
-    module.register_forward_hook(lambda _, args, output: sum_outputs(output, group))
-    return divisions
