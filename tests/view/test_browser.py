@@ -727,6 +727,7 @@ def take_screenshots(browser: Browser, server: Server, target: Path, names: list
             if "entropy" in [option.text for option in picker.options]:
                 picker.select_by_visible_text("entropy")
         if shot in ("classmates", "conversation", "tools"):
+            browser.one(".side")  # waits for it
             browser.run(
                 "scrollTo(0, document.querySelector('.side').getBoundingClientRect().top - 70)"
             )
