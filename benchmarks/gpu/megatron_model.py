@@ -71,17 +71,19 @@ class FusedAttention(nn.Module):
         return out.permute(2, 0, 1, 3).flatten(2)
 
 
-def start_megatron(device: torch.device) -> None:
-    """Start the process groups and random states that Megatron's layers ask for, for one rank."""
+def start_megatron(device: torch.device, collectives: str) -> None:
+    """Start the process groups and random states that Megatron's layers ask for, for one rank.
+
+    `collectives` is nccl or gloo.
+    """
     from megatron.core import parallel_state, tensor_parallel
 
-    on_gpu = device.type == "cuda"
     store = Path(tempfile.mkdtemp()) / "store"
     torch.distributed.init_process_group(
-        "nccl" if on_gpu else "gloo", init_method=f"file://{store}", rank=0, world_size=1
+        collectives, init_method=f"file://{store}", rank=0, world_size=1
     )
-    parallel_state.initialize_model_parallel()
-    if on_gpu:
+    parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
+    if device.type == "cuda":
         tensor_parallel.model_parallel_cuda_manual_seed(0)
 
 
@@ -102,8 +104,8 @@ def without_cuda(device: torch.device) -> Iterator[None]:
         yield
 
 
-def make_megatron(stock: Any, attention: str, fusions: bool = False) -> Any:
-    """Return Megatron's GPTModel with the weights, type and device of a transformers Qwen3.
+def make_megatron(stock: Any, device: torch.device, attention: str, fusions: bool) -> Any:
+    """Return Megatron's GPTModel with the weights and the type of a transformers Qwen3.
 
     `attention` is local or sdpa. `fusions` are those that need torch.compile only: activation,
     residual addition and cross entropy. start_megatron() comes first.
@@ -113,7 +115,7 @@ def make_megatron(stock: Any, attention: str, fusions: bool = False) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     config = stock.config
-    weight = stock.get_input_embeddings().weight
+    dtype = stock.get_input_embeddings().weight.dtype
     settings = TransformerConfig(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
@@ -129,9 +131,9 @@ def make_megatron(stock: Any, attention: str, fusions: bool = False) -> Any:
         add_bias_linear=False,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        params_dtype=weight.dtype,
-        bf16=weight.dtype == torch.bfloat16,
-        use_cpu_initialization=weight.device.type == "cpu",
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        use_cpu_initialization=device.type == "cpu",
         perform_initialization=False,
         masked_softmax_fusion=False,  # its kernel is compiled by Megatron-LM or Apex
         bias_activation_fusion=fusions,
@@ -157,7 +159,7 @@ def make_megatron(stock: Any, attention: str, fusions: bool = False) -> Any:
     with torch.no_grad():
         for name, p in parameters.items():
             p.copy_(weights[name])
-    return model.to(weight.device, weight.dtype)
+    return model.to(device, dtype)
 
 
 def causal_mask(length: int, device: torch.device) -> Tensor:
