@@ -4,7 +4,8 @@
 
 The model has random weights and 4 blocks of width 256. An environment sleeps 0 to `slowest_s` per
 step, always the same for the same trajectory and turn. In lock-step every turn waits for the
-slowest environment, and its prompt is computed again.
+slowest environment; once with the keys and values of earlier turns, once without, as with an engine
+that computes each prompt again. All three sample the same tokens.
 """
 
 import random
@@ -23,7 +24,7 @@ from postgrad.model.passes.attention import register_attention
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.stream import StreamingNativeEngine
-from postgrad.rollout.streams import WaveStream
+from postgrad.rollout.streams import Finished, Stream, WaveStream
 from postgrad.rollout.turns import Turns, run_turns
 
 VOCABULARY = 1000
@@ -63,24 +64,45 @@ class Prompts:
 
 
 class LockStep:
-    """The engine without streams; every wave waits for all environments."""
+    """The engine in lock-step; `keeps` says whether it keeps keys and values between turns."""
 
     shares_weights = True
 
-    def __init__(self, engine: StreamingNativeEngine) -> None:
+    def __init__(self, engine: StreamingNativeEngine, keeps: bool) -> None:
         self.engine = engine
+        self.keeps = keeps
 
-    def open_stream(self, sampling: Sampling, num_rows: int) -> WaveStream:
-        return PatientStream(self.engine, sampling)
+    def open_stream(self, sampling: Sampling, num_rows: int) -> Stream:
+        if self.keeps:
+            return PatientStream(self.engine.open_stream(sampling, num_rows))
+        return PatientStream(WaveStream(self.engine, sampling))
 
 
-class PatientStream(WaveStream):
+class PatientStream:
+    """A stream that ends all its rows before it returns one, and begins when all are there."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.patience_s = 60.0
+        self.add = stream.add
+        self.forget = stream.forget
+
+    def __enter__(self) -> "PatientStream":
+        self.stream.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stream.__exit__(*error)
+
     @property
-    def patience_s(self) -> float:
-        return 60.0
+    def busy(self) -> bool:
+        return self.stream.busy
 
-    @patience_s.setter
-    def patience_s(self, value: float) -> None: ...
+    def poll(self) -> list[Finished]:
+        finished: list[Finished] = []
+        while self.stream.busy:
+            finished += self.stream.poll()
+        return finished
 
 
 def make_engine() -> StreamingNativeEngine:
@@ -102,6 +124,12 @@ def make_engine() -> StreamingNativeEngine:
     return StreamingNativeEngine(SimpleNamespace(model=model, tokenizer=tokenizer), RolloutConfig())
 
 
+def sleep_times(count: int, num_turns: int, slowest_s: float) -> list[list[float]]:
+    """Return the seconds that each trajectory's environment sleeps, per turn."""
+    rngs = [random.Random(seed) for seed in range(count)]  # as reset() above makes them
+    return [[rng.random() * slowest_s for _ in range(num_turns)] for rng in rngs]
+
+
 def main() -> None:
     options = {"trajectories": "256", "turns": "4", "tokens": "24", "slowest_s": "2.0"}
     options |= dict(word.split("=", 1) for word in sys.argv[1:])
@@ -115,22 +143,26 @@ def main() -> None:
     requests = [Request([1], [seed]) for seed in range(count)]
     problems = [Problem(str(i), ({"role": "user", "content": ""},), "") for i in range(count)]
     sampling = Sampling(max_new_tokens=limit, temperature=1.0)
-    longest_s = 0.0
-    for seed in range(count):
-        rng = random.Random(seed)
-        longest_s = max(longest_s, sum(rng.random() * slowest_s for _ in range(num_turns)))
-    for name, used in (("continues alone", engine), ("lock-step", LockStep(engine))):
+    sleeps = sleep_times(count, num_turns, slowest_s)
+    modes = {
+        "each continues alone": engine,
+        "lock-step": LockStep(engine, keeps=True),
+        "lock-step, prompts computed again": LockStep(engine, keeps=False),
+    }
+    for name, used in modes.items():
         # The end of a turn is any token; a turn of random weights has about `tokens` of them.
         engine.stop_ids = torch.arange(0, VOCABULARY, int(options["tokens"]))
         turns = Turns(Environments(settings, RolloutConfig()), Prompts(), num_turns)
         run_turns(used, requests[:2], problems[:2], sampling, turns)  # starts the processes
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         groups = run_turns(used, requests, problems, sampling, turns)
-        seconds = time.perf_counter() - began
+        seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
         tokens = sum(len(one.policy_tokens) for group in groups for one in group)
-        print(f"{name}: {seconds:.1f} s, {tokens} sampled tokens", flush=True)
+        print(f"{name}: {seconds:.1f} s, {cpu_s:.1f} s of CPU, {tokens} sampled tokens", flush=True)
         turns.close()
-    print(f"the longest trajectory sleeps {longest_s:.1f} s")
+    print(f"the longest trajectory sleeps {max(map(sum, sleeps)):.1f} s")
+    in_turn = sum(map(max, zip(*sleeps, strict=True)))
+    print(f"the slowest environment of each turn sleeps {in_turn:.1f} s in all")
 
 
 if __name__ == "__main__":

@@ -145,10 +145,14 @@ def run_claim(options: argparse.Namespace) -> int:
         options.model = options.classmate = make_tiny_model(options.out / "model")
     claim.prepare(options)
     results = Results(options.out)
-    results.add(claim=options.claim, label="", options=draw.described(options))
+    described = draw.described(options) | {"arms": list(claim.arms(options))}
+    results.add(claim=options.claim, label="", options=described)
     runs = make_runs(options.claim, claim, options)
     left = run_all(runs, options.out, results, options.jobs, options.deadline)
-    print(draw.table(claim, results.read()), flush=True)
+    entries = results.read()
+    print(draw.table(claim, entries), flush=True)
+    if unrecorded := draw.unrecorded(claim, entries):
+        print(f"recorded by no run: {', '.join(unrecorded)}", flush=True)
     return 1 if left else 0
 
 

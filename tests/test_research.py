@@ -106,9 +106,10 @@ def test_the_table_has_means_and_t_intervals_over_seeds(research):
         for seed, right in enumerate([0.5, 0.6, 0.7])
         for metrics in ({"step": 1, "reward/right": 9.0}, {"step": 1, "reward/right": right})
     ]
-    text = research.draw.table(research.CLAIMS["losses"], entries)
+    text = research.draw.table(research.CLAIMS["mismatch"], entries)
     # Student's t with 2 degrees of freedom: 4.303 * 0.1 / sqrt(3) = 0.248.
-    assert "| GRPO | 0.600 ± 0.248 (0.500 0.600 0.700) | - |" in text
+    value = "0.600 ± 0.248 (0.500 0.600 0.700)"
+    assert f"| GRPO | {value} | {value} | - |" in text
 
 
 def test_one_seed_has_the_wilson_interval_of_its_accuracy(research):
@@ -121,13 +122,86 @@ def test_one_seed_has_the_wilson_interval_of_its_accuracy(research):
     assert "| TRL | 0.500 (Wilson 0.150 to 0.850) |" in text
 
 
+def test_a_reward_or_a_mean_of_samples_has_no_wilson_interval(research):
+    entry = {"step": 0, "validation/accuracy": -0.25, "validation/sampled_accuracy": 0.5}
+    entries = [
+        {"claim": "environments", "label": "", "options": {"test_problems": 4}},
+        {"arm": "guess", "seed": 0, "label": "environments-guess-0", "metrics": entry},
+    ]
+    text = research.draw.table(research.CLAIMS["environments"], entries)
+    assert "| guess | -0.250 | - | 0.500 | - |" in text
+
+
+def partial_entries(num_steps: int = 4) -> list[dict]:
+    """Seed 0 of one arm has ended, seed 1 was stopped after step 2, seed 2 was not run."""
+    options = {"steps": num_steps, "seeds": [0, 1, 2], "arms": ["Postgrad", "TRL"]}
+    entries = [{"claim": "grpo", "label": "", "options": options | {"model": "tiny"}}]
+    for seed, last in ((0, num_steps), (1, 2)):
+        for step in range(last + 1):
+            metrics = {"step": step, "step_s": 1.0, "reward/mean": 0.1 * step + seed}
+            if step in (0, num_steps):
+                metrics["validation/accuracy"] = 0.25 + 0.1 * step
+            label = f"grpo-postgrad-{seed}"
+            entries.append({"arm": "Postgrad", "seed": seed, "label": label, "metrics": metrics})
+    return entries
+
+
+def test_stopped_runs_are_said_to_be_partial(research):
+    """A run that was stopped before its last validation has no accuracy after training."""
+    text = research.draw.table(research.CLAIMS["grpo"], partial_entries())
+    assert "| Postgrad | 0.250 ± 0.000 (0.250 0.250) | 0.650 |" in text
+    assert text.splitlines()[2].endswith("| 4 2 |")
+    assert text.endswith(
+        "Partial: not all runs reached step 4 (TRL: not run; "
+        "Postgrad, seed 1: step 2; Postgrad, seed 2: not run)."
+    )
+    assert "partial" in research.draw.caption(partial_entries())
+    whole = [e for e in partial_entries() if e.get("seed") != 1]
+    whole[0]["options"] |= {"seeds": [0], "arms": ["Postgrad"]}
+    assert "artial" not in research.draw.table(research.CLAIMS["grpo"], whole)
+
+
+def test_a_mean_without_all_seeds_is_dashed(research):
+    import matplotlib.figure
+
+    entries = partial_entries()
+    axis = matplotlib.figure.Figure().add_subplot()
+    runs = [research.draw.series(entries, f"grpo-postgrad-{seed}") for seed in (0, 1)]
+    research.draw.draw_curve(axis, "Postgrad", runs, "step", "reward/mean")
+    solid, dashed = axis.get_lines()
+    assert list(solid.get_xdata()) == [0, 1, 2]
+    assert list(solid.get_ydata()) == pytest.approx([0.5, 0.6, 0.7])
+    assert (dashed.get_linestyle(), list(dashed.get_xdata())) == ("--", [2, 3, 4])
+    assert list(dashed.get_ydata()) == pytest.approx([0.7, 0.3, 0.4])
+
+
+def test_metrics_that_no_run_records_are_named(research):
+    claim = research.CLAIMS["bupo"]
+    line = dict.fromkeys([*claim.curves, "validation/best@4"], 0.0)
+    assert research.draw.unrecorded(claim, [{"metrics": line}]) == []
+    assert research.draw.unrecorded(claim, [{"metrics": {"validation/best@4": 0.0}}])
+    column = next(column for column in claim.columns if column.key.endswith("@"))
+    lines = [{"step": 0, "validation/best@4": 0.5}, {"step": 2, "validation/best@4": 0.75}]
+    assert research.draw.column_values(lines, column) == [0.5]
+
+
+def test_several_folders_become_one_claim(research):
+    """Of a run that is in two folders, the last counts; seeds are those of both."""
+    first = partial_entries()
+    second = [first[0] | {"options": {"steps": 4, "seeds": [3]}}, first[-1] | {"seed": 3}]
+    merged = research.draw.merged([first, second])
+    assert [entry["metrics"]["step"] for entry in merged if entry.get("seed") == 3] == [2]
+    assert not [entry for entry in merged if entry.get("seed") == 1]
+    assert research.draw.last_options(merged)["seeds"] == [0, 1, 2, 3]
+
+
 def test_kept_metrics_redraw_figures_and_tables(research, tmp_path):
     """A step that was computed twice counts once; the page's block is replaced."""
     folder = tmp_path / "out"
     folder.mkdir()
     lines = [{"claim": "losses", "label": "", "options": {"model": "tiny"}}]
-    for reward in (0.1, 0.25):
-        metrics = {"step": 1, "step_s": 2.0, "reward/right": reward, "unread": 1.0}
+    for right in (0.1, 0.25):
+        metrics = {"step": 1, "step_s": 2.0, "validation/part/right": right, "unread": 1.0}
         lines.append({"arm": "GRPO", "seed": 0, "label": "losses-grpo-0", "metrics": metrics})
     (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     docs = tmp_path / "docs"
@@ -135,15 +209,15 @@ def test_kept_metrics_redraw_figures_and_tables(research, tmp_path):
     (docs / "results.md").write_text("before\n<!-- losses -->\nold\n<!-- end -->\nafter\n")
     claims = research.CLAIMS
     assert research.draw.keep(claims, [str(folder), f"--docs={docs}"]) == 0
-    kept = [json.loads(line) for line in (docs / "research" / "losses.jsonl").open()]
+    kept = research.draw.read_kept(docs / "research" / "losses.jsonl")
     assert [line["metrics"] for line in kept[1:]] == [
-        {"step": 1, "step_s": 2, "reward/right": 0.25}
+        {"step": 1, "step_s": 2, "validation/part/right": 0.25}
     ]
     assert research.draw.main(claims, [f"--docs={docs}"]) == 0
     page = (docs / "results.md").read_text()
     assert page.startswith("before\n<!-- losses -->\n| arm |")
     assert page.endswith("\n<!-- end -->\nafter\n")
-    assert "| GRPO | 0.250 |" in page
+    assert "| GRPO | 0.250 | 0.250 |" in page
     assert (docs / "research" / "losses.png").stat().st_size > 1000
 
 

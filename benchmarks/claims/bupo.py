@@ -1,7 +1,8 @@
 """Claim 3: BuPO at the depth that the entropy analysis names, at other depths, and GRPO.
 
 `postgrad analyze entropy` measures the model first (OUT/entropy: figures and entropy.json). Its
-boundary layer is the chosen depth. Accuracy is avg@k and pass@k over `--validation-samples`.
+boundary layer is the chosen depth. Accuracy is avg@k and pass@k over k responses at temperature 1,
+k being `--validation-samples`.
 """
 
 import argparse
@@ -79,8 +80,8 @@ CLAIM = Claim(
     columns=(
         Column("avg@k before", "validation/accuracy", first=True),
         Column("avg@k after", "validation/accuracy"),
-        Column("pass@k before", "validation/best@8", first=True),
-        Column("pass@k after", "validation/best@8"),
+        Column("pass@k before", "validation/best@", first=True),
+        Column("pass@k after", "validation/best@"),
         Column("update in phase one, s", "stage/update_s", count=3, where=("phase", 1)),
         Column("update in phase two, s", "stage/update_s", count=3, where=("phase", 2)),
     ),

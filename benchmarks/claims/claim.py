@@ -18,7 +18,14 @@ Arms = dict[str, list[str]]
 class Column:
     """A column of a claim's table: a metric of each run, at its first or over its last lines.
 
-    `where` is a metric and the value that it must have in a line.
+    Attributes:
+        heading: of the column.
+        key: name of the metric.
+        first: the first `count` lines with the metric; otherwise the last ones after step 0.
+        count: number of lines that are averaged.
+        where: a metric and the value that it must have in a line.
+        is_share: the metric is the share of right test problems, one greedy response each, so that
+            a single seed has a Wilson interval.
     """
 
     heading: str
@@ -26,6 +33,7 @@ class Column:
     first: bool = False
     count: int = 1
     where: tuple[str, float] | None = None
+    is_share: bool = False
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ CLAIM = Claim(
     arms=arms,
     prepare=write_task,
     columns=(
-        Column("policy's test accuracy before", "validation/accuracy", first=True),
-        Column("after", "validation/accuracy"),
+        Column("policy's test accuracy before", "validation/accuracy", first=True, is_share=True),
+        Column("after", "validation/accuracy", is_share=True),
         Column("classmate's test accuracy before", "validation/classmate", first=True),
         Column("after", "validation/classmate"),
         Column("classmate's training reward, last 5 steps", "reward/classmate", count=5),
@@ -82,7 +82,8 @@ def collapse_arms(options: argparse.Namespace) -> Arms:
     """The sums at 135M, where the run with a classmate lost what the one without learned.
 
     The condition lets the classmates' reward count where the main reward is above 0. A verifier
-    that pays 0.1 for a box without the right sum opens it for wrong answers.
+    that pays 0.1 for a box without the right sum opens it for wrong answers. The warm-up has as
+    many steps of GRPO before, which are not counted: the first 3 steps come after them.
     """
     shared = [
         f"data.train={options.out / 'train.jsonl'}",
@@ -114,11 +115,12 @@ COLLAPSE = Claim(
     arms=collapse_arms,
     prepare=write_sums,
     columns=(
+        Column("right sums, first 3 steps", "reward/right", first=True, count=3),
         Column("right sums, last 5 steps", "reward/right", count=5),
         Column("boxes, last 5 steps", "reward/boxed", count=5),
         Column("classmate's reward, last 5 steps", "reward/classmate", count=5),
-        Column("share gated", "classmate/gated", count=5),
-        Column("correlation of the rewards", "classmate/correlation", count=5),
+        Column("share gated, last 5 steps", "classmate/gated", count=5),
+        Column("correlation of the rewards, last 5 steps", "classmate/correlation", count=5),
     ),
     curves=("reward/right", "reward/boxed", "reward/classmate", "entropy"),
     validates=False,

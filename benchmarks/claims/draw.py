@@ -3,12 +3,16 @@
 `keep FOLDER` writes docs/research/CLAIM.jsonl from FOLDER/results.jsonl. `draw` writes
 docs/research/CLAIM.png from it, and puts each table between the lines `<!-- CLAIM -->` and
 `<!-- end -->` of docs/results.md. Lines are means over seeds, bands reach from the lowest to the
-highest seed. Tables have the mean of the seeds, the half width of its 95% t interval over seeds,
-and each seed; with one seed a greedy accuracy has its Wilson interval over the test problems.
+highest seed. Tables have the mean of the seeds. Accuracies and rewards also have the half width of
+its 95% t interval over seeds, and each seed; with one seed a greedy accuracy has its Wilson
+interval over the test problems.
+Runs that were stopped before their last step are drawn as far as they came: dashed where seeds of
+an arm are missing. The table counts their steps and ends with a line that says so.
 """
 
 import argparse
 import json
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from claims.claim import Claim, Column
-from claims.results import Entry, labels_by_arm, series, with_interval
+from claims.results import Entry, Results, labels_by_arm, series, with_interval
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-ALWAYS_KEPT = ("step", "step_s")
+ALWAYS_KEPT = ("step", "step_s", "running")
 DIGITS = 5  # significant digits of kept metrics
 SIZES = (
     "steps",
@@ -34,13 +38,44 @@ SIZES = (
     "task",
     "test_problems",
     "validation_samples",
+    "depths",
+    "classmate",
+    "monitor",
+    "engine",
     "overrides",
 )
+PATHS = ("classmate", "monitor")
+WITH_INTERVALS = ("validation/", "reward/")  # columns of other metrics have the mean alone
+# Titles of the panels; the metric's name otherwise.
+TITLES = {
+    "reward/mean": "training reward",
+    "reward/on_policy": "reward of the policy's own responses",
+    "reward/right": "right sums in training",
+    "validation/part/right": "right test sums",
+    "reward/boxed": "boxes in training",
+    "reward/classmate": "classmate's training reward",
+    "validation/accuracy": "test accuracy",
+    "validation/sampled_accuracy": "test reward, sampled",
+    "validation/test/accuracy": "test accuracy, two digits",
+    "validation/longer/accuracy": "test accuracy, three digits",
+    "validation/classmate": "classmate's test accuracy",
+    "validation/monitor/accuracy": "monitor's accuracy",
+    "response/length": "response (tokens)",
+    "entropy": "entropy (nats per token)",
+    "grad_norm": "gradient norm",
+    "stage/update_s": "update (seconds)",
+    "engine/gap_mean": "gap of log-probs, mean (nats)",
+    "replay/pool": "problems in the replay pool",
+    "tools/turns": "turns per response",
+}
+LOGARITHMIC = ("engine/gap_mean",)  # the native engine's gap is a thousand times smaller
+MARKED = 10  # curves of at most this many points have markers
 
 
 def described(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options that a reader needs, without paths."""
     sizes = {name: getattr(options, name) for name in SIZES}
+    sizes |= {name: Path(str(sizes[name])).name for name in PATHS}
     test = options.out / "test.jsonl"
     if test.is_file() and not options.test_problems:
         sizes["test_problems"] = len(test.read_text().splitlines())
@@ -50,20 +85,32 @@ def described(options: argparse.Namespace) -> dict[str, Any]:
 # ---- the table
 
 
+def metric(line: Mapping[str, float], key: str) -> float | None:
+    """Return a metric of a line; a key that ends in @ means the metric with any number after it."""
+    if key.endswith("@"):
+        return next((value for name, value in line.items() if name.startswith(key)), None)
+    return line.get(key)
+
+
 def column_values(lines: Sequence[Mapping[str, float]], column: Column) -> list[float]:
-    """Return the values that a column averages over, of one run."""
+    """Return the values that a column averages over, of one run.
+
+    Step 0 is before the training: it is the first value and never one of the last.
+    """
     if column.where:
         key, value = column.where
         lines = [line for line in lines if line.get(key) == value]
-    values = [line[column.key] for line in lines if column.key in line]
+    if not column.first:
+        lines = [line for line in lines if line["step"] > 0]
+    values = [value for line in lines if (value := metric(line, column.key)) is not None]
     return values[: column.count] if column.first else values[-column.count :]
 
 
 def table(claim: Claim, entries: Sequence[Entry]) -> str:
-    """Return the claim's Markdown table: a row per arm."""
+    """Return the claim's Markdown table, a row per arm, and a line about what is missing."""
     heads = ["arm", *(column.heading for column in claim.columns), "steps"]
     rows = [heads, ["---"] * len(heads)]
-    sizes = next((e["options"] for e in reversed(entries) if "options" in e), {})
+    sizes = last_options(entries)
     for arm, labels in labels_by_arm(entries).items():
         runs = [series(entries, label) for _, label in sorted(labels.items())]
         cells = [arm]
@@ -71,23 +118,60 @@ def table(claim: Claim, entries: Sequence[Entry]) -> str:
             found = [values for lines in runs if (values := column_values(lines, column))]
             means = [statistics.mean(values) for values in found]
             cells.append(cell(column, means, sizes))
-        steps = sorted({int(lines[-1]["step"]) for lines in runs})
-        cells.append(" ".join(map(str, steps)))
+        steps = [int(lines[-1]["step"]) for lines in runs]
+        cells.append(" ".join(map(str, steps if len(set(steps)) > 1 else steps[:1])))
         rows.append(cells)
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    missing = missing_runs(entries)
+    return f"{text}\n\n{missing}" if missing else text
+
+
+def last_options(entries: Sequence[Entry]) -> dict[str, Any]:
+    return next((entry["options"] for entry in reversed(entries) if "options" in entry), {})
+
+
+def unrecorded(claim: Claim, entries: Sequence[Entry]) -> list[str]:
+    """Return the metrics of columns and curves that no line has: a wrong name, or a short run."""
+    lines = [entry["metrics"] for entry in entries if "metrics" in entry]
+    keys = [*(column.key for column in claim.columns), *claim.curves]
+    own = ("running", "train_s")  # added by `series`
+    return [
+        key
+        for key in dict.fromkeys(keys)
+        if key not in own and all(metric(line, key) is None for line in lines)
+    ]
+
+
+def missing_runs(entries: Sequence[Entry]) -> str:
+    """Return a sentence about runs that are not there or did not reach their last step, or ""."""
+    sizes = last_options(entries)
+    num_steps, seeds = sizes.get("steps", 0), sizes.get("seeds", [])
+    found = labels_by_arm(entries)
+    reasons = [f"{arm}: not run" for arm in sizes.get("arms", []) if arm not in found]
+    for arm, labels in found.items():
+        for seed in sorted({*seeds, *labels}):
+            if seed not in labels:
+                reasons.append(f"{arm}, seed {seed}: not run")
+                continue
+            last = int(series(entries, labels[seed])[-1]["step"])
+            if last < num_steps:
+                reasons.append(f"{arm}, seed {seed}: step {last}")
+    if not reasons:
+        return ""
+    return f"Partial: not all runs reached step {num_steps} ({'; '.join(reasons)})."
 
 
 def cell(column: Column, means: Sequence[float], sizes: Mapping[str, Any]) -> str:
     """Return the text of a cell, with an interval where there is one."""
-    is_accuracy = column.key.endswith("accuracy")
     num_problems = sizes.get("test_problems", 0)
-    is_greedy = sizes.get("validation_samples", 1) == 1
-    if len(means) == 1 and is_accuracy and is_greedy and num_problems:
+    if len(means) == 1 and column.is_share and num_problems:
         from postgrad.results.metrics import interval
 
         num_right = round(means[0] * num_problems)
         low, high = interval([1.0] * num_right + [0.0] * (num_problems - num_right))
         return f"{means[0]:.3f} (Wilson {low:.3f} to {high:.3f})"
+    if means and not column.key.startswith(WITH_INTERVALS):
+        return f"{statistics.mean(means):.3g}"
     return with_interval(means)
 
 
@@ -102,33 +186,65 @@ def keep(claims: Mapping[str, Claim], arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     target = options.docs / "research"
     target.mkdir(parents=True, exist_ok=True)
-    for folder in options.folders:
-        text = (folder / "results.jsonl").read_text()
-        entries = [json.loads(line) for line in text.splitlines()]
-        for name in dict.fromkeys(entry["claim"] for entry in entries if "claim" in entry):
-            lines = thinned(name, claims[name], entries)
-            file = target / f"{name}.jsonl"
-            file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-            print(f"{file}: {len(lines)} lines")
+    entries = merged([Results(folder).read() for folder in options.folders])
+    for name in dict.fromkeys(entry["claim"] for entry in entries if "claim" in entry):
+        lines = thinned(name, claims[name], entries)
+        file = target / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        print(f"{file}: {len(lines)} lines")
     return 0
 
 
+def merged(folders: Sequence[Sequence[Entry]]) -> list[Entry]:
+    """Return the entries of several folders; of a run that is in several, those of the last.
+
+    The options of a claim become those of its last folder, with the seeds of all of them.
+    """
+    last = {entry["label"]: i for i, entries in enumerate(folders) for entry in entries}
+    kept: list[Entry] = []
+    seeds: dict[str, set[int]] = {}
+    for i, entries in enumerate(folders):
+        for entry in entries:
+            if "claim" in entry:
+                seeds.setdefault(entry["claim"], set()).update(entry["options"].get("seeds", []))
+                all_seeds = {"seeds": sorted(seeds[entry["claim"]])}
+                kept.append(entry | {"options": entry["options"] | all_seeds})
+            elif last[entry["label"]] == i:
+                kept.append(entry)
+    return kept
+
+
 def thinned(name: str, claim: Claim, entries: Sequence[Entry]) -> list[Entry]:
-    """Return the options, and one entry per step and run with the metrics that are shown."""
+    """Return the options, and an entry per run with the metrics that are shown by step."""
     shown = {column.key for column in claim.columns} | set(claim.curves) | set(ALWAYS_KEPT)
     shown |= {column.where[0] for column in claim.columns if column.where}
+    any_number = tuple(key for key in shown if key.endswith("@"))
     headers = [entry for entry in entries if entry.get("claim") == name]
     kept: list[Entry] = [headers[-1]]
-    for arm, labels in labels_by_arm(entries).items():
+    for arm, labels in labels_by_arm(entries, f"{name}-").items():
         for seed, label in sorted(labels.items()):
-            if not label.startswith(f"{name}-"):
-                continue
-            for line in series(entries, label):
-                metrics = {k: rounded(v) for k, v in line.items() if k in shown}
-                entry = {"arm": arm, "seed": seed, "label": label, "metrics": metrics}
-                timing = {k: line[k] for k in ("elapsed_s", "running") if k in line}
-                kept.append(entry | timing)
+            columns: dict[str, list[float | None]] = {}
+            lines = series(entries, label)
+            for key in sorted({key for line in lines for key in line}):
+                if key in shown or (any_number and key.startswith(any_number)):
+                    columns[key] = [rounded(line[key]) if key in line else None for line in lines]
+            kept.append({"arm": arm, "seed": seed, "label": label, "columns": columns})
     return kept
+
+
+def read_kept(file: Path) -> list[Entry]:
+    """Return the entries of a kept file, one per step and run."""
+    entries: list[Entry] = []
+    for text in file.read_text().splitlines():
+        run = json.loads(text)
+        columns = run.pop("columns", None)
+        if columns is None:
+            entries.append(run)
+            continue
+        for values in zip(*columns.values(), strict=True):
+            pairs = zip(columns, values, strict=True)
+            entries.append(run | {"metrics": {k: v for k, v in pairs if v is not None}})
+    return entries
 
 
 def rounded(value: float) -> float:
@@ -141,7 +257,7 @@ def rounded(value: float) -> float:
 
 
 def figure(claim: Claim, entries: Sequence[Entry], file: Path) -> None:
-    """Draw the claim's curves over steps, and the accuracy over seconds where it compares them."""
+    """Draw the claim's curves over steps, and the first over seconds where it compares them."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -155,32 +271,64 @@ def figure(claim: Claim, entries: Sequence[Entry], file: Path) -> None:
     panels = [("step", key) for key in claim.curves if key in present]
     if claim.axis:
         panels.append((claim.axis, claim.curves[0]))
-    shape = (4.2 * len(panels), 3.4)
-    drawing, axes = pyplot.subplots(1, len(panels), figsize=shape, squeeze=False)
-    for axis, (horizontal, key) in zip(axes[0], panels, strict=True):
+    num_columns = len(panels) if len(panels) < 4 else math.ceil(len(panels) / 2)
+    num_rows = math.ceil(len(panels) / num_columns)
+    shape = (3.6 * num_columns, 3.0 * num_rows + 0.8)
+    drawing, grid = pyplot.subplots(num_rows, num_columns, figsize=shape, squeeze=False)
+    axes = list(grid.flat)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    for axis, (horizontal, key) in zip(axes, panels, strict=False):
         for arm, lines in runs.items():
             draw_curve(axis, arm, lines, horizontal, key)
-        axis.set_title(key)
+        axis.set_title(TITLES.get(key, key), fontsize=10)
         axis.set_xlabel("seconds of training" if horizontal == "train_s" else "step")
-    axes[0][0].legend(fontsize=7)
-    drawing.tight_layout()
-    drawing.savefig(file, dpi=110, metadata={"Software": None})
+        if key in LOGARITHMIC:
+            axis.set_yscale("log")
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    curves, names = axes[0].get_legend_handles_labels()
+    drawing.suptitle(caption(entries), fontsize=8, color="0.35")
+    drawing.tight_layout(rect=(0, 0.5 / shape[1], 1, 1))
+    drawing.legend(curves, names, loc="lower center", ncols=4, fontsize=8, frameon=False)
+    drawing.savefig(file, dpi=100, metadata={"Software": None})
     pyplot.close(drawing)
+
+
+def caption(entries: Sequence[Entry]) -> str:
+    """Return a line about the seeds, the bands and missing runs."""
+    num_seeds = max(len(labels) for labels in labels_by_arm(entries).values())
+    model = last_options(entries).get("model", "")
+    words = [model] if model else []
+    words.append("one seed" if num_seeds == 1 else f"mean of {num_seeds} seeds, band: all seeds")
+    if missing_runs(entries):
+        words.append("partial: not all runs reached their last step (dashed: some seeds)")
+    return "; ".join(words)
 
 
 def draw_curve(
     axis: Any, arm: str, runs: Sequence[Sequence[Mapping[str, float]]], horizontal: str, key: str
 ) -> None:
-    """Draw one arm: the mean over seeds at each step, and the range of the seeds."""
+    """Draw one arm: the mean over seeds at each step, and the range of the seeds.
+
+    From the first step on that some seeds do not have, the mean of the others is dashed.
+    """
     by_step: dict[int, list[tuple[float, float]]] = {}
     for lines in runs:
         for line in lines:
             if key in line:
                 by_step.setdefault(int(line["step"]), []).append((line[horizontal], line[key]))
     points = [by_step[step] for step in sorted(by_step)]
+    num_seeds = max(map(len, points), default=0)
     places = [statistics.mean(x for x, _ in point) for point in points]
     means = [statistics.mean(y for _, y in point) for point in points]
-    (curve,) = axis.plot(places, means, label=arm, linewidth=1.3)
+    full = next((i for i, point in enumerate(points) if len(point) < num_seeds), len(points))
+    style: dict[str, Any] = {"linewidth": 1.3, "marker": "o" if len(points) <= MARKED else None}
+    (curve,) = axis.plot(places[:full], means[:full], label=arm, markersize=3, **style)
+    rest = slice(max(0, full - 1), None)
+    if full < len(points):
+        style |= {"linestyle": "--", "color": curve.get_color()}
+        axis.plot(places[rest], means[rest], markersize=3, **style)
     low = [min(y for _, y in point) for point in points]
     high = [max(y for _, y in point) for point in points]
     axis.fill_between(places, low, high, alpha=0.15, color=curve.get_color(), linewidth=0)
@@ -195,7 +343,7 @@ def main(claims: Mapping[str, Claim], arguments: list[str]) -> int:
     text = page.read_text() if page.is_file() else ""
     for file in sorted((docs / "research").glob("*.jsonl")):
         claim = claims[file.stem]
-        entries = [json.loads(line) for line in file.read_text().splitlines()]
+        entries = read_kept(file)
         figure(claim, entries, file.with_suffix(".png"))
         markdown = table(claim, entries)
         print(f"{file.stem}: {claim.question}\n\n{markdown}\n")

@@ -4,7 +4,7 @@ The task is an operation `a @ b` that the prompt does not define, so that all re
 the start. The demonstrations come from a program. Beside the held-out problems of the same size
 (`test`), problems with three digits (`longer`) show whether the rule was learned or the examples.
 All methods have the same number of steps and problems per step; SFT then RL has half as many steps
-of SFT before.
+of SFT before, and its values before training are those after the SFT.
 """
 
 import argparse
@@ -55,12 +55,18 @@ CLAIM = Claim(
     arms=arms,
     prepare=write_operation,
     columns=(
-        Column("before", "validation/test/accuracy", first=True),
-        Column("two digits, held out", "validation/test/accuracy"),
-        Column("three digits", "validation/longer/accuracy"),
+        Column("two digits before", "validation/test/accuracy", first=True, is_share=True),
+        Column("two digits after", "validation/test/accuracy", is_share=True),
+        Column("three digits before", "validation/longer/accuracy", first=True, is_share=True),
+        Column("three digits after", "validation/longer/accuracy", is_share=True),
         Column("seconds per step", "step_s", count=10),
     ),
-    curves=("reward/mean", "validation/test/accuracy", "validation/longer/accuracy", "entropy"),
+    curves=(
+        "reward/on_policy",
+        "validation/test/accuracy",
+        "validation/longer/accuracy",
+        "entropy",
+    ),
     sizes={
         "steps": 30,
         "jobs": 5,

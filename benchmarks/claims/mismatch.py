@@ -41,9 +41,10 @@ CLAIM = Claim(
     arms=arms,
     prepare=write_sums,
     columns=(
+        Column("right sums, first 3 steps", "reward/right", first=True, count=3),
         Column("right sums, last 5 steps", "reward/right", count=5),
         Column("mean gap in nats, last 5 steps", "engine/gap_mean", count=5),
-        Column("largest gap", "engine/gap_max", count=5),
+        Column("largest gap of a step in nats, mean of 5", "engine/gap_max", count=5),
         Column("gradient norm, last 5 steps", "grad_norm", count=5),
         Column("seconds per step", "step_s", count=10),
     ),

@@ -93,11 +93,11 @@ def series(entries: Iterable[Entry], label: str) -> list[dict[str, float]]:
     return lines
 
 
-def labels_by_arm(entries: Iterable[Entry]) -> dict[str, dict[int, str]]:
-    """Return arm -> seed -> label of the runs that have metrics."""
+def labels_by_arm(entries: Iterable[Entry], prefix: str = "") -> dict[str, dict[int, str]]:
+    """Return arm -> seed -> label of the runs that have metrics and a label with this prefix."""
     arms: dict[str, dict[int, str]] = {}
     for entry in entries:
-        if "metrics" in entry:
+        if "metrics" in entry and entry["label"].startswith(prefix):
             arms.setdefault(entry["arm"], {})[entry["seed"]] = entry["label"]
     return arms
 

@@ -78,7 +78,10 @@ def accuracy(
             return_dict=True,
         ).to(model.device)
         with torch.autocast(model.device.type, torch.bfloat16, model.device.type == "cuda"):
-            rows = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
+            # Qwen2.5's generation_config has a repetition penalty, which Postgrad does not apply.
+            rows = model.generate(
+                **inputs, max_new_tokens=max_tokens, do_sample=False, repetition_penalty=1.0
+            )
         prompt_length = inputs["input_ids"].shape[1]
         texts = tokenizer.batch_decode(rows[:, prompt_length:], skip_special_tokens=True)
         values += scores(scorer, some, texts)

@@ -31,12 +31,13 @@ from claims.results import Results  # noqa: E402
 from claims.runs import Run, keep_policy, run_all  # noqa: E402
 from distill_data import (  # noqa: E402
     cut_layers,
+    measure_teacher,
     pair_rows,
     run_command,
     sample_teacher,
     sft_rows,
 )
-from distill_table import report  # noqa: E402
+from distill_table import TEACHER, report  # noqa: E402
 
 # ---- the runs
 
@@ -86,6 +87,7 @@ def latest_policy(folder: Path) -> Path:
 def distill_runs(options: argparse.Namespace) -> list[Run]:
     """Prepare the student and its data, and return the runs of all arms and seeds."""
     teacher = options.model
+    measure_teacher(options, teacher, options.out / TEACHER)
     first = sample_teacher(options, teacher, options.out / "first.jsonl")
     second = sample_teacher(options, teacher, options.out / "second.jsonl")
     write_rows(options.out / "sft-first.jsonl", sft_rows(first))

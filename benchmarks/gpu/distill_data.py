@@ -52,6 +52,19 @@ def sample_teacher(options: argparse.Namespace, model: str, problems: Path) -> l
     return [sample | {"messages": messages[sample["uid"]]} for sample in kept]
 
 
+def measure_teacher(options: argparse.Namespace, model: str, folder: Path) -> None:
+    """Write the model's greedy answers to the test problems: what the student can hope for."""
+    if not (folder / "summary.json").is_file():
+        run_command(
+            "eval",
+            model,
+            f"data={options.out / 'test.jsonl'}",
+            "temperature=0",
+            f"max_response_tokens={options.tokens}",
+            f"out={folder}",
+        )
+
+
 def sft_rows(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the samples as demonstrations."""
     return [

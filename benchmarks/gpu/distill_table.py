@@ -1,13 +1,15 @@
 """Tables from the results.jsonl of distill.py."""
 
 import argparse
+import json
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from claims.results import ACCURACY, Results, series
+from claims.results import ACCURACY, Results, series, with_interval
 
 SCORE = "validation/part/reward_model"
+TEACHER = "teacher"  # folder of the teacher's evaluation on the test problems
 
 
 def accuracy_by_tokens(lines: Sequence[dict[str, float]], rows: int) -> list[tuple[float, float]]:
@@ -33,11 +35,6 @@ def verifier_accuracy(line: dict[str, float]) -> float:
     return part
 
 
-def cell(values: Sequence[float]) -> str:
-    each = " ".join(f"{value:.3f}" for value in values)
-    return f"{statistics.mean(values):.3f} ({each})"
-
-
 def table(options: argparse.Namespace, part: str, entries: Sequence[dict[str, Any]]) -> str:
     """Return the Markdown table of one part; "" if none of its runs has a validation."""
     runs = {
@@ -60,8 +57,8 @@ def table(options: argparse.Namespace, part: str, entries: Sequence[dict[str, An
     heads = [
         "arm",
         "start",
-        f"at {budget / 1e3:.0f}k tokens: mean (seeds)",
-        "end: mean (seeds)",
+        f"at {budget / 1e3:.0f}k tokens: mean ± 95% t interval (seeds)",
+        "end: the same",
         "tokens, mean",
     ]
     has_scores = any(run for arm in scores.values() for run in arm)
@@ -73,8 +70,8 @@ def table(options: argparse.Namespace, part: str, entries: Sequence[dict[str, An
         cells = [
             arm,
             f"{statistics.mean(run[0][1] for run in arm_points):.3f}",
-            cell(equal),
-            cell([run[-1][1] for run in arm_points]),
+            with_interval(equal),
+            with_interval([run[-1][1] for run in arm_points]),
             f"{statistics.mean(run[-1][0] for run in arm_points) / 1e3:.0f}k",
         ]
         if has_scores:
@@ -104,13 +101,27 @@ def pair_accuracy(options: argparse.Namespace, entries: Sequence[dict[str, Any]]
     if not ends:
         return ""
     before, after = zip(*ends, strict=True)
-    return f"Reward model on held-out pairs: {cell(before)} before, {cell(after)} after training."
+    return f"Reward model on held-out pairs: {with_interval(before)} before, {with_interval(after)} after training."
+
+
+def teacher_accuracy(options: argparse.Namespace) -> str:
+    """Return a sentence about the teacher's greedy answers to the test problems."""
+    file = options.out / TEACHER / "summary.json"
+    if not file.is_file():
+        return ""
+    (found,) = json.loads(file.read_text())["sets"].values()
+    accuracy = found["avg"]
+    return (
+        f"Teacher on the {found['problems']} test problems, greedy: {accuracy['value']:.3f} "
+        f"(Wilson {accuracy['low']:.3f} to {accuracy['high']:.3f})."
+    )
 
 
 def report(options: argparse.Namespace, results: Results) -> None:
     """Write table.md from results.jsonl and print it."""
     entries = results.read()
     parts = [
+        teacher_accuracy(options),
         table(options, "distill", entries),
         pair_accuracy(options, entries),
         table(
