@@ -101,7 +101,8 @@ def pair_accuracy(options: argparse.Namespace, entries: Sequence[dict[str, Any]]
     if not ends:
         return ""
     before, after = zip(*ends, strict=True)
-    return f"Reward model on held-out pairs: {with_interval(before)} before, {with_interval(after)} after training."
+    change = f"{with_interval(before)} before, {with_interval(after)} after training"
+    return f"Reward model on held-out pairs: {change}."
 
 
 def teacher_accuracy(options: argparse.Namespace) -> str:
