@@ -183,12 +183,15 @@ def keep(claims: Mapping[str, Claim], arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--docs", type=Path, default=DOCS)
+    parser.add_argument("--model", help="the model's name, if its folder has another one")
     options = parser.parse_args(arguments)
     target = options.docs / "research"
     target.mkdir(parents=True, exist_ok=True)
     entries = merged([Results(folder).read() for folder in options.folders])
     for name in dict.fromkeys(entry["claim"] for entry in entries if "claim" in entry):
         lines = thinned(name, claims[name], entries)
+        if options.model:
+            lines[0]["options"]["model"] = options.model
         file = target / f"{name}.jsonl"
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
         print(f"{file}: {len(lines)} lines")

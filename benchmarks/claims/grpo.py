@@ -45,7 +45,7 @@ CLAIM = Claim(
         Column("test accuracy before", "validation/accuracy", first=True, is_share=True),
         Column("after", "validation/accuracy", is_share=True),
         Column("training reward, last 5 steps", "reward/mean", count=5),
-        Column("tokens per response", "response/length", count=5),
+        Column("tokens per response, last 5 steps", "response/length", count=5),
         Column("seconds per step", "step_s", count=10),
         Column("seconds of steps", "train_s"),
         Column("runs at once, mean", "running", count=1000),
