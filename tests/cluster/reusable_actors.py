@@ -57,7 +57,7 @@ class ReusableRank(RankActor):
         setattr(self.ports[port][1], method, fail)
 
 
-def create_actor(self: ActorPool) -> Any:
+def create_actor(self: ActorPool, placement: Any) -> Any:
     """Replaces ActorPool.create_actor: takes an idle actor if there is one."""
     if IDLE:
         return IDLE.pop()

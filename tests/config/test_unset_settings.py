@@ -33,6 +33,7 @@ REASONS = {
     "rollout.url": "address of rollout.engine=http",
     "rollout.max_gap": "raised for models whose engine and trainer differ more",
     "rollout.cache_gib": "chosen by the memory of the GPU",
+    "rollout.tensor_parallel": "chosen by the size of the model and the number of GPUs",
     "rollout.staleness": "asynchronous rollouts; chosen per cluster",
     "rollout.stream": "asynchronous rollouts; chosen per cluster",
     "rollout.top_p": "evaluation uses it; no original trains with truncated sampling",

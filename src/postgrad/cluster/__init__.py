@@ -19,10 +19,11 @@ not depend on the backend. May import methods, rollout, model, verifiers and eve
     ray_backend      opens models and engines on Ray
     ray_connection   starts or joins a Ray cluster, with token authentication
     ray_resources    CPU cores and GPUs of each actor
+    placement        reserves devices of one node for workers that divide an engine
     actor_pool       creates actors, calls them and waits for them
     worker_group     actors that train sharded models together
     engine_pool      actors with an engine each; lost ones are restarted
-    weights_ref      weights that stay in Ray's object store
+    weights_ref      weights that stay in Ray's object store, in parts
     rank_actor       the actor that holds models or an engine
     verifier_pool    actors that run verifiers
     verifier_actor   the actor that holds a pool of verifier processes

@@ -9,20 +9,26 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from postgrad.cluster.placement import Placement
 from postgrad.cluster.rank_actor import RankActor
 from postgrad.cluster.ray_connection import first_line
 from postgrad.cluster.ray_resources import actor_resources
+from postgrad.cluster.weights_ref import WeightsRef
 from postgrad.config.compose import to_yaml
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import RunError
 
 
 class Worker:
-    """An actor with its name; `handle` changes when the actor is restarted."""
+    """An actor with its name; `handle` changes when the actor is restarted.
 
-    def __init__(self, name: str, handle: Any) -> None:
+    `placement` has the options that put the actor on a reserved device; None without one.
+    """
+
+    def __init__(self, name: str, handle: Any, placement: Placement | None = None) -> None:
         self.name = name
         self.handle = handle
+        self.placement = placement
 
 
 class WorkerLost(Exception):
@@ -57,6 +63,7 @@ class ActorPool:
         label: name of the pool in messages, such as "policy".
         size: number of workers.
         port_names: the ports that each worker holds.
+        placements: reserved devices, one per worker; () without a reservation.
     """
 
     def __init__(
@@ -66,6 +73,7 @@ class ActorPool:
         label: str,
         size: int,
         port_names: Sequence[str],
+        placements: Sequence[Placement] = (),
     ) -> None:
         self.ray = ray
         self.config = config
@@ -78,21 +86,26 @@ class ActorPool:
         self.workers: list[Worker] = []
         for number in range(size):
             name = f"{label} {number}" if size > 1 else label
-            self.workers.append(Worker(name, self.create_actor()))
+            placement = placements[number] if placements else None
+            self.workers.append(Worker(name, self.create_actor(placement), placement))
 
     def call(self, port: str, method: str, *arguments: Any) -> Any:
         raise NotImplementedError
 
-    def create_actor(self) -> Any:
+    def create_actor(self, placement: Placement | None) -> Any:
         """Returns the handle of a new actor."""
-        actor = self.ray.remote(RankActor)
-        return actor.options(**self.resources, max_restarts=0, max_concurrency=1).remote()
+        options = {**self.resources, **(placement or {}), "max_restarts": 0, "max_concurrency": 1}
+        return self.ray.remote(RankActor).options(**options).remote()
 
     def send(
-        self, worker: Worker, request: bytes | Any, parts: Sequence[Any] = ()
+        self, worker: Worker, request: bytes | Any, weights: WeightsRef | None = None
     ) -> tuple[Any, Any]:
-        """Sends a call; returns the references of its status and of its result."""
-        return worker.handle.call.options(num_returns=2).remote(request, *parts)
+        """Sends a call; returns the references of its status and of its result.
+
+        `weights` are the last argument of the call. The worker reads them part by part.
+        """
+        parts = None if weights is None else weights.parts
+        return worker.handle.call.options(num_returns=2).remote(request, parts)
 
     def wait_all(
         self,

@@ -1,8 +1,11 @@
-"""Workers on Ray with a full model each, for generation only. Lost workers are restarted."""
+"""Engines on Ray, for generation only: one worker each, or several that divide its weights.
+
+Lost engines are restarted.
+"""
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from postgrad.cluster.actor_pool import (
     ActorPool,
@@ -11,9 +14,10 @@ from postgrad.cluster.actor_pool import (
     merge_results,
     split_requests,
 )
-from postgrad.cluster.ports import to_exception
+from postgrad.cluster.placement import Placement
+from postgrad.cluster.ports import LOST_PEER, to_exception
 from postgrad.cluster.remote_ports import START_S
-from postgrad.cluster.weights_ref import WeightsRef
+from postgrad.cluster.weights_ref import WeightsRef, store_weights
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import RunError
@@ -21,11 +25,22 @@ from postgrad.errors import RunError
 MAX_RESTARTS = 3  # of lost engines, per run
 
 
+class SentCall(NamedTuple):
+    """References of a call's status and of its result."""
+
+    status: Any
+    result: Any
+
+
 class EnginePool(ActorPool):
     """Engines that share the requests of each call.
 
-    A lost engine is restarted, gets the current weights and repeats its requests. Every sample
-    has its own seed, so neither the repetition nor the split changes a result.
+    With `group_size` > 1 an engine has that many workers, which divide its weights among them and
+    get the same calls; the first of them stands for the engine here. A lost engine is restarted,
+    gets the current weights and repeats its requests. Every sample has its own seed, so neither
+    the repetition nor the split changes a result.
+
+    Args: those of ActorPool; `size` is the number of engines.
 
     Raises: ConfigError or RunError if the engines cannot start.
     """
@@ -37,13 +52,23 @@ class EnginePool(ActorPool):
         label: str,
         size: int,
         port_names: Sequence[str],
+        placements: Sequence[Placement] = (),
+        group_size: int = 1,
     ) -> None:
-        super().__init__(ray, config, label, size, port_names)
+        super().__init__(ray, config, label, size * group_size, port_names, placements)
+        self.engines = self.workers[::group_size]  # the first worker of each
+        self.members: dict[Worker, list[Worker]] = {}  # the workers of an engine
+        for number, first in enumerate(self.engines):
+            members = self.workers[number * group_size : (number + 1) * group_size]
+            self.members[first] = members
+            for rank, worker in enumerate(members):
+                if group_size > 1:
+                    worker.name = f"{label} {number} rank {rank}"
         self.restarts_left = MAX_RESTARTS
-        self.published: tuple[str, Any] | None = None  # port, and reference of its weights
+        self.published: tuple[str, WeightsRef] | None = None  # port and its weights
         self.owners: dict[str, Worker] = {}  # the engine of each unfinished group of rollout.stream
         try:
-            self._start(self.workers)
+            self._start(self.engines)
         except WorkerLost as lost:
             self.close()
             raise RunError(str(lost)) from lost
@@ -60,10 +85,10 @@ class EnginePool(ActorPool):
             if method == "poll":
                 return self._poll(port, *arguments)
             requests, sampling = arguments
-            shares = split_requests(requests, len(self.workers))
+            shares = split_requests(requests, len(self.engines))
             share_of: dict[Worker, list[int]] = {}
             messages: dict[Worker, bytes | None] = {}
-            for worker, share in zip(self.workers, shares, strict=True):
+            for worker, share in zip(self.engines, shares, strict=True):
                 if share:
                     own_requests = [requests[index] for index in share]
                     share_of[worker] = share
@@ -82,11 +107,11 @@ class EnginePool(ActorPool):
         reports its groups as missing, and the driver adds them again.
         """
         self.owners = {name: self.owners[name] for name in names if name not in added}
-        own: dict[Worker, list[str]] = {worker: [] for worker in self.workers}
+        own: dict[Worker, list[str]] = {worker: [] for worker in self.engines}
         for name, worker in self.owners.items():
             own[worker].append(name)
         for name in added:
-            worker = min(self.workers, key=lambda worker: len(own[worker]))
+            worker = min(self.engines, key=lambda worker: len(own[worker]))
             own[worker].append(name)
             self.owners[name] = worker
         messages: dict[Worker, bytes | None] = {}
@@ -102,40 +127,47 @@ class EnginePool(ActorPool):
         }
 
     def _publish_to_all(self, port: str, weights: Any) -> None:
-        is_stored = isinstance(weights, WeightsRef)
-        reference = weights.reference if is_stored else self.ray.put(encode(weights))
-        self.published = (port, reference)
-        self._call_with_restarts(dict.fromkeys(self.workers), f"{port}.publish")
+        if not isinstance(weights, WeightsRef):
+            weights = WeightsRef(self.ray, store_weights(self.ray, weights.items()))
+        self.published = (port, weights)
+        self._call_with_restarts(dict.fromkeys(self.engines), f"{port}.publish")
 
     def _call_with_restarts(
         self, messages: Mapping[Worker, bytes | None], call_name: str
     ) -> dict[Worker, bytes]:
-        """Returns the encoded result per worker. A message of None publishes the weights.
+        """Returns the encoded result per engine. A message of None publishes the weights.
 
-        A lost worker is restarted and called again, while restarts are left.
+        A lost engine is restarted and called again, while restarts are left.
         """
-        sent = {worker: self._send(worker, message) for worker, message in messages.items()}
+        sent = {engine: self._send(engine, message) for engine, message in messages.items()}
         results: dict[Worker, bytes] = {}
         while sent:
-            worker, (status, result) = next(iter(sent.items()))
+            engine, calls = next(iter(sent.items()))
             try:
-                self._check_status(status, worker, call_name, self.wait_s)
-                results[worker] = self.wait(result, worker, call_name, self.wait_s)
-                del sent[worker]
+                self._check_statuses(calls, call_name)
+                results[engine] = self.wait(calls[engine].result, engine, call_name, self.wait_s)
+                del sent[engine]
             except WorkerLost as lost:
-                self._restart(worker, lost)
-                sent[worker] = self._send(worker, messages[worker])
+                self._restart(engine, lost)
+                sent[engine] = self._send(engine, messages[engine])
         return results
 
-    def _send(self, worker: Worker, message: bytes | None) -> tuple[Any, Any]:
-        if message is not None:
-            return self.send(worker, message)
-        assert self.published is not None
-        port, reference = self.published
-        return self.send(worker, encode([port, "publish", []]), [reference])
+    def _send(self, engine: Worker, message: bytes | None) -> dict[Worker, SentCall]:
+        """Sends a call to all workers of an engine; None sends the published weights."""
+        weights: WeightsRef | None = None
+        if message is None:
+            assert self.published is not None
+            port, weights = self.published
+            message = encode([port, "publish", []])
+        calls: dict[Worker, SentCall] = {}
+        for worker in self.members[engine]:
+            calls[worker] = SentCall(*self.send(worker, message, weights))
+        return calls
 
-    def _restart(self, worker: Worker, lost: WorkerLost) -> None:
-        self.ray.kill(worker.handle)
+    def _restart(self, engine: Worker, lost: WorkerLost) -> None:
+        """Replaces all workers of an engine: they cannot go on without the one that is lost."""
+        for worker in self.members[engine]:
+            self.ray.kill(worker.handle)
         if self.restarts_left == 0:
             raise RunError(
                 f"{lost}, after {MAX_RESTARTS} restarts; the same command continues the run"
@@ -146,29 +178,40 @@ class EnginePool(ActorPool):
             f"({self.restarts_left} restarts left)",
             file=sys.stderr,
         )
-        worker.handle = self.create_actor()
+        for worker in self.members[engine]:
+            worker.handle = self.create_actor(worker.placement)
         try:
-            self._start([worker])
+            self._start([engine])
             if self.published is not None:
-                status, _ = self._send(worker, None)
-                self._check_status(status, worker, "engine.publish", self.wait_s)
+                self._check_statuses(self._send(engine, None), "engine.publish")
         except WorkerLost as lost_again:
-            self._restart(worker, lost_again)
+            self._restart(engine, lost_again)
 
-    def _start(self, workers: Sequence[Worker]) -> None:
-        """Builds the engines of the workers. Raises WorkerLost, ConfigError or RunError."""
+    def _start(self, engines: Sequence[Worker]) -> None:
+        """Builds the engines. Raises WorkerLost, ConfigError or RunError."""
         pending: dict[Any, Worker] = {}
-        for worker in workers:
-            reference = worker.handle.start.remote(self.config_ref, self.port_names, 0, 1, None)
-            pending[reference] = worker
-        for value in self.wait_all(pending, "start", START_S):
-            _raise_failure(value)
+        for engine in engines:
+            members = self.members[engine]
+            address: Any = None
+            if len(members) > 1:
+                reference = engine.handle.rendezvous_address.remote()
+                address = self.wait(reference, engine, "start", START_S)
+            for rank, worker in enumerate(members):
+                arguments = (self.config_ref, self.port_names, rank, len(members), address)
+                pending[worker.handle.start.remote(*arguments)] = worker
+        self._check_all(pending, "start", START_S)
 
-    def _check_status(self, reference: Any, worker: Worker, call_name: str, limit_s: float) -> None:
-        _raise_failure(self.wait(reference, worker, call_name, limit_s))
+    def _check_statuses(self, calls: Mapping[Worker, SentCall], call_name: str) -> None:
+        statuses = {call.status: worker for worker, call in calls.items()}
+        self._check_all(statuses, call_name, self.wait_s)
 
-
-def _raise_failure(value: bytes) -> None:
-    status, message = decode(value)
-    if status != "ok":
-        raise to_exception(status, message)
+    def _check_all(self, statuses: dict[Any, Worker], call_name: str, limit_s: float) -> None:
+        """Waits for the status of each worker; raises the first failure, WorkerLost for a loss."""
+        for value in self.wait_all(statuses, call_name, limit_s):
+            status, message = decode(value)
+            if status == LOST_PEER:
+                first = next(iter(statuses.values()))
+                reason = f"lost its connection to another one during {call_name}"
+                raise WorkerLost(first, reason, died=False)
+            if status != "ok":
+                raise to_exception(status, message)

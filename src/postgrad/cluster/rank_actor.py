@@ -48,8 +48,9 @@ class RankActor:
     ) -> bytes:
         """Builds the models of `port_names` from the YAML `config`; returns [status, message].
 
-        `address` is the rendezvous of the `size` ranks. Without it, the actor joins no process
-        group and holds only models that generate text.
+        `address` is the rendezvous of the `size` ranks: of sharded models, or of one engine whose
+        weights are divided over them. Without it, the actor joins no process group and holds only
+        models that generate text.
         """
         from postgrad.cluster.wire import encode
 
@@ -60,22 +61,42 @@ class RankActor:
         self.ports = result
         return encode(["ok", None])
 
-    def call(self, request: bytes, *parts: bytes) -> tuple[bytes, bytes]:
+    def call(self, request: bytes, weights: list[Any] | None = None) -> tuple[bytes, bytes]:
         """Returns the encoded [status, message] and the encoded result.
 
-        `parts` are further arguments that were passed by reference. Results are equal on all
+        `weights` are the parts of a further argument, a WeightsRef. Results are equal on all
         ranks, so only the first rank returns one. Generated text differs, so all return it.
         """
+        import ray
+
+        from postgrad.cluster.weights_ref import WeightsRef
         from postgrad.cluster.wire import decode, encode
 
         port, method, arguments = decode(request)
-        arguments = [*arguments, *map(decode, parts)]
+        if weights is not None:
+            arguments = [*arguments, WeightsRef(ray, weights)]
         status, result = call_port(self.ports, port, method, arguments)
         if status != "ok":
             return encode([status, result]), b""
         if not self.is_first and method != "generate":
             result = None
         return encode(["ok", None]), encode(result)
+
+    def store_weights(self, port: str) -> tuple[bytes, list[Any]]:
+        """Puts this rank's share of a model's weights into Ray's object store.
+
+        Returns the encoded [status, message] and the parts (weights_ref.py).
+        """
+        import ray
+
+        from postgrad.cluster.weights_ref import store_weights
+        from postgrad.cluster.wire import encode
+
+        _, model = self.ports[port]
+        status, result = attempt(lambda: store_weights(ray, model.own_weights()))
+        if status != "ok":
+            return encode([status, result]), []
+        return encode(["ok", None]), result
 
     def _build(
         self,
@@ -89,23 +110,27 @@ class RankActor:
         from postgrad.config.compose import from_yaml
         from postgrad.methods import find_method
         from postgrad.model.device import set_threads
+        from postgrad.model.ranks import Ranks
 
         if port_names == [ENGINE]:
-            return {ENGINE: ("engine", load_engine(read_engine_config(text)).engine)}
+            settings = read_engine_config(text)
+            if address is not None:
+                self._init_process_group(settings, rank, size, address)
+            return {ENGINE: ("engine", load_engine(settings).engine)}
         config = from_yaml(text, lambda name: find_method(name).Settings)
         set_threads(config.model.threads)
         if address is None:
             return _build_generating(config, port_names)
-        ranks = self._init_process_group(config, rank, size, address)
-        return _build_sharded(config, port_names, ranks)
+        device = self._init_process_group(config, rank, size, address)
+        return _build_sharded(config, port_names, Ranks.from_process_group(device, config.cluster))
 
     def _init_process_group(
         self, config: Any, rank: int, size: int, address: tuple[str, int]
     ) -> Any:
+        """Joins the process group of the ranks; returns this rank's device."""
         import torch.distributed as dist
 
         from postgrad.model.device import choose_device
-        from postgrad.model.ranks import Ranks
 
         device = choose_device(config.model.device)
         timeout = timedelta(seconds=config.cluster.wait_s)
@@ -123,7 +148,7 @@ class RankActor:
         )
         backend = dist.get_default_backend_for_device(device)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-        return Ranks.from_process_group(device, config.cluster)
+        return device
 
 
 def _choose_interface(host: str) -> None:

@@ -1,7 +1,7 @@
 """Opens the models of a run, or engines alone, on a Ray cluster."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any
 
 from postgrad.cluster.engine_pool import EnginePool
@@ -12,9 +12,10 @@ from postgrad.cluster.engines import (
     shares_weights,
 )
 from postgrad.cluster.host import GENERATING
+from postgrad.cluster.placement import Placement, reserve_groups
 from postgrad.cluster.rank_actor import ENGINE, POLICY
 from postgrad.cluster.ray_connection import connect
-from postgrad.cluster.ray_resources import VERIFIER, check_capacity
+from postgrad.cluster.ray_resources import VERIFIER, actor_resources, check_capacity
 from postgrad.cluster.remote_ports import RemoteEngine, RemoteModel
 from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.cluster.verifier_pool import RayVerifierPool
@@ -44,14 +45,24 @@ def open_models_on_ray(
                 f"give one of {', '.join([*loaded, VERIFIER])}"
             )
     num_engines = config.cluster.engines
+    group_size = config.rollout.tensor_parallel  # workers per engine
     with ExitStack() as stack:
         ray = stack.enter_context(connect(config))
-        num_actors = config.cluster.workers + num_engines + sum(pools.values())
+        num_actors = config.cluster.workers + num_engines * group_size + sum(pools.values())
         check_capacity(ray, config, num_actors)
+        # Reserved before any worker starts: workers elsewhere could leave no node with room.
+        placements = stack.enter_context(_reserve(ray, config))
         own_names = [name for name in loaded if name not in pools]
         has_own_engine = not num_engines and not is_remote(config)
         group_ports = [POLICY, *([ENGINE] if has_own_engine else []), *own_names]
-        group = WorkerGroup(ray, config, POLICY, config.cluster.workers, group_ports)
+        group = WorkerGroup(
+            ray,
+            config,
+            POLICY,
+            config.cluster.workers,
+            group_ports,
+            () if num_engines else placements,
+        )
         stack.enter_context(closing(group))
         models = {name: _make_port(group, name, loaded[name]) for name in own_names}
         for name, size in pools.items():
@@ -60,7 +71,9 @@ def open_models_on_ray(
             models[name] = _make_port(pool, name, loaded[name])
         engine: Any = RemoteEngine(group, shares_weights(config))
         if num_engines:
-            engines = EnginePool(ray, engine_config(config), ENGINE, num_engines, [ENGINE])
+            settings = engine_config(config)
+            ports = [ENGINE]
+            engines = EnginePool(ray, settings, ENGINE, num_engines, ports, placements, group_size)
             stack.enter_context(closing(engines))
             engine = RemoteEngine(engines, shares_weights=False)
         if VERIFIER in config.cluster.pools:
@@ -72,12 +85,28 @@ def open_models_on_ray(
 
 @contextmanager
 def open_engine_on_ray(config: EngineConfig) -> Iterator[Any]:
-    """Yields engines behind one port: cluster.engines of them, or else cluster.workers."""
+    """Yields engines behind one port: cluster.engines of them, or else on all cluster.workers."""
+    group_size = config.rollout.tensor_parallel
+    size = config.cluster.engines or config.cluster.workers // group_size
     with connect(config) as ray:
-        size = config.cluster.engines or config.cluster.workers
-        check_capacity(ray, config, size)
-        with closing(EnginePool(ray, config, ENGINE, size, [ENGINE])) as engines:
+        check_capacity(ray, config, size * group_size)
+        with (
+            _reserve(ray, config) as placements,
+            closing(
+                EnginePool(ray, config, ENGINE, size, [ENGINE], placements, group_size)
+            ) as engines,
+        ):
             yield RemoteEngine(engines, shares_weights=False)
+
+
+def _reserve(ray: Any, config: Config | EngineConfig) -> AbstractContextManager[list[Placement]]:
+    """Reserves the devices of divided engines: separate ones, or those of the policy's workers."""
+    cluster = config.cluster
+    group_size = config.rollout.tensor_parallel
+    label = ENGINE if cluster.engines else POLICY
+    resources = actor_resources(config, label, ray.cluster_resources())
+    num_groups = cluster.engines or cluster.workers // group_size
+    return reserve_groups(ray, resources, num_groups, group_size, cluster.wait_s)
 
 
 def _make_port(pool: Any, name: str, role: Role) -> Any:

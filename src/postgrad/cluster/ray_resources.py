@@ -1,5 +1,6 @@
 """CPU cores, GPUs and NPUs that each actor on Ray needs."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from postgrad.config.schema import Config, EngineConfig
@@ -31,6 +32,13 @@ def actor_resources(
     return resources
 
 
+def actor_bundle(options: Mapping[str, Any]) -> dict[str, float]:
+    """Returns what an actor with these options needs, by Ray's names of the resources."""
+    bundle = {"GPU": options["num_gpus"], "CPU": options["num_cpus"]}
+    bundle |= options.get("resources", {})
+    return {name: amount for name, amount in bundle.items() if amount}
+
+
 def check_capacity(ray: Any, config: Config | EngineConfig, num_actors: int) -> None:
     """Raises ConfigError if the cluster is too small; Ray itself would wait forever.
 
@@ -41,19 +49,14 @@ def check_capacity(ray: Any, config: Config | EngineConfig, num_actors: int) -> 
     num_verifiers = config.cluster.pools.get(VERIFIER, 0) if isinstance(config, Config) else 0
     available = ray.cluster_resources()
     for resource, label in (("GPU", "GPUs"), (NPU, "NPUs"), ("CPU", "CPU cores")):
-        needed = num_actors * _amount(per_actor, resource)
-        needed += num_verifiers * _amount(per_verifier, resource)
+        needed = num_actors * actor_bundle(per_actor).get(resource, 0)
+        needed += num_verifiers * actor_bundle(per_verifier).get(resource, 0)
         if needed > available.get(resource, 0.0):
             raise ConfigError(
                 f"{num_actors + num_verifiers} workers (cluster.workers={config.cluster.workers}, "
-                f"cluster.engines={config.cluster.engines} and cluster.pools) need {needed:g} "
+                f"cluster.engines={config.cluster.engines}, "
+                f"rollout.tensor_parallel={config.rollout.tensor_parallel} "
+                f"and cluster.pools) need {needed:g} "
                 f"{label}, the Ray cluster has {available.get(resource, 0.0):g}; "
                 "use fewer, or join a larger cluster with cluster.address"
             )
-
-
-def _amount(options: dict[str, Any], resource: str) -> float:
-    """Returns how much of a resource an actor with these options needs."""
-    if resource == NPU:
-        return options.get("resources", {}).get(NPU, 0)
-    return options["num_gpus" if resource == "GPU" else "num_cpus"]

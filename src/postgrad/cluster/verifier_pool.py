@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.cluster.actor_pool import ActorPool, Worker, WorkerLost
+from postgrad.cluster.placement import Placement
 from postgrad.cluster.ray_resources import VERIFIER
 from postgrad.cluster.remote_ports import START_S
 from postgrad.cluster.verifier_actor import VerifierActor, decode_verdicts, encode_chunk
@@ -57,7 +58,7 @@ class RayVerifierPool(ActorPool):
             self.close()
             raise
 
-    def create_actor(self) -> Any:
+    def create_actor(self, placement: Placement | None) -> Any:
         folder = str(Path.cwd())
         paths = [path or folder for path in sys.path]
         actor = self.ray.remote(VerifierActor).options(
@@ -149,7 +150,7 @@ class RayVerifierPool(ActorPool):
             raise RunError("the verifier pool is closed") from lost
         self.ray.kill(worker.handle)
         print(f"{lost}; restarting it and scoring its responses again", file=sys.stderr)
-        worker.handle = self.create_actor()
+        worker.handle = self.create_actor(worker.placement)
         self._wait_ready([worker])
 
     def _wait_ready(self, workers: Sequence[Worker]) -> None:

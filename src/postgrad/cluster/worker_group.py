@@ -11,9 +11,11 @@ from postgrad.cluster.actor_pool import (
     merge_results,
     split_requests,
 )
+from postgrad.cluster.placement import Placement
 from postgrad.cluster.ports import LOST_PEER, to_exception
+from postgrad.cluster.rank_actor import ENGINE
 from postgrad.cluster.remote_ports import START_S
-from postgrad.cluster.weights_ref import WeightsRef
+from postgrad.cluster.weights_ref import Part, WeightsRef
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import RunError
@@ -38,8 +40,9 @@ class WorkerGroup(ActorPool):
         label: str,
         size: int,
         port_names: Sequence[str],
+        placements: Sequence[Placement] = (),
     ) -> None:
-        super().__init__(ray, config, label, size, port_names)
+        super().__init__(ray, config, label, size, port_names, placements)
         self.lost_reason = ""  # set when a worker is lost; no call can be answered then
         try:
             first = self.workers[0]
@@ -66,30 +69,44 @@ class WorkerGroup(ActorPool):
                 raise RunError(f"{self.lost_reason}, so {call_name} has no workers")
             if method == "generate":
                 return self._generate(port, *arguments)
-            parts: list[Any] = []
+            if method == "weights":
+                return self._store_weights(port)
+            weights: WeightsRef | None = None
             if arguments and isinstance(arguments[0], WeightsRef):
-                parts = [arguments[0].reference]
+                weights = arguments[0]
                 arguments = ()
             request = self.ray.put(encode([port, method, list(arguments)]))
-            sent = {worker: self.send(worker, request, parts) for worker in self.workers}
+            sent = {worker: self.send(worker, request, weights) for worker in self.workers}
             statuses = {status: worker for worker, (status, _) in sent.items()}
             self._check_statuses(statuses, call_name, self.wait_s)
             first = self.workers[0]
             _, result = sent[first]
-            if method == "weights":
-                return WeightsRef(self.ray, result)
             return decode(self._wait_or_stop(result, first))
 
-    def _generate(self, port: str, requests: list[Any], sampling: Any) -> list[Any]:
-        shares = split_requests(requests, len(self.workers))
+    def _store_weights(self, port: str) -> WeightsRef:
+        """Lets every rank put its share of the weights into the object store."""
         sent: dict[Worker, tuple[Any, Any]] = {}
-        for worker, share in zip(self.workers, shares, strict=True):
-            own_requests = [requests[index] for index in share]
+        for worker in self.workers:
+            sent[worker] = worker.handle.store_weights.options(num_returns=2).remote(port)
+        statuses = {status: worker for worker, (status, _) in sent.items()}
+        self._check_statuses(statuses, f"{port}.weights", self.wait_s)
+        parts: list[Part] = []
+        for worker, (_, own_parts) in sent.items():
+            parts += self._wait_or_stop(own_parts, worker)
+        return WeightsRef(self.ray, parts)
+
+    def _generate(self, port: str, requests: list[Any], sampling: Any) -> list[Any]:
+        """Distributes requests over the engines; the workers of a divided engine get the same."""
+        group_size = self.config.rollout.tensor_parallel if port == ENGINE else 1
+        shares = split_requests(requests, len(self.workers) // group_size)
+        sent: dict[Worker, tuple[Any, Any]] = {}
+        for number, worker in enumerate(self.workers):
+            own_requests = [requests[index] for index in shares[number // group_size]]
             sent[worker] = self.send(worker, encode([port, "generate", [own_requests, sampling]]))
         statuses = {status: worker for worker, (status, _) in sent.items()}
         self._check_statuses(statuses, f"{port}.generate", self.wait_s)
         parts: list[tuple[list[int], list[Any]]] = []
-        for worker, share in zip(self.workers, shares, strict=True):
+        for worker, share in zip(self.workers[::group_size], shares, strict=True):
             _, result = sent[worker]
             parts.append((share, decode(self._wait_or_stop(result, worker))))
         return merge_results(parts)

@@ -271,7 +271,8 @@ class ClusterConfig:
     )
     engines: int = setting(
         0,
-        "ray: separate engines, each with a full copy of the weights; 0: one in each worker",
+        "ray: separate engines, each with a full copy of the weights; 0: one in each worker, or "
+        "one per rollout.tensor_parallel workers",
         at_least=0,
     )
     pools: dict[str, int] = setting(

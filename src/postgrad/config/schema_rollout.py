@@ -38,6 +38,12 @@ class RolloutConfig:
         "free memory",
         at_least=0.0,
     )
+    tensor_parallel: int = setting(
+        1,
+        "vllm with cluster=ray: workers that divide the weights of one engine among them, "
+        "on devices of one node",
+        at_least=1,
+    )
     staleness: int = setting(
         0,
         "steps that rollouts run ahead of the update; importance weights correct for the older "

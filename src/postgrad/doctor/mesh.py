@@ -102,7 +102,8 @@ def estimate_mesh(config: Config, model: Any) -> MeshMemory:
         "head": HEAD_BYTES,
     }
     if not cluster.engines and config.rollout.engine != "http":
-        parts["engine beside (whole copy)"] = each * _whole_parameters(config, model)
+        whole = each * _whole_parameters(config, model)
+        parts["engine beside"] = whole // config.rollout.tensor_parallel
     return MeshMemory(parts)
 
 

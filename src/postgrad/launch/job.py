@@ -62,12 +62,11 @@ def cluster_command(job: Job, address: str) -> str:
     settings = settings_of(job)
     words = [shlex.quote(word) for word in ("postgrad", *job.command)]
     if "cluster.workers" not in settings:
-        others = sum(
-            int(value)
-            for key, value in settings.items()
-            if key == "cluster.engines"
-            or (key.startswith("cluster.pools.") and key != "cluster.pools.verifier")
-        )
+        per_engine = int(settings.get("rollout.tensor_parallel", 1))
+        others = int(settings.get("cluster.engines", 0)) * per_engine
+        for key, value in settings.items():
+            if key.startswith("cluster.pools.") and key != "cluster.pools.verifier":
+                others += int(value)
         if others >= job.num_gpus:
             raise ConfigError(
                 f"engines and pools use {others} devices of {job.num_gpus}; none is left to train"

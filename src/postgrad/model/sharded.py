@@ -93,8 +93,24 @@ class Sharded:
         return MetricAccumulator.merge(self.ranks.gather_json(metrics.to_dict()))
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the full weights on the first rank, nothing on the others. A collective."""
-        return self._keep_on_first_rank(self.full_state())
+        """Return the full weights that this rank sends, in host memory. A collective."""
+        return dict(self.own_weights())
+
+    def own_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this rank's share of the full weights, in host memory and the compute type.
+
+        Each rank has the weights of other blocks. A collective: all ranks use up the iterator.
+        """
+        model = self.loaded.model
+        adapter_names = adapter_parameters(model).keys()
+        sizes: dict[str, int] = {}
+        for name, p in model.named_parameters():
+            if name not in adapter_names:
+                sizes[stock_name(name)] = p.numel()
+        owners = assign_weights(sizes, self.ranks.size)
+        for name, weight in self.full_state():
+            if owners[name] == self.ranks.rank:
+                yield name, weight.to("cpu", self.compute, copy=True)
 
     @torch.no_grad()
     def full_state(self) -> Iterator[tuple[str, Tensor]]:
@@ -138,16 +154,7 @@ class Sharded:
     def model_files(self, folder: Path) -> list[File]:
         """Return this rank's files of a stock Hugging Face folder. A collective."""
         model = self.loaded.model
-        adapter_names = adapter_parameters(model).keys()
-        sizes: dict[str, int] = {}
-        for name, p in model.named_parameters():
-            if name not in adapter_names:
-                sizes[stock_name(name)] = p.numel()
-        writers = assign_weights(sizes, self.ranks.size)
-        own: dict[str, Tensor] = {}
-        for name, weight in self.full_state():
-            if writers[name] == self.ranks.rank:
-                own[name] = weight.to("cpu", self.compute, copy=True)
+        own = self.weights()
         if self.ranks.is_first:
             persistent = model.state_dict().keys()
             buffers = {name: b for name, b in model.named_buffers() if name in persistent}

@@ -47,6 +47,7 @@ class EngineKind:
         takes_url: `rollout.url` has a meaning.
         records_kept: completions can have the ids that top-p, top-k and min-p kept.
         streams: weights can change between two tokens of a response (rollout.stream).
+        divides: several workers can divide the engine's weights (rollout.tensor_parallel).
         check: raises ConfigError for settings that cannot work, before anything is loaded.
     """
 
@@ -56,6 +57,7 @@ class EngineKind:
     takes_url: bool = False
     records_kept: bool = False
     streams: bool = False
+    divides: bool = False
     check: Callable[[EngineConfig], None] = _check_nothing
 
 
@@ -121,7 +123,7 @@ def _num_calls(config: EngineConfig) -> int:
 ENGINES = {
     "native": EngineKind(_build_native, shares_weights=True, records_kept=True, streams=True),
     "hf": EngineKind(_build_hf, shares_weights=True, records_kept=True),
-    "vllm": EngineKind(_build_vllm, shares_weights=False, check=_check_vllm),
+    "vllm": EngineKind(_build_vllm, shares_weights=False, divides=True, check=_check_vllm),
     "http": EngineKind(
         _build_http, shares_weights=False, remote=True, takes_url=True, check=_check_http
     ),
@@ -183,4 +185,27 @@ def check_engine(config: EngineConfig) -> None:
             f"cluster.engine_apart has no effect with rollout.engine={rollout.engine}, "
             "whose weights are always apart; remove it"
         )
+    if rollout.tensor_parallel > 1:
+        _check_divided(config, kind)
     kind.check(config)
+
+
+def _check_divided(config: EngineConfig, kind: EngineKind) -> None:
+    """Refuse rollout.tensor_parallel where no workers can divide the engine."""
+    size = config.rollout.tensor_parallel
+    cluster = config.cluster
+    if not kind.divides:
+        raise ConfigError(
+            f"rollout.tensor_parallel={size} divides the engine vllm, and "
+            f"rollout.engine={config.rollout.engine}; add rollout.engine=vllm, or remove it"
+        )
+    if cluster.backend != "ray":
+        raise ConfigError(
+            f"rollout.tensor_parallel={size} needs one worker per device, and "
+            f"cluster.backend={cluster.backend} has one; add cluster=ray"
+        )
+    if not cluster.engines and cluster.workers % size:
+        raise ConfigError(
+            f"rollout.tensor_parallel={size} does not divide cluster.workers={cluster.workers}; "
+            "change one of them, or add cluster.engines=1 for an engine on devices of its own"
+        )

@@ -1,17 +1,19 @@
-"""vLLM in the trainer's process; it sleeps while the trainer works.
+"""vLLM in the trainer's process, or in a process of its own; it sleeps while the trainer works.
 
 New weights are passed as tensors, never through the disk. On accelerators vLLM gives the memory of
 its cache and weights back after each call and takes it again for the next. Its CPU build cannot
-sleep. Tested with vLLM 0.26 to 0.32.
+sleep. With rollout.tensor_parallel, each rank of a process group holds its slices of the weights.
+Tested with vLLM 0.26 to 0.32; in process groups with 0.32 only.
 """
 
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from postgrad.config.schema import EngineConfig
@@ -67,7 +69,8 @@ class VllmEngine:
     """The engine port over vLLM's LLM class in this process.
 
     vLLM reads the weights from config.model.path itself; of `loaded` only the configuration and
-    the tokenizer are used.
+    the tokenizer are used. In a process group, config.rollout.tensor_parallel neighboring ranks
+    divide the weights: they must all make the same calls, and all get the same results.
     """
 
     shares_weights = False
@@ -103,6 +106,12 @@ class VllmEngine:
                 "or use rollout.engine=native"
             )
         options: dict[str, Any] = {}
+        if dist.is_initialized():
+            from postgrad.rollout.vllm_executor import RankExecutor
+
+            options["distributed_executor_backend"] = RankExecutor
+            options["tensor_parallel_size"] = config.rollout.tensor_parallel
+            options["disable_custom_all_reduce"] = True  # it expects to see all devices
         if self.can_sleep and config.model.dtype == "bfloat16":
             # The trainer computes the head's logits in float32. vLLM's CPU build cannot.
             options["hf_overrides"] = {"head_dtype": "float32"}
@@ -131,8 +140,12 @@ class VllmEngine:
                 f"rollout.engine=vllm cannot run {config.model.path}: {reason}"
             ) from error
 
-    def publish(self, weights: dict[str, Tensor]) -> None:
-        """Load the trainer's tensors by their Hugging Face names, and drop the prefix cache."""
+    def publish(self, weights: Mapping[str, Tensor]) -> None:
+        """Load the trainer's tensors by their Hugging Face names, and drop the prefix cache.
+
+        `weights` may be a mapping that fetches a tensor when it is read: the tensors are read one
+        by one, and vLLM keeps this rank's slice of each.
+        """
         self._wake("weights")
         with _keep_torch_state():
             self.llm.collective_rpc(
@@ -222,17 +235,24 @@ def _cache_size(
 ) -> tuple[int, int]:
     """Return the bytes of the key-value cache, and the longest row in tokens that it allows.
 
-    The default is what `max_rows` rows may need, at most a third of the free memory.
+    The default is what `max_rows` rows may need, at most a third of the free memory. Ranks that
+    divide an engine get the same sizes, because their schedulers must decide alike.
     """
     text_config = loaded.model.config.get_text_config()
     num_attention_heads = text_config.num_attention_heads
     num_heads = getattr(text_config, "num_key_value_heads", None) or num_attention_heads
+    num_ranks = config.rollout.tensor_parallel
+    num_heads = max(1, num_heads // num_ranks)
     head_dim = getattr(text_config, "head_dim", None)
     head_dim = head_dim or text_config.hidden_size // num_attention_heads
     itemsize = DTYPES[config.model.dtype].itemsize
     bytes_per_token = 2 * text_config.num_hidden_layers * num_heads * head_dim * itemsize
     context = int(text_config.max_position_embeddings)
     max_bytes = CPU_CACHE_BYTES if device.type == "cpu" else free_memory_bytes(device) // 3
+    if num_ranks > 1:
+        from postgrad.rollout.vllm_executor import min_over_ranks
+
+        max_bytes = min_over_ranks(max_bytes, device)
     row_tokens = config.max_prompt_tokens + config.rollout.max_response_tokens
     row_tokens = min(context, row_tokens) + BLOCK
     needed_bytes = max(max_rows * row_tokens, context + BLOCK) * bytes_per_token

@@ -118,14 +118,17 @@ def _rounded(
 
 
 def _with_last_block_negated(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights with the last block's matrices negated; without blocks, all matrices."""
+    """Return the weights with the last block's matrices negated; without blocks, all matrices.
+
+    Only these matrices are read: the weights may be parts in Ray's object store.
+    """
     block_of: dict[str, int] = {}
     for name in weights:
         if found := re.search(r"\.(\d+)\.", name):
             block_of[name] = int(found[1])
     last = max(block_of.values(), default=-1)
-    changed: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        in_last = block_of.get(name, -1) == last
-        changed[name] = -tensor if tensor.dim() == 2 and in_last else tensor
-    return changed
+    negated: dict[str, Tensor] = {}
+    for name in weights:
+        if block_of.get(name, -1) == last and weights[name].dim() == 2:
+            negated[name] = -weights[name]
+    return weights | negated

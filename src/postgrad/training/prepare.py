@@ -206,7 +206,8 @@ def _choose_threads(config: Config) -> int:
     cluster = config.cluster
     if cluster.backend != "ray":
         return threads
-    num_workers = cluster.workers + cluster.engines + sum(cluster.pools.values())
+    num_workers = cluster.workers + sum(cluster.pools.values())
+    num_workers += cluster.engines * config.rollout.tensor_parallel
     return max(1, min(threads, (os.cpu_count() or 1) // num_workers))
 
 

@@ -31,6 +31,7 @@ MAY_CHANGE = {
     "reward.workers",
     "rollout.cache_gib",
     "rollout.max_rows",
+    "rollout.tensor_parallel",
     "rollout.url",
     "rollout.max_gap",
     "training.async_save",

@@ -1,0 +1,37 @@
+"""vLLM's worker in a process that is a rank of a process group already.
+
+The ranks of a divided engine run the same scheduler on the same requests, each with its slices of
+the weights. They exchange hidden states and logits, so all of them sample the same tokens. vLLM
+calls this an external launcher. Importing this file imports vLLM.
+"""
+
+import secrets
+
+import torch
+import torch.distributed as dist
+from vllm.v1.executor.uniproc_executor import (  # type: ignore[import-not-found]
+    ExecutorWithExternalLauncher,
+)
+
+from postgrad.model.device import choose_device
+
+
+class RankExecutor(ExecutorWithExternalLauncher):
+    """One rank of the default process group; neighboring ranks divide an engine among them."""
+
+    def _distributed_args(self) -> tuple[str, int, int]:
+        """Return a name of the process group, this process's rank and the index of its device.
+
+        vLLM's CPU build names its shared memory after the number at the end, so engines on one
+        machine need different ones. Ray shows each actor one device, so its index is 0.
+        """
+        device = choose_device(self.vllm_config.device_config.device_type)
+        number = min_over_ranks(secrets.randbits(62), device)
+        return f"tcp://ranks:{number}", dist.get_rank(), 0
+
+
+def min_over_ranks(value: int, device: torch.device) -> int:
+    """Return the smallest value of all ranks of the default process group. A collective."""
+    smallest = torch.tensor(value, dtype=torch.int64, device=device)
+    dist.all_reduce(smallest, dist.ReduceOp.MIN)
+    return int(smallest)
