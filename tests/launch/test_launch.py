@@ -61,6 +61,12 @@ def test_slurm_starts_ray_on_all_nodes_then_the_command(fake_tools, tmp_path):
     assert not list(tmp_path.glob(".ray-token*")), "the token is removed at the end"
 
 
+def test_engines_of_several_workers_leave_fewer_to_train(capsys):
+    words = ["slurm", "nodes=2", "gpus=4", "partition=h100", *TRAIN, "cluster.engines=2"]
+    words += ["rollout.engine=vllm", "rollout.tensor_parallel=2"]
+    assert "cluster.workers=4 " in launched(capsys, *words)
+
+
 def test_ssh_starts_and_stops_every_host(fake_tools, tmp_path):
     setup = "source ./env.sh"
     (tmp_path / "env.sh").touch()

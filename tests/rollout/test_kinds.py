@@ -135,3 +135,18 @@ def test_the_table_says_which_engines_share_weights_and_which_are_servers():
 def test_settings_that_the_engine_cannot_use_are_refused(overrides, key, tiny):
     with pytest.raises(ConfigError, match=key):
         check_engine(engine_config(config_of("grpo", tiny, *overrides)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "instead"),
+    [
+        (["rollout.engine=native", "cluster=ray", "cluster.workers=2"], "rollout.engine=vllm"),
+        (["rollout.engine=vllm"], "cluster=ray"),
+        (["rollout.engine=vllm", "cluster.backend=process"], "cluster=ray"),
+        (["rollout.engine=vllm", "cluster=ray", "cluster.workers=3"], "cluster.engines=1"),
+    ],
+)
+def test_engines_that_no_workers_can_divide_are_refused(tiny, overrides, instead):
+    config = config_of("grpo", tiny, *overrides, "rollout.tensor_parallel=2")
+    with pytest.raises(ConfigError, match=rf"rollout\.tensor_parallel=2 .*{instead}"):
+        check_engine(engine_config(config))

@@ -212,6 +212,7 @@ class FakePool(EnginePool):
     def __init__(self, size: int) -> None:
         self.lock = threading.RLock()
         self.workers = [FakeWorker() for _ in range(size)]  # type: ignore[misc]
+        self.engines = self.workers
         self.owners = {}
         self.weights = {"version": torch.tensor(0)}
         self.num_polls = 0
