@@ -243,12 +243,13 @@ def test_a_device_that_vllm_does_not_run_on_is_one_line(model, tmp_path, capsys,
         )
         == 2
     )
-    assert "runs on xpu, and model.device=cpu" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "runs on xpu" in error and "model.device=cpu" in error
 
 
 def test_doctor_shows_what_vllm_runs_on():
     line = next(line for _, line in doctor.engine_rows() if line.startswith("vllm: "))
-    assert line.startswith("vllm: 0.") and "runs on cpu (no sleep mode there" in line
+    assert line.startswith("vllm: 0.") and "runs on cpu (no sleep mode" in line
 
 
 # ---- vLLM's own server
@@ -372,7 +373,7 @@ def test_a_server_without_those_calls_is_refused(untied, prompts, tmp_path):
     child, url = start(untied, log)
     try:
         wait(child, url, log)
-        with pytest.raises(ConfigError, match="has no call that takes new weights"):
+        with pytest.raises(ConfigError, match=r"^rollout\.url: .* new weights"):
             SyncedHttpEngine(
                 Address.parse(f"{url}#{NAME}"), prompts, [END], tmp_path / "weights", wait_s=60
             )

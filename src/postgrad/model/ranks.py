@@ -110,6 +110,17 @@ class Ranks:
         """Return the group that a parameter is divided over."""
         return self.expert if division_of(p).is_dispatched else self.tensor
 
+    def _mesh_of(self, p: Tensor) -> DeviceMesh:
+        """Return the mesh that a parameter is sharded over.
+
+        Not p.device_mesh: torch may give it an equal mesh of an earlier process group of this
+        process, in which this rank had another number.
+        """
+        if division_of(p).is_dispatched:
+            assert self.expert_mesh is not None
+            return self.expert_mesh
+        return self.mesh
+
     def sum_rows(self, values: Tensor) -> Tensor:
         """Return the sum over the ranks that compute different rows, on the device of `values`."""
         return self.data.sum(values.to(self.device)).to(values.device)
@@ -180,7 +191,7 @@ class Ranks:
         """
         sharded = DTensor.from_local(
             shard.detach().to(self.device),
-            like.device_mesh,
+            self._mesh_of(like),
             like.placements,
             run_check=False,
             shape=like.shape,
@@ -191,7 +202,8 @@ class Ranks:
     def local_shard(self, full: Tensor, like: Any) -> Tensor:
         """Return this rank's shard of a tensor that every rank has, divided as `like` is."""
         own = slice_tensor(full.to(self.device), division_of(like), self.slices_of(like))
-        sharded = distribute_tensor(own, like.device_mesh, like.placements, src_data_rank=None)
+        mesh = self._mesh_of(like)
+        sharded = distribute_tensor(own, mesh, like.placements, src_data_rank=None)
         return sharded.to_local()
 
     def micro_batches(
