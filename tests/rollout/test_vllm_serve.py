@@ -70,11 +70,7 @@ def servers(model, tmp_path_factory):
     try:
         wait_for(lambda: file.exists() or process.poll() is not None, "vLLM's server", 600)
         assert process.poll() is None, (folder / "log").read_text()[-3000:]
-        assert (
-            (folder / "log")
-            .read_text()
-            .startswith("engine: vllm (installed, and it can run this model here)\n")
-        )
+        assert (folder / "log").read_text().startswith("engine: vllm (installed, ")
         yield file
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0 and json.loads(file.read_text()) == {}
