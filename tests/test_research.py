@@ -49,6 +49,7 @@ def test_every_claim_is_tested(research):
     assert set(research.CLAIMS) == set(CLAIMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_the_commands_of_a_claim_pass_the_checks(research, tmp_path, claim):
     runs = make_runs(research, claim, tmp_path, "--seeds=7")

@@ -403,6 +403,7 @@ def test_r1_zero_reward_of_the_four_classes(response, classes, fast):
     assert tuple(result[name] for name in ("format_reward", "answer_reward", "reward")) == classes
 
 
+@pytest.mark.slow
 def test_ground_truth_types_and_symbolic_comparison():
     tagged = "</think> <answer>{}</answer>".format
     assert toolkit.r1_zero_reward_fn(tagged("7"), 7)["reward"] == 1

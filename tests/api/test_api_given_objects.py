@@ -48,6 +48,7 @@ def test_an_environment_class_of_this_process(small):
     assert run.config["environment"]["name"].startswith("python:OddDigits#")
 
 
+@pytest.mark.slow
 def test_two_environments_with_equal_code_are_not_mixed_up(small):
     first, second = make_environment(1.0), make_environment(1.0)
     for number, environment in enumerate((first, second)):
@@ -68,6 +69,7 @@ def test_an_object_instead_of_a_class_is_refused(small):
         postgrad.train(**small, engine=object())
 
 
+@pytest.mark.slow
 def test_a_tool_function_of_this_process(small, tmp_path):
     calls: list[str] = []
 

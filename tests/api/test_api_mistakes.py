@@ -121,6 +121,7 @@ def test_an_object_of_another_process_is_refused(small, folder):
     assert main(["train", "runs/test/config.yaml", "training.steps=2"]) == 2
 
 
+@pytest.mark.slow
 def test_mistakes_with_runs_sessions_and_prompts(small, folder):
     with pytest.raises(postgrad.ConfigError, match="not a run folder"):
         postgrad.Run(folder)

@@ -30,6 +30,7 @@ def sampled(session: postgrad.Session, **options: Any) -> postgrad.Batch:
     return batch
 
 
+@pytest.mark.slow
 def test_grpo_of_primitives_gives_the_weights_of_the_recipe(tiny, folder, small):
     assert len(EXAMPLE.read_text().splitlines()) < 40
     module = runpy.run_path(str(EXAMPLE))

@@ -110,8 +110,9 @@ TEXTS = {
     "method.cot_start": ("''", "(", "1"),
     "method.cot_end": ("''", ")", "1"),
     "method.keep": ("1", "0.5", "0", "first-2-tokens", "last-2-tokens", "first-0-tokens", "no"),
-    # The parts are known when the first responses have scores: an unknown one ends step 1.
-    "method.reward_weights": ("{{}}", "{{answer:1,format:1}}", "{{answer:0}}", "{{answer:nan}}"),
+    "method.reward_weights": (
+        "{{}}", "{{answer:1,format:1}}", "{{answer:0}}", "{{answer:nan}}", "{{no:1}}",
+    ),
     "method.loss_options": (
         "{{}}", "{{beta:0.5}}", "{{beta:nan}}", "{{no:1}}", "{{temperature_negative:1.1}}",
     ),
@@ -119,7 +120,7 @@ TEXTS = {
     "method.off_options": ("{{}}", "{{gamma:0.3}}", "{{max_value:2}}", "{{exponent:-1}}"),
     "method.on_options": ("{{}}", "{{gamma:0.3}}", "{{gamma:0}}", "{{gamma:inf}}", "{{weight:1}}"),
     "method.correction_bound": ("2.0", "'0.5_2.0'", "0", "'2_1'", "no"),
-    "method.refill_by": ("score", "reward", "answer"),  # other parts: RunError
+    "method.refill_by": ("score", "reward", "answer", "no"),
     "method.demonstration_probs": ("", "probs", "no"),
     "method.hint_template": ("{{question}} {{hint}}", "no"),
 }  # fmt: skip
@@ -392,14 +393,22 @@ def combinations_of(seed: int, code: int, folder: Path) -> list[Tried]:
         arguments = json.loads((folder / f"{number}.json").read_text())
         file = folder / f"{number}.txt"
         text = file.read_text(errors="replace").strip() if file.exists() else ""
-        outcome, reason = verdict(code if number == numbers[-1] else 2, text, folder)
+        last_code = code if number == numbers[-1] else 2
+        outcome, reason = verdict(last_code, text, folder, parts_are_known(arguments))
         if outcome == REFUSED and len(arguments) == 1:
             reason = "the recipe alone is refused"
         tried.append(Tried(seed, arguments, outcome, reason, text))
     return tried
 
 
-def verdict(code: int, text: str, folder: Path) -> tuple[str, str]:
+def parts_are_known(arguments: list[str]) -> bool:
+    """Returns whether the reward is a built-in verifier's, whose parts are known before a run."""
+    chosen = [item for item in arguments if item.startswith("reward.verifier=")]
+    own = not chosen or ":" in chosen[-1] or "llm_judge" in chosen[-1]
+    return not own and not any(item.startswith("environment.") for item in arguments)
+
+
+def verdict(code: int, text: str, folder: Path, parts_known: bool) -> tuple[str, str]:
     """Returns (what happened, why it is wrong); the reason is empty if it is right."""
     lines = [line for line in text.splitlines() if line.startswith("postgrad: ")]
     if code < 0:
@@ -416,6 +425,8 @@ def verdict(code: int, text: str, folder: Path) -> tuple[str, str]:
         return TRAINED, "" if reached or max(steps, default=0) == 2 else "not two steps"
     if len(lines) == 1 and "no learning signal" in lines[0]:
         return "stopped by training.max_flat_steps", ""
+    if len(lines) == 1 and "reports no such part" in lines[0] and not parts_known:
+        return "stopped at a part that the user's verifier does not report", ""
     return f"exit code {code}", "neither trained nor refused"
 
 

@@ -46,5 +46,20 @@ def test_2000_combinations_train_or_are_refused():
 def test_what_counts_as_wrong(tmp_path, code, text, wrong):
     from random_settings import verdict
 
-    _, reason = verdict(code, text, tmp_path)
+    _, reason = verdict(code, text, tmp_path, parts_known=True)
+    assert bool(reason) == wrong
+
+
+@pytest.mark.parametrize(
+    ("verifier", "wrong"),
+    [("boxed", True), ("exact + 0.5*length", True), ("/a/mine.py:graded", False), ("", False)],
+)
+def test_late_stop_at_an_unknown_part_is_right_for_a_verifier_of_the_user_only(
+    tmp_path, verifier, wrong
+):
+    from random_settings import parts_are_known, verdict
+
+    arguments = ["gdpo", *([f"reward.verifier={verifier}"] if verifier else [])]
+    line = "postgrad: method.reward_weights.no: the verifier reports no such part"
+    _, reason = verdict(1, line, tmp_path, parts_are_known(arguments))
     assert bool(reason) == wrong

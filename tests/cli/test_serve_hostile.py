@@ -699,6 +699,7 @@ def byte_tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
 
 
+@pytest.mark.slow
 @given(
     text=st.text("aé√😀 <\n", min_size=1, max_size=12),
     cuts=st.lists(st.integers(1, 5), max_size=30),

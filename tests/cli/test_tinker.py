@@ -177,6 +177,7 @@ def test_gradients_of_several_calls_add_up(service):
 # ---- learning
 
 
+@pytest.mark.slow
 def test_supervised_loop_learns(service):
     client = new_client(service)
     data = [supervised(PROMPT, ANSWER), supervised([4, 10, 4, 15], [8, END])]
@@ -245,6 +246,7 @@ def test_prompt_logprobs_equal_the_stock_model(service, tiny):
     assert sampler.get_base_model() == "tiny"
 
 
+@pytest.mark.slow
 def test_samples_follow_their_seed_and_end_at_stops(service):
     sampler = service.create_sampling_client(base_model="tiny")
     prompt = types.ModelInput.from_ints(PROMPT)
@@ -270,6 +272,7 @@ def _text_of(token):
     return "0123456789+-*()="[token] if token < 16 else "<end>"
 
 
+@pytest.mark.slow
 def test_a_sampler_keeps_its_weights_while_training_goes_on(service):
     client = new_client(service)
     sampler = client.save_weights_and_get_sampling_client()

@@ -75,6 +75,7 @@ def client_of(service, model_id):
     return tinker.TrainingClient(service.holder, model_seq_id=0, model_id=model_id)
 
 
+@pytest.mark.slow
 def test_names_of_checkpoints(client, server):
     first = client.save_state("one").result(60).path
     with pytest.raises(tinker.RequestFailedError, match="exists already"):
@@ -112,6 +113,7 @@ def test_expired_checkpoints_are_gone(client, server, monkeypatch):
     assert server.service.checkpoints.list(client.model_id) == []
 
 
+@pytest.mark.slow
 def test_downloads_are_peft_adapters(client, server, tiny, tmp_path):
     peft = pytest.importorskip("peft")
     from tiny_runs import stock_model, stock_row
@@ -279,6 +281,7 @@ def test_a_pass_that_fails_leaves_no_part_of_a_gradient(client, server, monkeypa
     assert train_step(client, DATA) > 0
 
 
+@pytest.mark.slow
 def test_a_request_that_is_sent_again_is_run_once(client, server):
     train_step(client, DATA)
     body = {

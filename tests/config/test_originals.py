@@ -307,6 +307,7 @@ def value_of(config: Any, key: str) -> Any:
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ORIGINALS)
 def test_recipe_has_the_authors_values(recipe):
     config = compose(recipe, [], lambda name: find_method(name).Settings, complete=False)

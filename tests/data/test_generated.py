@@ -65,6 +65,7 @@ def test_the_scorer_of_generated_problems_is_chosen_by_itself():
     assert Scorer("auto").name_for(problem) == "reasoning_gym"
 
 
+@pytest.mark.slow
 def test_a_generator_has_options_seeds_and_levels():
     pytest.importorskip("reasoning_gym")
 

@@ -285,6 +285,7 @@ def tiny64(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(folder, seed=0, layers=4, width=64)
 
 
+@pytest.mark.slow
 def test_weights_in_4_bits_by_hand(tiny64: Path) -> None:
     """Width 64, MLP 128, heads 4 and 2 of 16: 7 matrices per block in 4.5 bits, others float32."""
     pytest.importorskip("peft")
@@ -312,8 +313,10 @@ def test_4_bits_and_offload_need_less_memory(tiny64: Path) -> None:
         memory = fit.estimate_memory(plan, process=0)
         peaks[setting] = memory.phases["update"]["activations"]
         held[setting] = memory.held["weights"]
+        if setting == "model.activation_offload=true":
+            continue
         suggested = dict(suggest_settings(plan, lambda plan: fit.estimate_memory(plan, process=0)))
-        assert ("model.quantization=4bit" in suggested) == (setting != "model.quantization=4bit")
+        assert ("model.quantization=4bit" in suggested) == (setting == "seed=1")
     assert held["model.quantization=4bit"] < 0.5 * held["seed=1"]
     assert peaks["model.activation_offload=true"] < 0.9 * peaks["seed=1"]
 
@@ -342,6 +345,10 @@ def test_memory_by_hand(tiny: Path) -> None:
     )
 
 
+def with_staleness(config: Config) -> Config:
+    return dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, staleness=1))
+
+
 @pytest.mark.slow
 def test_engine_process_counts_its_own_weights(tiny: Path) -> None:
     apart = ["cluster.backend=process", "cluster.engine_apart=true"]
@@ -351,9 +358,14 @@ def test_engine_process_counts_its_own_weights(tiny: Path) -> None:
     ]
     one, two = (fit.estimate_memory(plan, process=10**6) for plan in plans)
     rollout = sum(n for name, n in one.phases["rollout"].items() if name != "heap slack")
-    assert two.held["engine process"] == 10**6 + one.held["weights"] + rollout
+    assert two.held["engine process"] == 10**6 + one.held["weights"]
     assert two.held["driver process"] == 10**6
-    assert "rollout" not in two.phases
+    assert two.phases["rollout"] == one.phases["rollout"]
+    ahead = fit.estimate_memory(
+        dataclasses.replace(plans[1], config=with_staleness(plans[1].config)), process=10**6
+    )
+    assert ahead.held["engine process"] == two.held["engine process"] + rollout
+    assert "rollout" not in ahead.phases, "the engine samples while the trainer works"
 
 
 @pytest.mark.slow
@@ -422,8 +434,8 @@ def test_estimated_memory_and_disk_are_those_of_a_real_run(tmp_path: Path, dtype
         "data.template=plain",
         f"reward.verifier={verifier}:coin",
         "rollout.max_response_tokens=24",
-        "training.problems_per_step=16",
-        "training.steps=2",
+        "training.problems_per_step=8",
+        "training.steps=1",
         f"runs={tmp_path}/runs",
         "name=real",
     ]
@@ -434,6 +446,6 @@ def test_estimated_memory_and_disk_are_those_of_a_real_run(tmp_path: Path, dtype
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     peak = max(line["memory_gib"] for line in lines)
     assert peak / 1.5 < gib_of("peak memory", estimate) < peak * 1.5
-    files = [file for file in (run / "checkpoints" / "step-2").rglob("*") if file.is_file()]
+    files = [file for file in (run / "checkpoints" / "step-1").rglob("*") if file.is_file()]
     saved = sum(file.stat().st_size for file in files)
     assert gib_of("checkpoint", estimate) * GIB == pytest.approx(saved, rel=0.1)

@@ -43,6 +43,7 @@ def accepts_all(response: str, problem: Problem) -> float:
     return 1.0
 
 
+@pytest.mark.slow
 def test_verifier_that_accepts_everything_is_found():
     report = check(
         problem("a", "41"),

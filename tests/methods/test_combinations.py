@@ -15,6 +15,7 @@ from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.training.driver import train
+from postgrad.training.prepare import load_inputs
 from postgrad.training.report import Reporter
 
 
@@ -227,6 +228,35 @@ def test_refused_run_writes_nothing(tiny, tmp_path):
     with pytest.raises(ConfigError):
         train(config, Reporter())
     assert tree(tmp_path) == {}
+
+
+OVERLONG_PART = (
+    "grpo reward.verifier=exact method.advantage=gdpo method.reward_weights={overlong:1}"
+)
+# Parts of the score that the settings name, and what the refusal says; "" if the run may start.
+PARTS = {
+    "gdpo reward.verifier=boxed": "",
+    "gdpo reward.verifier=exact": "method.reward_weights.format",
+    f"{OVERLONG_PART} method.overlong_buffer=2": "",
+    OVERLONG_PART: "method.reward_weights.overlong",
+    "dapo reward.verifier=exact method.refill_by=answer": "",
+    "dapo reward.verifier=exact method.refill_by=format": "method.refill_by=format",
+    "grpo reward.verifier=exact method.refill_by=format method.max_refills=1": "refill_by=format",
+}
+
+
+@pytest.mark.parametrize("overrides", PARTS)
+def test_part_of_the_score_that_is_not_reported_is_refused_before_the_run(overrides, tiny):
+    recipe, *given = overrides.split()
+    config = config_of(recipe, tiny, *SMALL, *overrides_for(recipe), *given)
+    method = find_method(config.method.name)(config)
+    if not PARTS[overrides]:
+        load_inputs(config, method).scorer.close()
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_inputs(config, method)
+    line = str(caught.value)
+    assert PARTS[overrides] in line and "of its parts: answer" in line and "\n" not in line
 
 
 @pytest.mark.slow

@@ -94,6 +94,7 @@ def make_method(folder: Path) -> ProcessRewardModel:
     return method
 
 
+@pytest.mark.slow
 def test_it_labels_held_out_steps(trained):
     lines, _ = trained
     first, last = (line for line in lines if "validation/accuracy" in line)

@@ -82,6 +82,7 @@ def test_it_orders_held_out_pairs(trained):
     assert abs(sum(scores)) < 1.5, "centered"
 
 
+@pytest.mark.slow
 def test_the_folder_is_a_stock_classifier_with_the_same_scores(trained, fresh):
     from transformers import AutoModelForSequenceClassification
 

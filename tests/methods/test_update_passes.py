@@ -33,6 +33,7 @@ def test_every_pass_takes_the_same_updates(tiny):
     assert "compute_old_logprobs" in b.stages()
 
 
+@pytest.mark.slow
 def test_two_passes_equal_two_updates_by_hand(tiny):
     """The second pass uses the old log-probs of the first, and AdamW continues."""
     overrides = ("optimizer.lr=1e-3", "method.kl=none")

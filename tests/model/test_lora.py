@@ -54,6 +54,7 @@ def test_only_adapters_are_trained_and_new_ones_change_nothing(tiny):
     assert not torch.allclose(host.policy.logprobs(batch)["logprobs"], plain, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "qwen3_next"])
 def test_experts_have_no_adapters_and_merged_weights_are_the_models(family):
     model = make_family(family)

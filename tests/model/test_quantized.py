@@ -109,6 +109,7 @@ def as_dense(model: nn.Module) -> None:
         setattr(model.get_submodule(parent), child, plain)
 
 
+@pytest.mark.slow
 def test_adapters_train_as_on_the_dequantized_model(tiny, host):
     """The other model has the same adapters and plain layers with the dequantized weights."""
     other = build_host(config_of("grpo", tiny, *FOUR_BIT))
@@ -140,6 +141,7 @@ def test_the_engine_samples_from_the_quantized_and_adapted_policy(host):
     torch.testing.assert_close(ours, torch.tensor(logprobs), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_files_hold_the_dequantized_model_and_the_adapter(tiny, tmp_path, host):
     """The stock model of `policy/` gives our log-probs; without adapters it is the reference."""
     batch = random_batch(3)

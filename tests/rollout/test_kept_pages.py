@@ -225,12 +225,8 @@ def play(num_pages: int) -> tuple[PagedStream, int]:
     return stream, num_tokens
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "num_pages", [400, pytest.param(24, marks=SLOW), pytest.param(12, marks=SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_pages", [400, 24, 12])
 def test_each_turn_sees_exactly_its_conversation(num_pages, monkeypatch):
     monkeypatch.setattr(paged, "STEPS_PER_SYNC", 5)
     loops: list[GrowingLoop] = []
@@ -292,6 +288,7 @@ def test_a_turn_computes_only_its_new_tokens():
         assert prefilled(stream) == [len(text) + 1]
 
 
+@pytest.mark.slow
 def test_a_long_stream_does_not_grow():
     """Requests are dropped when no row needs them, and turns still continue kept pages."""
     with open_stream(200, SAMPLING, 2) as stream:

@@ -17,6 +17,13 @@ pytestmark = [
     ),
 ]
 
+# Blocks and pages have BLOCK tokens. A GPU uses 64; fewer take the interpreter less time.
+BLOCKS = """
+import os
+from postgrad.model.passes import packing
+BLOCK = int(os.environ["BLOCK"])
+packing.BLOCK_M = packing.BLOCK_N = BLOCK  # the modules that are imported later copy it
+"""
 PROGRAM = """
 import sys, torch
 from postgrad.config.schema import ModelConfig, RolloutConfig
@@ -50,7 +57,7 @@ if adapted:
 reference = NativeEngine(plain, RolloutConfig(max_rows=16)) if adapted else None
 engine = NativeEngine(loaded, RolloutConfig(max_rows=16))
 reference = reference or engine
-long_prompt = [i * 7 % 16 for i in range(70)]
+long_prompt = [i * 7 % 16 for i in range(BLOCK + 6)]
 asked = [
     Request([3, 7, 10, 5, 8, 15], [1, 2]), Request([1], [4], 2), Request(long_prompt, [6])
 ]
@@ -109,7 +116,7 @@ loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"
 engine = StreamingNativeEngine(loaded, RolloutConfig(max_rows=8))
 paged_module.STEPS_PER_SYNC = 1  # so that rows join while others decode
 sampling = Sampling(0.9, 9, stop=("7",))
-prompts = {"a": [3, 7, 10], "b": [1], "c": [i * 7 % 16 for i in range(66)]}
+prompts = {"a": [3, 7, 10], "b": [1], "c": [i * 7 % 16 for i in range(BLOCK + 2)]}
 limits = {"a": 3, "b": 6, "c": 9}  # the buffers for a and b are too short for c
 joined_running_rows = []
 prefilled, asked = [], []
@@ -158,27 +165,24 @@ print("same")
 """
 
 
-def test_requests_that_join_a_paged_stream_get_the_tokens_of_separate_calls(tiny):
+def interpret(program: str, block: int, *arguments: str) -> None:
+    """Runs a program in Triton's interpreter; fails with its error unless it prints "same"."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", STREAM, str(tiny)],
+        [sys.executable, "-W", "ignore", "-c", BLOCKS + program, *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        env={**os.environ, "TRITON_INTERPRET": "1", "BLOCK": str(block)},
         timeout=600,
     )
     assert done.stdout.strip() == "same", done.stderr[-3000:]
+
+
+def test_requests_that_join_a_paged_stream_get_the_tokens_of_separate_calls(tiny):
+    interpret(STREAM, 16, str(tiny))
 
 
 def test_paged_decoding_is_plain_decoding(tiny):
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=600,
-    )
-    assert done.stdout.strip() == "same", done.stderr[-3000:]
+    interpret(PROGRAM, 64, str(tiny))
 
 
 @pytest.mark.parametrize("quantization", ["none", "4bit"])
@@ -187,13 +191,4 @@ def test_adapters_are_in_the_decode_step_and_in_the_packed_pass(tiny, tmp_path, 
     pytest.importorskip("peft")
     if quantization == "4bit":  # rows are whole blocks of 64 weights
         tiny = make_tiny(tmp_path / "tiny64", seed=1, width=64)
-    tests = str(Path(__file__).parent.parent)
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny), tests, quantization],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=600,
-    )
-    assert done.stdout.strip() == "same", done.stderr[-3000:]
+    interpret(PROGRAM, 16, str(tiny), str(Path(__file__).parent.parent), quantization)

@@ -1,6 +1,8 @@
 """Packed passes and paged decoding of every captured family in Triton's interpreter.
 
 Log-probs, gradients and sampled tokens are those of the stock transformers model, in float32.
+The interpreter takes time per token, so blocks and pages have 16 tokens here. test_paged.py has
+those of 64 that a GPU uses.
 """
 
 import importlib.util
@@ -24,6 +26,8 @@ import json, sys
 from types import SimpleNamespace
 import torch
 sys.path.insert(0, sys.argv[1])
+from postgrad.model.passes import packing
+packing.BLOCK_M = packing.BLOCK_N = 16  # also the tokens of a page; the other modules copy it
 from families import make_family
 from postgrad.model.passes.attention import NAME, register_attention
 from postgrad.model.passes.kernels.install import install_kernels
@@ -48,14 +52,14 @@ install_kernels(model)
 assert support_of(model).passes == "packed"
 assert not unsupported_reason(model), unsupported_reason(model)
 
-# Decoding: prompts and responses cross pages of 64 tokens and the window. The first row takes a
+# Decoding: prompts and responses cross pages of 16 tokens and the window. The first row takes a
 # second turn, which continues in its pages.
 decoder = Decoder(model, torch.tensor([17]))
 engine = SimpleNamespace(
     model=model, tokenizer=None, max_rows=4, max_context=512, weights_version=0,
     cache_bytes=lambda: 8 * decoder.page_bytes(),
 )
-requests = {0: Request([i * 7 % 16 for i in range(67)], [1]), 1: Request([3, 5], [4, 5], 2)}
+requests = {0: Request([i * 7 % 16 for i in range(19)], [1]), 1: Request([3, 5], [4, 5], 2)}
 rows, sampled, prefilled = [], [], []
 hook = model.base_model.register_forward_pre_hook(
     lambda module, args, kwargs: prefilled.append(kwargs["input_ids"].numel()), with_kwargs=True
@@ -74,7 +78,7 @@ with PagedStream(engine, decoder, Sampling(0.9, 3), 4) as stream:
                 stream.add(requests[2], [key])
 hook.remove()
 model.eval()
-assert prefilled == [66 + 1, 3], prefilled
+assert prefilled == [18 + 1, 3], prefilled
 batch = Batch.of(rows)
 
 
@@ -113,7 +117,7 @@ print("same")
 """
 
 FAMILIES = {
-    "mistral": {"sliding_window": 66},
+    "mistral": {"sliding_window": 18},
     "qwen3": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
     "qwen3_moe": {"mlp_only_layers": [1]},
     "gemma3_text": {

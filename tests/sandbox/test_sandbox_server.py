@@ -399,6 +399,7 @@ def test_run_code_replies_as_sandbox_fusion(server, body, status, ended, code, s
     assert bool(result["stderr"]) == (code == 1)
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_a_program_that_prints_too_much_has_failed(server):
     _, reply = server.ask("/run_code", code_request("while True: print('x' * 1000)"))

@@ -4,6 +4,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.model.load import model_config
-from postgrad.model.passes.layout import make_packed_micro_batches
+from postgrad.model.passes.layout import make_packed_micro_batches, make_padded_micro_batches
 from postgrad.model.tiny import make_tiny
 from postgrad.sizing.choose import plan_of_settings
 from postgrad.sizing.devices import KNOWN, find_gpu
@@ -22,9 +23,9 @@ from postgrad.sizing.gpu_memory import GpuEstimator, is_captured, wanted_cache_b
 from postgrad.sizing.largest import largest_settings
 from postgrad.sizing.memory import optimizer_working_bytes, state_bytes
 from postgrad.sizing.packed import PackedSimulation, runs_packed
-from postgrad.sizing.plan import GroupLengths, Plan, Workload, pack_groups
+from postgrad.sizing.plan import GroupLengths, Plan, Workload, pack_groups, pad_groups
 from postgrad.sizing.simulate import measure_size
-from postgrad.training.prepare import local_roles, make_method
+from postgrad.training.prepare import local_roles, make_method, row_kinds
 from postgrad.types import Batch, Trajectory
 
 GIB = 2**30
@@ -52,6 +53,67 @@ def test_packed_passes_are_those_of_the_trainer(budget: int) -> None:
     passes = make_packed_micro_batches(Batch.of(rows), budget)
     expected = [(micro.num_tokens, len(micro.gather)) for micro in passes]
     assert pack_groups(groups, 20, budget) == expected
+
+
+@pytest.mark.parametrize("budget", [40, 64, 100, 1000])
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_rows_of_a_pair_are_in_one_pass(budget: int, padded: bool) -> None:
+    groups = [GroupLengths(11, lengths, 0, 2) for lengths in ((3, 40), (20, 20), (9, 1))]
+    rows: list[Trajectory] = []
+    for number, group in enumerate(groups):
+        for length in group.given:
+            rows.append(Trajectory(str(number), [number] * 11, [0] * length, number))
+    batch = Batch.of(rows)
+    pairs = batch.rows["group"].tolist()
+    if padded:
+        expected = make_padded_micro_batches(batch, budget, 32, pairs)
+        plan = SimpleNamespace(token_budget=budget, width=32)
+        found = [(m.num_tokens, len(m.gather)) for m in pad_groups(plan, groups, 1)[0]]
+    else:
+        expected = make_packed_micro_batches(batch, budget, pairs)
+        found = pack_groups(groups, 1, budget)
+    assert found == [(micro.num_tokens, len(micro.gather)) for micro in expected]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "group"),
+    [
+        ("grpo", GroupLengths(100, (), 8)),
+        ("sft", GroupLengths(100, (400,), 0)),
+        ("kto", GroupLengths(100, (400,), 0)),
+        ("dpo", GroupLengths(100, (400, 400), 0, 2)),
+        ("reward_model", GroupLengths(100, (400, 400), 0, 2)),
+        ("online_dpo", GroupLengths(100, (), 8, 2)),
+    ],
+)
+def test_the_plan_has_the_rows_that_the_method_trains_on(
+    tiny: Path, recipe: str, group: GroupLengths
+) -> None:
+    settings = ["data.max_prompt_tokens=100", "rollout.max_response_tokens=400"]
+    words = [f"model.path={tiny}", "data.train=arithmetic:2", "rollout.samples=8", *settings]
+    config = compose_arguments([recipe, *words])
+    method = find_method(config.method.name)(config)
+    plan = plan_of_settings(config, model_config(config.model), {}, row_kinds(method))
+    assert set(plan.workload.groups) == {group}
+    assert bool(plan.decode_rows) == method.trains_on_samples
+
+
+def test_an_engine_apart_gives_its_cache_back_while_the_trainer_works(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it samples then. A small cache stays in any case."""
+    estimator = GpuEstimator(find_gpu("h200"))
+    apart = make_plan(tiny, 2, 4, "cluster.backend=process", "cluster.engine_apart=true")
+    stale = dataclasses.replace(apart.config.rollout, staleness=1)
+    ahead = dataclasses.replace(apart, config=dataclasses.replace(apart.config, rollout=stale))
+    small = estimator.estimate(apart)
+    assert "rollout" not in small.phases
+    monkeypatch.setattr("postgrad.sizing.gpu_memory.KEPT_CACHE_BYTES", 0)
+    cache = wanted_cache_bytes(apart)
+    large = estimator.estimate(apart)
+    assert large.phases["rollout"] == {"KV cache": cache}
+    assert large.held["engine process"] == small.held["engine process"] - cache
+    assert estimator.estimate(ahead).held == small.held
 
 
 def test_a_block_keeps_what_its_kernels_save(tiny: Path) -> None:
@@ -109,6 +171,7 @@ def test_memory_of_the_parts_by_hand(tiny: Path) -> None:
     assert update == 4 * p
 
 
+@pytest.mark.slow
 def test_offloading_vllm_and_a_reference_change_what_is_held(tiny: Path) -> None:
     estimator = GpuEstimator(find_gpu("h200"))
     plain = make_plan(tiny, 2, 4)
@@ -192,6 +255,7 @@ def test_offloaded_activations_are_of_recomputed_blocks(tiny: Path) -> None:
     assert resolved.model.activation_checkpointing is True
 
 
+@pytest.mark.slow
 def test_only_the_policy_without_its_adapters_needs_no_weights_of_its_own(tiny: Path) -> None:
     """A teacher that is the policy's own base model, and one of another path."""
     other = make_tiny(tiny.parent / "other-teacher", seed=1)

@@ -96,6 +96,7 @@ def test_memory_that_runs_out_in_a_capture_is_one_line():
         raise RuntimeError("shape mismatch")
 
 
+@pytest.mark.slow
 def test_on_a_gpu_the_estimate_names_the_settings(tiny, monkeypatch):
     """The policy is on the CPU; its settings say that it is on a GPU."""
     policy = build_host(config_of("grpo", tiny)).policy

@@ -283,6 +283,7 @@ def test_best_checkpoint_can_be_evaluated_by_its_pointer(finished):
     assert best is not None and find_model(f"{finished}/checkpoints/best").path == f"{best}/policy"
 
 
+@pytest.mark.slow
 def test_validation_keeps_its_answers_and_reports_best_and_majority(tiny, tmp_path):
     verifier = tmp_path / "mine.py"
     verifier.write_text(

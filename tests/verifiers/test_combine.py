@@ -179,3 +179,27 @@ def test_rows_tried_are_spaced_over_the_set():
         scorer.check_fit(problems[::-1], "data.train")
         with pytest.raises(ConfigError):
             scorer.check_fit(problems[200:], "data.train")
+
+
+@pytest.mark.parametrize(
+    ("verifier", "part", "known"),
+    [
+        ("gsm8k", "format", True),
+        ("exact", "format", False),
+        ("auto", "format", False),  # the rows of `exact` have none
+        ("exact + 0.5*length", "length.characters", True),
+        ("exact + 0.5*length", "answer", False),  # of a sum it is exact.answer
+        ("environment", "anything", True),  # known with the first scores
+        ("llm_judge", "anything", True),
+        ("code", "anything", True),  # which cannot score the first row
+    ],
+)
+def test_part_that_no_built_in_verifier_reports_is_refused_before_the_run(verifier, part, known):
+    sums = [Problem("c", (), "#### 3", "gsm8k"), SUM]
+    settings = {f"method.reward_weights.{part}": part}
+    with Scorer(verifier, workers=1, timeout_s=30) as scorer:
+        if known:
+            scorer.check_parts(sums, settings)
+            return
+        with pytest.raises(ConfigError, match=r"method\.reward_weights\..*answer"):
+            scorer.check_parts(sums, settings)

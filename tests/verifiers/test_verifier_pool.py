@@ -109,6 +109,7 @@ def test_the_time_limit_is_per_response(problem, hostile):
         )
 
 
+@pytest.mark.slow
 def test_imports_inside_a_function_do_not_count(problem, tmp_path):
     """The first call takes longer than the limit, because it imports a package."""
     (tmp_path / "heavy_package.py").write_text("import time\ntime.sleep(2)\nVALUE = 1.0\n")

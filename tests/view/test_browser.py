@@ -29,10 +29,13 @@ CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
 DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER),
-    reason="no Chromium with chromedriver on this machine (apt install chromium chromium-driver)",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER),
+        reason="no Chromium with chromedriver here (apt install chromium chromium-driver)",
+    ),
+]
 
 # Returns the visible elements that have no name for a screen reader.
 FIND_UNNAMED = """
@@ -148,7 +151,6 @@ def no_console_errors(browser: Browser):
     assert browser.console_errors() == []
 
 
-@pytest.mark.slow
 def test_a_live_run_updates_and_keeps_its_zoom(browser, tmp_path):
     import fcntl
 
@@ -183,7 +185,6 @@ def test_a_live_run_updates_and_keeps_its_zoom(browser, tmp_path):
         browser.driver.get("about:blank")
 
 
-@pytest.mark.slow
 def test_chart_values_by_mouse_keyboard_and_screen_reader(browser):
     browser.open("#/run/finished/curves")
     chart = browser.chart("Response length (tokens)")
@@ -204,7 +205,6 @@ def test_chart_values_by_mouse_keyboard_and_screen_reader(browser):
     assert browser.chart("Step time by stage (s)").find_elements(By.CSS_SELECTOR, "path.area")
 
 
-@pytest.mark.slow
 def test_charts_and_tables_can_be_saved(browser):
     browser.open("#/run/finished/curves")
     chart = browser.chart("Reward")
@@ -233,7 +233,6 @@ def test_charts_and_tables_can_be_saved(browser):
     assert table.read_text().startswith("Run,State,") and "group/failed" in table.read_text()
 
 
-@pytest.mark.slow
 def test_list_filters_sorts_and_compares(browser):
     browser.open("#/runs")
     browser.wait_for("group/failed")
@@ -419,7 +418,6 @@ def real_run(tmp_path: Path, recipe: str, *overrides: str) -> Path:
     return tmp_path / "runs"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "updates", [1, 2], ids=["entropy of the update", "entropy of the pass before it"]
 )
@@ -432,7 +430,6 @@ def test_a_real_run_is_colored_by_entropy(browser, tmp_path, updates):
         browser.driver.get("about:blank")
 
 
-@pytest.mark.slow
 def test_continuations_of_classmates_are_shown_with_their_thought(browser, tmp_path):
     import pyarrow.parquet as pq
 
@@ -470,7 +467,6 @@ def test_continuations_of_classmates_are_shown_with_their_thought(browser, tmp_p
         browser.driver.get("about:blank")
 
 
-@pytest.mark.slow
 def test_rollouts_are_filtered_searched_and_followed_over_steps(browser):
     browser.open("#/run/finished/rollouts?step=4")
     browser.wait_for("3 problems, 9 of 9 responses")
@@ -499,7 +495,6 @@ def test_rollouts_are_filtered_searched_and_followed_over_steps(browser):
     )
 
 
-@pytest.mark.slow
 def test_evaluations_are_filtered_and_compared(browser):
     browser.open("#/evaluations")
     browser.wait_for("75.0%")
@@ -522,7 +517,6 @@ def test_evaluations_are_filtered_and_compared(browser):
     assert "parsed answer" not in browser.text(".two") and "format" in browser.text(".two")
 
 
-@pytest.mark.slow
 def test_models_by_data_set_are_shown_with_bars_and_saved(browser):
     browser.open("#/evaluations")
     cells = browser.until(lambda: browser.all("table.pivot tbody td"), "the table")
@@ -552,7 +546,6 @@ def test_entropy_flow_of_several_analyses_is_drawn(browser):
     assert "group/failed" in change.text
 
 
-@pytest.mark.slow
 def test_hostile_text_is_never_run(browser):
     pages = [
         "#/runs",
@@ -587,7 +580,6 @@ def test_hostile_text_is_never_run(browser):
     browser.console_errors()
 
 
-@pytest.mark.slow
 def test_every_control_has_a_name_and_pages_fit_a_phone(browser):
     pages = [
         "#/runs",
@@ -621,7 +613,6 @@ def test_every_control_has_a_name_and_pages_fit_a_phone(browser):
     browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-@pytest.mark.slow
 def test_messages_for_empty_and_missing_things(browser, tmp_path):
     with serving(tmp_path) as server:
         browser.open("#/runs", server)

@@ -25,7 +25,7 @@ from postgrad.methods.ports import Ports
 from postgrad.methods.sft import Sft
 from postgrad.methods.step import Group, Step
 from postgrad.methods.support.grpo_checks import check_loss_options
-from postgrad.methods.support.sampling import add_scores
+from postgrad.methods.support.scoring import add_scores
 from postgrad.model.device import set_threads
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import split_updates

@@ -60,8 +60,10 @@ def estimate_memory(plan: Plan, process: int, kernel: int = 0) -> Memory:
         held["driver process"] = process
     if config.cluster.engine_apart:
         masters = state.get("float32 masters", 0)
-        held["engine process"] = process + size.weights + sum(rollout.values()) + masters
-        rollout = {}
+        held["engine process"] = process + size.weights + masters
+        if plan.rollouts_overlap:
+            held["engine process"] += sum(rollout.values())
+            rollout = {}
     activations, head = simulate_update(config, plan.model, layout.largest_pass)
     gradients = 4 * size.trained
     working_copy = optimizer_working_bytes(config, size)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
@@ -35,11 +34,12 @@ from postgrad.methods.support.checks import (
     check_tools,
     check_unread,
 )
-from postgrad.methods.support.sampling import (
-    SampleRequest,
+from postgrad.methods.support.sampling import SampleRequest, sample_requests, sampled_row
+from postgrad.methods.support.scoring import (
     add_scores,
-    sample_requests,
-    sampled_row,
+    drop_failures,
+    policy_texts,
+    score_texts,
 )
 from postgrad.methods.support.validation import check_validation, mean_score, validation_passes
 from postgrad.model.metrics import MetricAccumulator
@@ -48,7 +48,7 @@ from postgrad.model.views import FULL, View
 from postgrad.rollout.engine import Completion, Sampling, make_sampling, trajectory_seed
 from postgrad.rollout.episodes import failed_environments, row_problems, turn_metrics
 from postgrad.rollout.respond import Answer, respond
-from postgrad.types import DEMONSTRATION, TOOL, Batch, Failure, Problem, Score, Trajectory
+from postgrad.types import DEMONSTRATION, Batch, Failure, Problem, Trajectory
 from postgrad.verifiers.model_terms import asks_judge, model_terms
 
 
@@ -72,6 +72,8 @@ class Method:
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     # The loss uses log-probs of what the engine sampled.
     trains_on_samples: ClassVar[bool] = True
+    # Rows of a group that one loss reads jointly; a pass holds all of them.
+    rows_per_loss: ClassVar[int] = 1
     # Every problem's demonstration becomes a row, so each must fit into max_response_tokens.
     trains_on_demonstrations: ClassVar[bool] = False
     # The trained model gives scores instead of log-probs: one per "response", or one per "step".
@@ -84,6 +86,8 @@ class Method:
     supports_environments: ClassVar[bool] = False
     # The loss replays what top-p, top-k and min-p kept; other methods refuse these settings.
     supports_truncated_sampling: ClassVar[bool] = False
+    # Parts of the reward, columns `reward/PART`, that the method adds to those of the verifier.
+    own_reward_parts: ClassVar[tuple[str, ...]] = ()
     # Score of a response without an output to score.
     no_output_score: float = 0.0
     ports: Ports
@@ -155,6 +159,13 @@ class Method:
     def scores_training_rows(self) -> bool:
         """Whether steps score responses to data.train; otherwise only validations do."""
         return self.needs_verifier()
+
+    def reward_parts(self) -> dict[str, str]:
+        """The parts of the verifier's score that the method reads, by the setting that names them.
+
+        A run is refused if a built-in verifier reports no such part.
+        """
+        return {}
 
     def bind(self, ports: Ports) -> None:
         """Gives the method its models and services."""
@@ -229,60 +240,23 @@ class Method:
         texts = self.texts_to_score(batch)
         if "environment" not in batch.rows:
             batch.rows["question"] = [problem.messages[-1]["content"] for problem in problems]
-            add_scores(batch, self.score_texts(problems, texts))
+            results = score_texts(self.ports, problems, texts, self.no_output_score)
+            add_scores(batch, results)
             return self.drop_failures(batch, step)
         failures = batch.rows["environment_failure"]
         scored = [None if failed else text for text, failed in zip(texts, failures, strict=True)]
-        results = self.score_texts(row_problems(problems, batch.rows["environment"]), scored)
+        problems = row_problems(problems, batch.rows["environment"])
+        results = score_texts(self.ports, problems, scored, self.no_output_score)
         add_scores(batch, failed_environments(results, failures))
         return self.drop_failures(batch, step)
 
     def texts_to_score(self, batch: Batch) -> Sequence[str | None]:
-        """What the policy wrote in each row, without tool output; None if there is nothing.
-
-        All rows of one agent have the text of its last reply.
-        """
-        if "answer" in batch.rows:
-            return batch.rows["answer"]
-        own = batch.tokens["token_source"] != TOOL
-        if bool(own.all()):
-            return batch.rows["text"]
-        rows = zip(batch.response.split(), own.split(batch.response.lengths.tolist()), strict=True)
-        return [self.ports.prompts.decode(ids[keep].tolist()) for ids, keep in rows]
-
-    def score_texts(
-        self, problems: Sequence[Problem], texts: Sequence[str | None]
-    ) -> list[Score | Failure]:
-        """The verifier's result per text; `no_output_score` where the text is None."""
-        indices = [i for i, text in enumerate(texts) if text is not None]
-        results = self.ports.scorer.score(
-            [problems[i] for i in indices], [text for text in texts if text is not None]
-        )
-        scores: list[Score | Failure] = [Score(self.no_output_score) for _ in texts]
-        for i, result in zip(indices, results, strict=True):
-            scores[i] = result
-        return scores
+        """What the policy wrote in each row, without tool output; None if there is nothing."""
+        return policy_texts(self.ports, batch)
 
     def drop_failures(self, batch: Batch, step: Step) -> Batch:
-        """The rows without a `failure`. The others are recorded in the step and counted.
-
-        Raises: RunError if all failed, or more than reward.max_failure_rate.
-        """
-        failed = torch.tensor([bool(reason) for reason in batch.rows["failure"]])
-        before = step.metrics.get("reward/failures", 0.0)
-        step.metrics["reward/failures"] = before + float(failed.sum())
-        if not bool(failed.any()):
-            return batch
-        rate = float(failed.float().mean())
-        limit = self.config.reward.max_failure_rate
-        if rate > limit or bool(failed.all()):
-            example = next(reason for reason in batch.rows["failure"] if reason)
-            raise RunError(
-                f"{rate:.0%} of the responses could not be scored "
-                f"(reward.max_failure_rate={limit:g}); the first: {example}"
-            )
-        step.failed.append(batch.select(torch.nonzero(failed)[:, 0]))
-        return batch.select(torch.nonzero(~failed)[:, 0])
+        """The rows that have a score. Raises RunError beyond reward.max_failure_rate."""
+        return drop_failures(batch, step, self.config.reward.max_failure_rate)
 
     def estimate(self, batch: Batch, step: Step) -> Batch:
         """Sets the token column `advantages`."""

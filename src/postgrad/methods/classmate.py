@@ -35,6 +35,7 @@ from postgrad.types import Batch, Problem
 class Classmate(Thinking):
     Settings = ClassmateSettings
     offers = (*Thinking.offers, "classmate")
+    own_reward_parts = ("classmate", "consistency")
 
     def check(self) -> None:
         super().check()

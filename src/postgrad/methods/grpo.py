@@ -58,6 +58,9 @@ class Grpo(PolicyUpdate):
     def roles(self) -> dict[str, Role]:
         return {"reference": Role("frozen")} if self.settings.kl != "none" else {}
 
+    def reward_parts(self) -> dict[str, str]:
+        return grpo_checks.reward_parts(self)
+
     def stages(self) -> list[Stage]:
         stages: list[Stage] = [self.draw, self.compose, self.sample, self.enrich, self.score]
         if self.settings.max_refills:

@@ -5,30 +5,48 @@ time; then activation checkpointing, which computes the blocks twice. A row is n
 passes, so long rows need the latter.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from postgrad.config.schema import Config
 from postgrad.sizing.devices import GpuSpec
 from postgrad.sizing.gpu_memory import GpuEstimator, Widths, kept_bytes
 from postgrad.sizing.largest import largest_budget
-from postgrad.sizing.plan import GroupLengths, Plan, Workload
+from postgrad.sizing.plan import DEFAULT_MAX_ROWS, GroupLengths, Plan, Workload
 from postgrad.sizing.simulate import measure_size
 
 STATE_BYTES = 22  # per weight, at most: weight, master, moments, gradient, working copy
 Roles = dict[str, tuple[str, Any]]
 
 
-def plan_of_settings(config: Config, model_config: Any, roles: Roles) -> Plan:
+@dataclass(frozen=True)
+class RowKinds:
+    """Which rows a method trains on."""
+
+    given_per_problem: int = 0  # 0 if the rows are sampled
+    rows_per_loss: int = 1  # rows that one loss reads jointly
+    samples_in_validation: bool = True
+
+
+SAMPLED = RowKinds()
+
+
+def plan_of_settings(
+    config: Config, model_config: Any, roles: Roles, rows: RowKinds = SAMPLED
+) -> Plan:
     """Return the plan of a run on a GPU with the longest rows that its settings allow."""
     prompt = config.data.max_prompt_tokens
     context = int(model_config.get_text_config().max_position_embeddings)
     response = min(config.rollout.max_response_tokens, max(1, context - prompt))
     rollout = replace(config.rollout, max_response_tokens=response)
-    groups = [GroupLengths(prompt, (), rollout.samples)] * config.training.problems_per_step
-    return Plan(
-        replace(config, rollout=rollout), model_config, Workload(groups, prompt), roles, True
-    )
+    given = (response,) * rows.given_per_problem
+    samples = 0 if given else rollout.samples
+    group = GroupLengths(prompt, given, samples, rows.rows_per_loss)
+    num_validation = 0
+    if given and rows.samples_in_validation:
+        num_validation = rollout.max_rows or DEFAULT_MAX_ROWS
+    workload = Workload([group] * config.training.problems_per_step, prompt, num_validation)
+    return Plan(replace(config, rollout=rollout), model_config, workload, roles, True)
 
 
 def choose_passes(
@@ -62,8 +80,9 @@ def choose_passes(
 def _surely_fits(plan: Plan, gpu: GpuSpec) -> bool:
     """Return whether a run is so small that the estimate, which takes a second, is not needed."""
     size = measure_size(plan.config, plan.model)
-    row = plan.workload.longest_prompt + plan.config.rollout.max_response_tokens
-    tokens = max(row, plan.token_budget)
+    responses = max(group.rows_per_loss for group in plan.workload.groups)
+    responses *= plan.config.rollout.max_response_tokens
+    tokens = max(plan.workload.longest_prompt + responses, plan.token_budget)
     activations = tokens * size.blocks * kept_bytes(Widths.of(plan.model), size.bytes_each)
     state = STATE_BYTES * size.parameters * (1 + len(plan.roles))
     return 2 * (state + 2 * activations) < gpu.usable

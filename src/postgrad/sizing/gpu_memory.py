@@ -186,19 +186,28 @@ class GpuEstimator:
         config = plan.config
         if config.rollout.engine == "vllm":
             return {}, self._vllm(plan, size, held)
+        masters = 0
+        if config.cluster.engine_apart:
+            masters = state_bytes(config, size)["float32 masters"]
+            held += size.weights + masters
         cache = self.cache_bytes(plan, held)
         step = decode_step_bytes(plan, size)
         prompts = sum(group.prompt for group in plan.workload.groups)
         prefill = prefill_bytes(plan, min(PREFILL_TOKENS, prompts))
-        parts = {"KV cache": cache, "decode graphs": step}
         working = {"sampling and prefill": max(step, prefill)}
-        if config.cluster.engine_apart:
-            masters = state_bytes(config, size)["float32 masters"]
-            total = size.weights + masters + sum(parts.values()) + sum(working.values())
-            return {"engine process": total}, {}
-        if self.detachable and cache > KEPT_CACHE_BYTES:
+        is_detached = self._detaches(plan) and cache > KEPT_CACHE_BYTES
+        if config.cluster.engine_apart:  # its process keeps what it has worked with
+            own = size.weights + masters + step + sum(working.values())
+            if is_detached:
+                return {"engine process": own}, {"KV cache": cache}
+            return {"engine process": own + cache}, {}
+        if is_detached:
             return {"decode graphs": step}, {"KV cache": cache, **working}
-        return parts, working
+        return {"KV cache": cache, "decode graphs": step}, working
+
+    def _detaches(self, plan: Plan) -> bool:
+        """Return whether the cache gives its memory back while the trainer works."""
+        return self.detachable and not plan.rollouts_overlap
 
     def cache_bytes(self, plan: Plan, held: int) -> int:
         """Return the bytes of the paged cache; `held` are those that other things hold.
@@ -209,7 +218,8 @@ class GpuEstimator:
         if config.rollout.cache_gib:
             limit = int(config.rollout.cache_gib * 2**30)
         else:
-            limit = largest_cache(max(0, self.gpu.usable - held), self.detachable)
+            is_detachable = self.detachable and not config.rollout.stream
+            limit = largest_cache(max(0, self.gpu.usable - held), is_detachable)
         row = plan.workload.longest_prompt + config.rollout.max_response_tokens
         one_row = (num_pages(row) + 2) * PAGE * token_cache_bytes(plan)
         return min(max(limit, one_row), wanted_cache_bytes(plan))

@@ -24,10 +24,18 @@ class GroupLengths:
     prompt: int
     given: tuple[int, ...]  # responses that are not sampled, such as demonstrations
     num_samples: int
+    rows_per_loss: int = 1  # rows of the group that one loss reads jointly, so that a pass has all
 
     def responses(self, response_tokens: int) -> list[int]:
         """Return the length of every response if sampled ones have `response_tokens` tokens."""
         return [*self.given, *[response_tokens] * self.num_samples]
+
+    def units(self, response_tokens: int) -> list[list[int]]:
+        """Return the lengths of the responses that a pass cannot divide, without empty ones."""
+        lengths = self.responses(response_tokens)
+        size = self.rows_per_loss
+        units = [lengths[start : start + size] for start in range(0, len(lengths), size)]
+        return [kept for unit in units if (kept := [length for length in unit if length])]
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,11 @@ class Plan:
     def token_budget(self) -> int:
         """Number of tokens of one pass, at most."""
         return self.config.training.token_budget or DEFAULT_TOKEN_BUDGET
+
+    @property
+    def rollouts_overlap(self) -> bool:
+        """Whether the engine samples while the trainer works."""
+        return self.config.rollout.staleness > 0
 
 
 @dataclass(frozen=True)
@@ -112,7 +125,7 @@ def lay_out_step(plan: Plan, response_tokens: int) -> StepLayout:
         passes = pack_groups(one_update, response_tokens, plan.token_budget)
         num_laid_out = len(one_update)
     else:
-        micro_batches, num_laid_out = _pad_groups(plan, one_update, response_tokens)
+        micro_batches, num_laid_out = pad_groups(plan, one_update, response_tokens)
         passes = [(micro.num_tokens, len(micro.gather)) for micro in micro_batches]
         largest_pass = max(micro_batches, key=lambda micro: micro.num_tokens)
     scale = len(groups) / num_laid_out
@@ -135,7 +148,7 @@ def lay_out_step(plan: Plan, response_tokens: int) -> StepLayout:
     )
 
 
-def _pad_groups(
+def pad_groups(
     plan: Plan, groups: list[GroupLengths], response_tokens: int
 ) -> tuple[list[MicroBatch], int]:
     """Return padded micro-batches of the first groups, and how many groups those are.
@@ -143,15 +156,21 @@ def _pad_groups(
     They are made by the trainer's own code. A table of the whole step could be large.
     """
     rows: list[Trajectory] = []
+    row_groups: list[int] = []
+    num_units = 0
     num_laid_out = 0
     for group in groups:
         prompt = [num_laid_out] * group.prompt
-        for length in group.responses(response_tokens):
-            rows.append(Trajectory(str(num_laid_out), prompt, [0] * length, num_laid_out))
+        for unit in group.units(response_tokens):
+            for length in unit:
+                rows.append(Trajectory(str(num_laid_out), prompt, [0] * length, num_laid_out))
+                row_groups.append(num_units)
+            num_units += 1
         num_laid_out += 1
         if sum(len(row.prompt) + len(row.response) for row in rows) > 4 * plan.token_budget:
             break
-    passes = make_padded_micro_batches(Batch.of(rows), plan.token_budget, plan.width)
+    joint = row_groups if any(group.rows_per_loss > 1 for group in groups) else None
+    passes = make_padded_micro_batches(Batch.of(rows), plan.token_budget, plan.width, joint)
     return passes, num_laid_out
 
 
@@ -168,9 +187,8 @@ def pack_groups(
     trained = 0
     for group in groups:
         is_new = True
-        for length in group.responses(response_tokens):
-            if not length:
-                continue
+        for unit in group.units(response_tokens):
+            length = sum(unit)
             prompt = group.prompt - 1
             if trained and tokens + length + (prompt if is_new else 0) > token_budget:
                 passes.append((tokens, trained))

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from postgrad.errors import RunError
+from postgrad.methods import find_method
 from postgrad.model.device import (
     attached_memory_bytes,
     graph_memory_bytes,
@@ -23,6 +24,7 @@ from postgrad.sizing.memory import Memory
 from postgrad.sizing.packed import runs_packed
 from postgrad.sizing.plan import Plan
 from postgrad.sizing.suggest import suggest_settings
+from postgrad.training.prepare import row_kinds
 from postgrad.training.run import MAY_CHANGE
 
 GIB = 2**30
@@ -89,7 +91,8 @@ def estimated_advice(stage: str, policy: LocalPolicy) -> str:
     if stage in ("load", "save") or not runs_packed(config, model_config):
         return ""
     phase = "rollout" if ADVICE.get(stage) == SAMPLING else "update"
-    plan = plan_of_settings(config, model_config, {})
+    method = find_method(config.method.name)(config)
+    plan = plan_of_settings(config, model_config, {}, row_kinds(method))
     gpu = GpuSpec(policy.device.type, total_memory_bytes(policy.device), 1.0, 1.0)
     estimator = GpuEstimator(gpu)
 

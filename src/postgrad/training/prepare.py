@@ -38,7 +38,7 @@ from postgrad.model.passes.layout import default_token_budget
 from postgrad.model.ranks import check_mesh
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import TurnRunner, make_turns
-from postgrad.sizing.choose import choose_passes, plan_of_settings
+from postgrad.sizing.choose import SAMPLED, RowKinds, choose_passes, plan_of_settings
 from postgrad.sizing.devices import GpuSpec
 from postgrad.sizing.packed import runs_packed
 from postgrad.sizing.plan import SHARED_WEIGHTS
@@ -163,13 +163,21 @@ def _passes_that_fit(
     ]
     try:
         roles = {} if method is None else local_roles(config, method)
-        plan = plan_of_settings(config, transformers_config, roles)
+        plan = plan_of_settings(config, transformers_config, roles, row_kinds(method))
         best = choose_passes(plan, gpu, *budgets)
     except (ConfigError, RunError):  # a model that cannot be simulated; the run shows if it fits
         return None
     if best != defaults and not planned:
         print(_passes_note(*best, gpu), file=sys.stderr)
     return best
+
+
+def row_kinds(method: Method | None) -> RowKinds:
+    """Return which rows the method trains on; sampled ones if there is none."""
+    if method is None or method.trains_on_samples:
+        return SAMPLED if method is None else RowKinds(rows_per_loss=method.rows_per_loss)
+    rows = method.rows_per_loss
+    return RowKinds(rows, rows, samples_in_validation=method.needs_verifier())
 
 
 def _passes_note(budget: int, checkpointing: bool, gpu: GpuSpec) -> str:
@@ -333,9 +341,14 @@ def _make_scorer(
 def _check_fit(
     method: Method, scorer: Scorer, train: list[Problem], validation: dict[str, list[Problem]]
 ) -> None:
-    """Raise ConfigError for a verifier that can score no row of a set that the run scores."""
+    """Raise ConfigError for a verifier that can score no row of a set that the run scores.
+
+    Also for a part of the score that the method reads and the verifier does not report.
+    """
     if method.scores_training_rows():
         scorer.check_fit(train, "data.train")
+        if parts := method.reward_parts():
+            scorer.check_parts(train, parts)
     if method.needs_verifier():
         for name, problems in validation.items():
             scorer.check_fit(problems, f"validation set {name}")

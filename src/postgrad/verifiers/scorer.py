@@ -1,7 +1,7 @@
 """The Scorer of the score stage: the right verifier for each problem, inline or in the pool."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from postgrad.errors import ConfigError
@@ -134,6 +134,38 @@ class Scorer:
                     f"{failures[0].reason}; choose a verifier that fits the data "
                     "(docs/verifiers.md)"
                 )
+
+    def check_parts(self, problems: Sequence[Problem], settings: Mapping[str, str]) -> None:
+        """Raise ConfigError for a part of the score that a verifier of these problems lacks.
+
+        Only built-in verifiers and reward models are known to report the same parts for every
+        response. The parts of other verifiers are known with the first scores.
+
+        Args:
+            settings: the parts that the run reads, by the setting that names them.
+        """
+        if self.functions is not None or self.judge_term is not None:
+            return
+        if self.rules in ("", LLM_JUDGE):
+            return
+        first_problems: dict[str, Problem] = {}
+        for problem in problems:
+            first_problems.setdefault(self.name_for(problem), problem)
+        for verifier, problem in first_problems.items():
+            terms = [term.name for term in parse_sum(verifier) if term.name]
+            if any(name not in VERIFIERS or name == ENVIRONMENT for name in terms):
+                continue
+            (score,) = self.backend.verify([("", problem)], [verifier])
+            if isinstance(score, Failure):
+                continue
+            known = [*score.parts, *(term.role for term in self.model_terms)]
+            for setting, part in settings.items():
+                if part not in known:
+                    names = ", ".join(sorted(known)) or "none"
+                    raise ConfigError(
+                        f"{setting}: the verifier {verifier} reports no part {part} of its score; "
+                        f"name one of its parts: {names}"
+                    )
 
     def notes(self, problems: Iterable[Problem]) -> list[str]:
         """Return what the user should know about the verifiers that `auto` chose."""

@@ -56,6 +56,7 @@ def test_offloaded_inputs_give_the_same_gradients_and_their_memory_is_reused(tin
     assert store.num_segments == before
 
 
+@pytest.mark.slow
 def test_a_copy_survives_changes_of_the_tensor_and_is_fetched_ahead():
     store = recompute.ActivationStore(CPU, min_bytes=0)
     first, second = (torch.randn(4, 5).bfloat16() for _ in range(2))

@@ -6,6 +6,7 @@
     declarations          losses and advantages by name or path
     advantage_columns     the columns that advantages read
     correction            importance weights for an engine with its own weights
+    sampling, scoring     the rows that responses become, and their scores
     dynamic_sampling      DAPO's replacement of groups without signal
     greedy_baseline       ReMax's baseline
     mixed_policy          rows with tokens of others: the base of LUFFY and ExGRPO

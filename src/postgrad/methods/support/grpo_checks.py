@@ -25,6 +25,7 @@ class GrpoMethod(Protocol):
     config: Any
     settings: Any
     offers: ClassVar[tuple[str, ...]]
+    own_reward_parts: ClassVar[tuple[str, ...]]
     advantage: Any
     policy_loss: Any
     kl_coef: float
@@ -59,6 +60,20 @@ def check_advantage(method: GrpoMethod) -> None:
         raise ConfigError(
             f"{key} needs reward parts by name; add e.g. method.reward_weights.answer=1.0"
         )
+
+
+def reward_parts(method: GrpoMethod) -> dict[str, str]:
+    """The parts of the verifier's score that the settings name, by setting."""
+    settings = method.settings
+    parts: dict[str, str] = {}
+    if "named_rewards" in method.advantage.needs:
+        parts = {f"method.reward_weights.{name}": name for name in settings.reward_weights}
+    if settings.max_refills and settings.refill_by not in ("score", "reward"):
+        parts[f"method.refill_by={settings.refill_by}"] = settings.refill_by
+    own = list(method.own_reward_parts)
+    if settings.overlong_buffer:
+        own.append("overlong")
+    return {key: name for key, name in parts.items() if name not in own}
 
 
 def check_kl(method: GrpoMethod) -> None:

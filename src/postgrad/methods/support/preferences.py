@@ -38,6 +38,8 @@ class GivenPairs(GivenResponses):
     The two rows of a pair have the same `group`; `index` is 0 for chosen and 1 for rejected.
     """
 
+    rows_per_loss = 2
+
     def check_problems(self, problems: Sequence[Problem]) -> None:
         check_pairs(self, problems, "data.train")
 

@@ -1,17 +1,15 @@
-"""Sampling of responses, and the rows that responses and scores become."""
+"""Sampling of responses, and the rows that they become."""
 
 import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from postgrad.methods.ports import Ports
 from postgrad.rollout.engine import Completion, Request, Sampling, trajectory_seed
 from postgrad.rollout.episodes import episode_row, turn_column
 from postgrad.rollout.turns import run_turns
-from postgrad.types import DEMONSTRATION, POLICY, TOOL, Batch, Failure, Problem, Score, Trajectory
+from postgrad.types import DEMONSTRATION, POLICY, TOOL, Problem, Trajectory
 
 # A problem, the indices of its samples, and prefixes for the first of them.
 SampleRequest = tuple[Problem, Sequence[int], Sequence[list[int]]]
@@ -84,18 +82,3 @@ def sampled_row(
         tokens=tokens,
         rows=rows,
     )
-
-
-def add_scores(batch: Batch, results: Sequence[Score | Failure]) -> None:
-    """Sets the row columns `reward`, `reward/PART` and `failure`; NaN where there is no number."""
-    nan = float("nan")
-    batch.rows["failure"] = [
-        f"{one.kind}: {one.reason}" if isinstance(one, Failure) else "" for one in results
-    ]
-    batch.rows["reward"] = torch.tensor(
-        [one.value if isinstance(one, Score) else nan for one in results]
-    )
-    scores = [one for one in results if isinstance(one, Score)]
-    for name in sorted({name for score in scores for name in score.parts}):
-        parts = [one.parts.get(name, nan) if isinstance(one, Score) else nan for one in results]
-        batch.rows[f"reward/{name}"] = torch.tensor(parts)

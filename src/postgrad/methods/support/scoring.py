@@ -1,0 +1,77 @@
+"""The score stage: texts to scores, scores to columns, and rows that could not be scored."""
+
+from collections.abc import Sequence
+
+import torch
+
+from postgrad.errors import RunError
+from postgrad.methods.ports import Ports
+from postgrad.methods.step import Step
+from postgrad.types import TOOL, Batch, Failure, Problem, Score
+
+
+def policy_texts(ports: Ports, batch: Batch) -> Sequence[str | None]:
+    """What the policy wrote in each row, without tool output; None if there is nothing.
+
+    All rows of one agent have the text of its last reply.
+    """
+    if "answer" in batch.rows:
+        return batch.rows["answer"]
+    own = batch.tokens["token_source"] != TOOL
+    if bool(own.all()):
+        return batch.rows["text"]
+    rows = zip(batch.response.split(), own.split(batch.response.lengths.tolist()), strict=True)
+    return [ports.prompts.decode(ids[keep].tolist()) for ids, keep in rows]
+
+
+def score_texts(
+    ports: Ports,
+    problems: Sequence[Problem],
+    texts: Sequence[str | None],
+    no_output_score: float,
+) -> list[Score | Failure]:
+    """The verifier's result per text; `no_output_score` where the text is None."""
+    indices = [i for i, text in enumerate(texts) if text is not None]
+    results = ports.scorer.score(
+        [problems[i] for i in indices], [text for text in texts if text is not None]
+    )
+    scores: list[Score | Failure] = [Score(no_output_score) for _ in texts]
+    for i, result in zip(indices, results, strict=True):
+        scores[i] = result
+    return scores
+
+
+def add_scores(batch: Batch, results: Sequence[Score | Failure]) -> None:
+    """Sets the row columns `reward`, `reward/PART` and `failure`; NaN where there is no number."""
+    nan = float("nan")
+    batch.rows["failure"] = [
+        f"{one.kind}: {one.reason}" if isinstance(one, Failure) else "" for one in results
+    ]
+    batch.rows["reward"] = torch.tensor(
+        [one.value if isinstance(one, Score) else nan for one in results]
+    )
+    scores = [one for one in results if isinstance(one, Score)]
+    for name in sorted({name for score in scores for name in score.parts}):
+        parts = [one.parts.get(name, nan) if isinstance(one, Score) else nan for one in results]
+        batch.rows[f"reward/{name}"] = torch.tensor(parts)
+
+
+def drop_failures(batch: Batch, step: Step, max_rate: float) -> Batch:
+    """The rows without a `failure`. The others are recorded in the step and counted.
+
+    Raises: RunError if all failed, or more than `max_rate` of them (reward.max_failure_rate).
+    """
+    failed = torch.tensor([bool(reason) for reason in batch.rows["failure"]])
+    before = step.metrics.get("reward/failures", 0.0)
+    step.metrics["reward/failures"] = before + float(failed.sum())
+    if not bool(failed.any()):
+        return batch
+    rate = float(failed.float().mean())
+    if rate > max_rate or bool(failed.all()):
+        example = next(reason for reason in batch.rows["failure"] if reason)
+        raise RunError(
+            f"{rate:.0%} of the responses could not be scored "
+            f"(reward.max_failure_rate={max_rate:g}); the first: {example}"
+        )
+    step.failed.append(batch.select(torch.nonzero(failed)[:, 0]))
+    return batch.select(torch.nonzero(~failed)[:, 0])
