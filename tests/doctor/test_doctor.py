@@ -9,7 +9,7 @@ import pytest
 from postgrad.cli.main import main
 from postgrad.doctor import estimate, machine, probe
 from postgrad.doctor.report import Report
-from postgrad.model import device
+from postgrad.model import device, threads
 
 FIT = [
     "doctor",
@@ -30,7 +30,8 @@ def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes of a few tokens, measured once or not at all: these tests read no times."""
     monkeypatch.setattr(probe, "PASS_S", 0.01)
     monkeypatch.setattr(probe, "REPEAT_S", 0.0)
-    monkeypatch.setattr(device, "_best_seconds", lambda work, repeats: 1.0)
+    for module in (device, threads):
+        monkeypatch.setattr(module, "best_seconds", lambda work, repeats: 1.0)
 
 
 def rows(text: str) -> dict[str, str]:

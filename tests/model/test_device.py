@@ -75,7 +75,7 @@ def test_auto_dtype_makes_no_large_product_of_an_emulated_type(
         return 2 * len(product) ** 3 / flops
 
     monkeypatch.setattr(torch, "ones", functools.partial(torch.ones, device="meta"))
-    monkeypatch.setattr(devices, "_best_seconds", seconds)
+    monkeypatch.setattr(devices, "best_seconds", seconds)
     assert devices.choose_dtype("auto", torch.device("cpu")) == expected
     assert ((torch.bfloat16, 512) in made) == (bfloat16_flops > devices.EMULATED_FLOPS)
     assert devices.matmul_flops("bfloat16") == pytest.approx(bfloat16_flops)

@@ -12,8 +12,8 @@ from tiny_runs import config_of, random_batch, stock_model
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError
+from postgrad.model.hub import hub_is_reachable
 from postgrad.model.load import (
-    hub_is_reachable,
     load,
     load_tokenizer,
     model_hidden_size,

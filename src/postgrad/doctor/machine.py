@@ -25,11 +25,12 @@ from postgrad.model.device import (
     describe_device,
     has_own_memory,
     memory_info,
-    probe_threads,
     total_memory_bytes,
     unusable_gpu_hint,
 )
-from postgrad.model.load import cache_folder, hub_is_reachable
+from postgrad.model.hub import hub_is_reachable
+from postgrad.model.load import cache_folder
+from postgrad.model.threads import probe_threads
 from postgrad.version import __version__
 
 PROBE_WIDTH = 512  # hidden size of the thread probe; a run probes with its model's

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from postgrad.errors import ConfigError, did_you_mean
 
@@ -247,57 +247,21 @@ def _matmul_seconds(dtype: str) -> float:
     a 128 x 128 product.
     """
     small = torch.ones(128, 128, dtype=DTYPES[dtype])
-    small_s = _best_seconds(lambda: small @ small, repeats=5)
+    small_s = best_seconds(lambda: small @ small, repeats=5)
     if 2 * 128**3 / small_s < EMULATED_FLOPS:
         return (512 / 128) ** 3 * small_s
     large = torch.ones(512, 512, dtype=DTYPES[dtype])
-    return _best_seconds(lambda: large @ large, repeats=5)
+    return best_seconds(lambda: large @ large, repeats=5)
 
 
-def _best_seconds(work: Callable[[], object], repeats: int) -> float:
+def best_seconds(work: Callable[[], object], repeats: int) -> float:
+    """Return the least of the measured times of `work`, after one call that is not measured."""
     work()
     best = float("inf")
     for _ in range(repeats):
         start = time.perf_counter()
         work()
         best = min(best, time.perf_counter() - start)
-    return best
-
-
-def probe_threads(hidden_size: int, dtype: str) -> int:
-    """Return the thread count that runs a small MLP of this width fastest.
-
-    Small models are often faster on one thread than on all, especially on a busy machine. So more
-    threads are chosen only if they are clearly faster.
-    """
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    candidates = sorted({1, 2, 4, 8, cores} & set(range(1, cores + 1)))
-    before = torch.get_num_threads()
-    mlp = nn.Sequential(
-        nn.Linear(hidden_size, 4 * hidden_size), nn.SiLU(), nn.Linear(4 * hidden_size, hidden_size)
-    ).to(DTYPES[dtype])
-    x = torch.zeros(512, hidden_size, dtype=DTYPES[dtype])
-
-    def work() -> Tensor:
-        y = x
-        for _ in range(4):
-            y = mlp(y)
-        return y
-
-    best = 1
-    best_seconds = float("inf")
-    try:
-        for threads in candidates:
-            torch.set_num_threads(threads)
-            with torch.no_grad():
-                seconds = _best_seconds(work, repeats=8)
-            if seconds < 0.85 * best_seconds:
-                best = threads
-                best_seconds = seconds
-    finally:
-        torch.set_num_threads(before)
     return best
 
 

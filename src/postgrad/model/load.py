@@ -5,11 +5,8 @@
 
 import importlib.util
 import os
-import socket
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +19,7 @@ from postgrad.log_level import DEBUG, log_level
 from postgrad.model.device import DTYPES, supports_triton
 from postgrad.model.folder_checks import check_folder
 from postgrad.model.gate import Gate
+from postgrad.model.hub import hub_is_reachable
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import base_model_config, is_adapter, merge_adapter
 from postgrad.model.passes.attention import register_attention
@@ -31,7 +29,6 @@ from postgrad.model.quantized import quantize_linears
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MAX_ADAPTERS = 8  # adapters on top of each other; more are taken for a circle
-HUB_TIMEOUT_S = 3
 
 
 # ---- loading
@@ -280,30 +277,6 @@ def _make_smollm2(folder: Path) -> None:
     if "quantization_config" in vars(model.config):
         del model.config.quantization_config  # the weights are dense now
     save(Loaded(model, _from_pretrained(AutoTokenizer, config, 0)), folder)
-
-
-def hub_is_reachable() -> bool:
-    """Return whether the model hub, or the proxy to it, accepts a connection."""
-    from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
-
-    if HF_HUB_OFFLINE:
-        return False
-    address = urlsplit(ENDPOINT)
-    proxies = getproxies()
-    proxy = proxies.get(address.scheme) or proxies.get("all")
-    if proxy and not proxy_bypass(address.hostname or ""):
-        address = urlsplit(proxy)
-    if not address.hostname:
-        return True  # a proxy in an unknown format: let the download try
-    default_port = 80 if address.scheme == "http" else 443
-    try:
-        connection = socket.create_connection(
-            (address.hostname, address.port or default_port), timeout=HUB_TIMEOUT_S
-        )
-    except OSError:
-        return False
-    connection.close()
-    return True
 
 
 # ---- transformers

@@ -22,6 +22,8 @@ from postgrad.model.checkpoint_parts import read_tensors
 from postgrad.model.muon import MuonWithAdamW, matrix_names
 from postgrad.model.offload import OffloadedAdamW
 
+BITSANDBYTES_KEY = "state1"  # name of a moment in the state that bitsandbytes keeps
+
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
     """Return the learning rate at a step counted from 1.
@@ -202,6 +204,12 @@ class Optimizer:
         for tensor_name, tensor in self.read(file).items():
             key, _, name = tensor_name.partition("/")
             states.setdefault(name, {})[key] = tensor
+        if any(BITSANDBYTES_KEY in state for state in states.values()):
+            raise RunError(
+                f"{file} has the state of bitsandbytes, which an earlier optimizer.kind=adamw_8bit "
+                "used and which cannot be read; start a new run from the weights: add "
+                f"model.path={file.parent / 'policy'} name=NEW"
+            )
         self.adam.state.clear()
         for name, master in self.masters.items():
             self._restore(name, master, states.get(name, {}))

@@ -29,13 +29,13 @@ from postgrad.model.device import (
     has_own_memory,
     is_gpu,
     memory_info,
-    probe_threads,
     supports_state_streaming,
     total_memory_bytes,
 )
 from postgrad.model.load import load_tokenizer, model_config, model_hidden_size
 from postgrad.model.passes.layout import default_token_budget
 from postgrad.model.ranks import check_mesh
+from postgrad.model.threads import probe_threads
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import TurnRunner, make_turns
 from postgrad.sizing.choose import SAMPLED, RowKinds, choose_passes, plan_of_settings
