@@ -82,8 +82,11 @@ def common(options: argparse.Namespace, label: str, seed: int) -> list[str]:
     return settings
 
 
-def smoke_settings(recipe: str) -> list[str]:
-    """Return the sizes of a run of a tiny model, one token per character, on a CPU."""
+def smoke_settings(recipe: str, own: Sequence[str]) -> list[str]:
+    """Return the settings of a run of a tiny model, one token per character, on a CPU.
+
+    Rewards differ between random responses, so that the runs update and record all metrics.
+    """
     settings = [
         "model.device=cpu",
         "model.dtype=float32",
@@ -91,7 +94,11 @@ def smoke_settings(recipe: str) -> list[str]:
         "data.max_prompt_tokens=2048",
         "rollout.max_response_tokens=120",
     ]
-    return settings if recipe == "sft" else [*settings, "rollout.samples=4"]
+    if recipe == "sft":
+        return settings
+    if not any(word.startswith("environment=") for word in own):
+        settings.append(f"reward.verifier={HERE / 'rewards.py'}:share_of_digits")
+    return [*settings, "rollout.samples=4"]
 
 
 def validation(options: argparse.Namespace, parts: int, samples: int = 0) -> list[str]:
@@ -160,7 +167,7 @@ def make_runs(name: str, claim: Claim, options: argparse.Namespace) -> list[Run]
                 ]
                 script = str(HERE / "trl_grpo.py")
             else:
-                smoke = smoke_settings(recipe) if options.smoke else []
+                smoke = smoke_settings(recipe, settings) if options.smoke else []
                 own = common(options, label, seed)
                 arguments = ["train", recipe, *own, *settings, *smoke, *options.overrides]
                 script = ""

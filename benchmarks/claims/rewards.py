@@ -1,4 +1,4 @@
-"""Verifiers of sums with a boxed answer: `reward.verifier=benchmarks/claims/rewards.py:NAME`."""
+"""Verifiers of the claims: `reward.verifier=benchmarks/claims/rewards.py:NAME`."""
 
 import re
 
@@ -15,3 +15,9 @@ def right_sum(response: str, problem: object) -> dict[str, float]:
     """Return 1 for the right sum in the last box, and nothing for a box alone."""
     parts = boxed_sum(response, problem)
     return parts | {"score": parts["right"]}
+
+
+def share_of_digits(response: str, problem: object) -> dict[str, float]:
+    """Return the share of digits: what the random responses of a smoke test differ in."""
+    share = sum(map(str.isdigit, response)) / max(1, len(response))
+    return {"score": share, "right": share, "boxed": share}
