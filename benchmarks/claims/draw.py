@@ -286,6 +286,7 @@ def figure(claim: Claim, entries: Sequence[Entry], file: Path) -> None:
             draw_curve(axis, arm, lines, horizontal, key)
         axis.set_title(TITLES.get(key, key), fontsize=10)
         axis.set_xlabel("seconds of training" if horizontal == "train_s" else "step")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         if key in LOGARITHMIC:
             axis.set_yscale("log")
         axis.grid(alpha=0.25)
@@ -299,14 +300,15 @@ def figure(claim: Claim, entries: Sequence[Entry], file: Path) -> None:
 
 
 def caption(entries: Sequence[Entry]) -> str:
-    """Return a line about the seeds, the bands and missing runs."""
+    """Return a line about the seeds and the bands, and one about missing runs."""
     num_seeds = max(len(labels) for labels in labels_by_arm(entries).values())
     model = last_options(entries).get("model", "")
     words = [model] if model else []
     words.append("one seed" if num_seeds == 1 else f"mean of {num_seeds} seeds, band: all seeds")
+    text = "; ".join(words)
     if missing_runs(entries):
-        words.append("partial: not all runs reached their last step (dashed: some seeds)")
-    return "; ".join(words)
+        text += "\npartial: not all runs reached their last step; dashed where seeds are missing"
+    return text
 
 
 def draw_curve(
