@@ -55,6 +55,7 @@ CLAIM = Claim(
         Column("after", "validation/monitor/accuracy"),
         Column("monitor's F1 before", "validation/monitor/f1", first=True),
         Column("after", "validation/monitor/f1"),
+        Column("replies without a prediction", "validation/monitor/dropped"),
         Column("correlation of the rewards, last 5 steps", "classmate/correlation", count=5),
         Column("seconds per step", "step_s", count=10),
     ),
