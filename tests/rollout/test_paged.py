@@ -31,6 +31,7 @@ from postgrad.model.load import load
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.engine import NativeEngine
+from postgrad.rollout.native.jobs import Job
 from postgrad.rollout.native.paged import PagedDecodeLoop
 
 quantization = sys.argv[3] if len(sys.argv) > 3 else "none"
@@ -69,8 +70,8 @@ if not adapted:
 decoder = Decoder(loaded.model, engine.stop_ids)
 with torch.no_grad():
     cache_bytes = 8 * decoder.page_bytes()
-    loop = PagedDecodeLoop(decoder, asked, sampling, 8, cache_bytes, engine.max_context)
-    paged = loop.finish()
+    jobs = [Job(request, sampling) for request in asked]
+    paged = PagedDecodeLoop(decoder, jobs, 8, cache_bytes, engine.max_context).finish()
 for a, b in zip(sampled, paged, strict=True):
     for x, y in zip(a, b, strict=True):
         assert x.tokens == y.tokens and x.finish == y.finish, (x, y)

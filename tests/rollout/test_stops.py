@@ -118,6 +118,7 @@ from postgrad.model.load import load
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.engine import NativeEngine
+from postgrad.rollout.native.jobs import Job
 from postgrad.rollout.native.paged import PagedDecodeLoop
 from postgrad.rollout.native import paged
 from postgrad.rollout.stops import StopStrings
@@ -135,7 +136,8 @@ decoder = Decoder(loaded.model, engine.stop_ids)
 with torch.no_grad():
     sizes = 8, 30 * decoder.page_bytes(), engine.max_context
     stop_strings = StopStrings(loaded.tokenizer, stops)
-    done = PagedDecodeLoop(decoder, asked, sampling, *sizes, stop_strings).finish()
+    jobs = [Job(request, sampling, stops=stop_strings) for request in asked]
+    done = PagedDecodeLoop(decoder, jobs, *sizes).finish()
 ended = 0
 for a, b in zip(plain, done, strict=True):
     for x, y in zip(a, b, strict=True):

@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from postgrad.errors import ConfigError
 from postgrad.problem import Message
 from postgrad.rollout.engine import Completion, Episode, Request, Sampling, trajectory_seed
-from postgrad.rollout.native.live import LiveJob
+from postgrad.rollout.native.jobs import LiveJob
 from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import ApiError, ChatRequest, GenerationRequest
 from postgrad.serving.responses import ResponseBuilder

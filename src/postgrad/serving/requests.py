@@ -20,13 +20,13 @@ from pydantic_core import PydanticCustomError
 
 from postgrad.errors import did_you_mean
 from postgrad.rollout.engine import Sampling
+from postgrad.rollout.native.jobs import MAX_TOP_LOGPROBS
 from postgrad.serving.tool_calls import template_message
 from postgrad.web import HttpError
 
 MAX_CHOICES = 128  # per prompt
 MAX_PROMPTS = 256
 MAX_MESSAGES = 1000
-MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_TOOLS = 128
 MAX_STOP_LENGTH = 256
@@ -205,6 +205,7 @@ class GenerationRequest(BaseModel):
             top_k=max(0, self.top_k),
             min_p=self.min_p,
             stop=tuple(self.stop),
+            stop_ids=tuple(self.stop_token_ids),
         )
 
     @property

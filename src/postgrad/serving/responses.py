@@ -5,7 +5,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from postgrad.rollout.native.live import LiveJob, TopTokens
+from postgrad.rollout.native.jobs import LiveJob, TopTokens
 from postgrad.serving.detokenizer import Detokenizer
 from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import GenerationRequest

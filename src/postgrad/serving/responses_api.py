@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from postgrad.rollout.native.live import LiveJob
+from postgrad.rollout.native.jobs import LiveJob
 from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import (
     ApiError,

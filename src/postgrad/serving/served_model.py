@@ -20,7 +20,9 @@ from postgrad.model.device import (
 from postgrad.model.load import load
 from postgrad.rollout.engine import Request
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.live import LiveJob
+from postgrad.rollout.native.jobs import LiveJob
+from postgrad.rollout.native.live import warm_up
+from postgrad.rollout.native.pages import PAGE
 from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import ApiError, GenerationRequest
 from postgrad.serving.worker import DecodeWorker
@@ -83,7 +85,6 @@ class ServedModel(ModelText):
             Request(ids, seeds, max(limit, 1)),
             request.sampling,
             num_top=request.num_top or 0,
-            stop_token_ids=frozenset(request.stop_token_ids),
             scores_prompt=request.echoes_prompt and request.num_top is not None,
         )
 
@@ -133,14 +134,20 @@ def load_served_model(
     on_accelerator = has_own_memory(device)
     memory = engine.cache_bytes() if on_accelerator else total_memory_bytes(device) // 4
     row_bytes = context * bytes_per_token(loaded.model, config.dtype)
+    if engine.decoder is not None:  # prompt and response begin on pages of their own
+        row_bytes += 3 * PAGE * bytes_per_token(loaded.model, config.dtype)
     max_rows = memory // num_models // row_bytes
     if max_rows < 1:
         raise ConfigError(
             f"the cache of one row of {context} tokens does not fit in memory; "
             "give a smaller --context"
         )
-    default_rows = DEFAULT_ACCELERATOR_ROWS if on_accelerator else DEFAULT_ROWS
-    worker = DecodeWorker(engine, min(rows or default_rows, max_rows), context, queue, stopping)
+    rows = rows or (DEFAULT_ACCELERATOR_ROWS if on_accelerator else DEFAULT_ROWS)
+    if engine.decoder is None:  # a slot has memory for the whole context, pages come one by one
+        rows = min(rows, max_rows)
+    cache_bytes = memory // num_models
+    warm_up(engine, rows, context, cache_bytes)
+    worker = DecodeWorker(engine, rows, context, queue, cache_bytes, stopping)
     return ServedModel(name, config.path, loaded.tokenizer, worker)
 
 

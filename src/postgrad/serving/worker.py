@@ -1,6 +1,7 @@
 """One thread per model decodes for all requests together.
 
-A new request joins the rows that are decoding after their next token.
+A new request joins the rows that are decoding after their next token, or on a GPU with captured
+graphs, after their next few tokens.
 """
 
 import asyncio
@@ -13,12 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from postgrad.rollout.native.decode_loop import Job, Row
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.live import LiveDecodeLoop, LiveJob, TopTokens
+from postgrad.rollout.native.jobs import Job, LiveJob, LiveLoop, Row, TopTokens
+from postgrad.rollout.native.live import open_live_loop
 from postgrad.web import HttpError, settle
 
 IDLE_S = 5.0  # time without work after which the cache's memory is freed
+# While one thread captures a CUDA graph, no other thread may allocate or wait.
+DEVICE_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class PendingRequest:
     """
 
     jobs: list[LiveJob]
-    per_token: bool  # an update per token, or only one per ended row
+    per_token: bool  # updates while a row decodes, or only one when it has ended
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     updates: "asyncio.Queue[RowUpdate | HttpError]" = field(default_factory=asyncio.Queue)
     rows_left: int = 0
@@ -68,6 +71,7 @@ class DecodeWorker:
         capacity: rows that decode at the same time.
         longest: tokens of prompt and response together.
         queue: rows that may wait.
+        cache_bytes: memory for keys and values in pages.
         stopping: true once the server shuts down: decoding rows continue, waiting ones are
             refused.
     """
@@ -78,12 +82,14 @@ class DecodeWorker:
         capacity: int,
         longest: int,
         queue: int,
+        cache_bytes: int,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.engine = engine
         self.capacity = capacity
         self.longest = longest
         self.queue = queue
+        self.cache_bytes = cache_bytes
         self.stopping = stopping
         self.rows = 0  # of all requests that have not ended
         self._changed = threading.Condition()  # guards the fields that both sides change
@@ -92,7 +98,8 @@ class DecodeWorker:
         self._tasks: list[_Task] = []
         self._ended = False
         self._unsent: list[tuple[PendingRequest, RowUpdate | HttpError]] = []
-        self._decode_loop: LiveDecodeLoop | None = None
+        self._decode_loop: LiveLoop | None = None
+        self._device_lock = threading.Lock() if engine.device.type == "cpu" else DEVICE_LOCK
         self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
         self._thread.start()
 
@@ -154,8 +161,9 @@ class DecodeWorker:
     def _run(self) -> None:
         self.engine.model.eval()
         with torch.no_grad():
-            while self._receive():
+            while self._wait_for_work():
                 try:
+                    self._receive(self._open_loop())
                     self._advance()
                 except Exception as error:  # the decoding requests fail, the server continues
                     traceback.print_exc(file=sys.stderr)
@@ -164,20 +172,23 @@ class DecodeWorker:
                     )
                 self._send_updates()
 
-    def _receive(self) -> bool:
-        """Take new and cancelled requests; wait while there is nothing to do. False at the end."""
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to do; frees memory meanwhile. False at the end."""
         with self._changed:
-            while not self._has_work():
-                if not self._changed.wait(IDLE_S):
-                    self._decode_loop = None
+            is_idle = not self._changed.wait_for(self._has_work, IDLE_S)
+        if is_idle:
+            self._close_loop()
+            with self._changed:
+                self._changed.wait_for(self._has_work)
+        return not self._ended
+
+    def _receive(self, decode_loop: LiveLoop) -> None:
+        """Take new and cancelled requests."""
+        with self._changed:
             cancelled, self._cancelled = self._cancelled, []
             submitted, self._submitted = self._submitted, []
             has_tasks = bool(self._tasks)
-        if self._decode_loop is None:
-            self._decode_loop = LiveDecodeLoop(
-                self.engine, self.capacity, self.longest, self._report
-            )
-        self._decode_loop.drop({job for pending in cancelled for job in pending.jobs})
+        decode_loop.drop({job for pending in cancelled for job in pending.jobs})
         for pending in cancelled:
             self._count_ended(pending, pending.rows_left)
         submitted = [pending for pending in submitted if pending.rows_left]
@@ -187,8 +198,21 @@ class DecodeWorker:
         elif not has_tasks:
             for pending in submitted:
                 for job in pending.jobs:
-                    self._decode_loop.add(job)
-        return not self._ended
+                    decode_loop.add(job)
+
+    def _open_loop(self) -> LiveLoop:
+        if self._decode_loop is None:
+            with self._device_lock:
+                self._decode_loop = open_live_loop(
+                    self.engine, self.capacity, self.longest, self.cache_bytes, self._report
+                )
+        return self._decode_loop
+
+    def _close_loop(self) -> None:
+        if self._decode_loop is not None:
+            with self._device_lock:
+                self._decode_loop.close()
+            self._decode_loop = None
 
     def _has_work(self) -> bool:
         is_busy = self._decode_loop is not None and self._decode_loop.busy
@@ -196,22 +220,20 @@ class DecodeWorker:
         return self._ended or is_busy or has_input
 
     def _advance(self) -> None:
-        """Do one decode step, or a task when no row is decoding."""
-        decode_loop = self._decode_loop
-        assert decode_loop is not None
+        """Do one round of decoding, or a task when no row is decoding."""
+        decode_loop = self._open_loop()
         if self.stopping():
             self._refuse_waiting(decode_loop)
-        if decode_loop.active:
-            decode_loop.step()
-        elif decode_loop.busy:
-            decode_loop.fill()
+        if decode_loop.busy:
+            with self._device_lock:
+                decode_loop.step()
         elif self._tasks:
             self._run_task()
 
-    def _refuse_waiting(self, decode_loop: LiveDecodeLoop) -> None:
+    def _refuse_waiting(self, decode_loop: LiveLoop) -> None:
         """Refuse the requests none of whose rows decode, because the server is shutting down."""
-        decoding = {row.job for row in decode_loop.active}
-        for pending in _requests_of(_waiting_jobs(decode_loop)):
+        decoding = decode_loop.decoding_jobs
+        for pending in _requests_of(decode_loop.waiting_jobs):
             if not decoding.intersection(pending.jobs):
                 self._fail(decode_loop, pending, HttpError(503, "the server is shutting down"))
 
@@ -224,23 +246,21 @@ class DecodeWorker:
             result = task.function()
         except Exception as raised:
             error = raised
-        self._decode_loop = None  # it may hold values computed from the old weights
+        self._close_loop()  # it may hold values computed from the old weights
         _call_in_loop(task.loop, settle, task.future, result, error)
 
-    def _report(self, row: Row, finish: str) -> None:
-        """Called by the decode loop for every new token of a row."""
+    def _report(self, row: Row, num_new: int, finish: str) -> None:
+        """Called by the decode loop for the new tokens of a row."""
         job = row.job
         assert isinstance(job, LiveJob)
         pending, number = job.owner
-        top_tokens = job.top_tokens.get(row.index, [])
-        if pending.per_token:
-            update = RowUpdate(
-                number, row.index, row.tokens[-1:], row.logprobs[-1:], top_tokens[-1:], finish
-            )
-        elif finish:
-            update = RowUpdate(number, row.index, row.tokens, row.logprobs, top_tokens, finish)
-        else:
+        if not pending.per_token and not finish:
             return
+        first = len(row.tokens) - num_new if pending.per_token else 0
+        top_tokens = job.top_tokens.get(row.index, [])[first:]
+        update = RowUpdate(
+            number, row.index, row.tokens[first:], row.logprobs[first:], top_tokens, finish
+        )
         self._unsent.append((pending, update))
         if finish:
             self._count_ended(pending, 1)
@@ -250,7 +270,7 @@ class DecodeWorker:
             self.rows -= num_rows
             pending.rows_left -= num_rows
 
-    def _fail(self, decode_loop: LiveDecodeLoop, pending: PendingRequest, error: HttpError) -> None:
+    def _fail(self, decode_loop: LiveLoop, pending: PendingRequest, error: HttpError) -> None:
         """Drop the rows of a request and send it an error."""
         jobs: set[Job] = set(pending.jobs)
         decode_loop.drop(jobs)
@@ -258,13 +278,17 @@ class DecodeWorker:
         self._unsent.append((pending, error))
 
     def _fail_all(self, error: HttpError) -> None:
+        """Send an error to all requests of the decode loop; without one, to those that wait."""
         decode_loop = self._decode_loop
-        self._decode_loop = None
         if decode_loop is None:
-            return
-        jobs = [*_waiting_jobs(decode_loop), *(row.job for row in decode_loop.active)]
-        for pending in _requests_of(jobs):
-            self._fail(decode_loop, pending, error)
+            with self._changed:
+                failed, self._submitted = set(self._submitted), []
+        else:
+            failed = _requests_of(decode_loop.waiting_jobs | decode_loop.decoding_jobs)
+            self._decode_loop = None
+        for pending in failed:
+            self._count_ended(pending, pending.rows_left)
+            self._unsent.append((pending, error))
 
     def _send_updates(self) -> None:
         """Pass all updates of a step to the event loop in one call."""
@@ -273,11 +297,7 @@ class DecodeWorker:
             _call_in_loop(updates[0][0].loop, _put_updates, updates)
 
 
-def _waiting_jobs(decode_loop: LiveDecodeLoop) -> list[Job]:
-    return [*decode_loop.to_prefill, *(prompt.job for prompt in decode_loop.prefilled)]
-
-
-def _requests_of(jobs: list[Job]) -> set[PendingRequest]:
+def _requests_of(jobs: set[Job]) -> set[PendingRequest]:
     return {job.owner[0] for job in jobs if isinstance(job, LiveJob)}
 
 

@@ -5,8 +5,8 @@ slots.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,10 +16,10 @@ from torch import Tensor
 from postgrad.model.passes.attention import prompt_mask
 from postgrad.model.passes.head import upcast_head, upcast_logits
 from postgrad.model.passes.support import LogitTransform, has_window
-from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
 from postgrad.rollout.native.cache import PrefillCache, SlotCache
+from postgrad.rollout.native.jobs import Job, Row
 from postgrad.rollout.native.sampling import BLOCK, RowRandom, sample_mixed_tokens, truncate
-from postgrad.rollout.stops import StopStrings, make_stops
+from postgrad.rollout.stops import make_stops
 
 PREFILL_TOKENS = 8192  # padded prompt tokens per prefill pass
 
@@ -32,52 +32,6 @@ def bucket(count: int) -> int:
     power = 1 << (count - 1).bit_length()
     three_quarters = power * 3 // 4
     return three_quarters if power >= 4 and count <= three_quarters else power
-
-
-@dataclass(eq=False)
-class Job:
-    """One request with its sampling parameters and its completions, one per seed."""
-
-    request: Request
-    sampling: Sampling
-    completions: list[Completion] = field(default_factory=list)
-    stops: StopStrings | None = None
-    num_started: int = 0  # rows that got a slot, in the order of the seeds
-
-    def __post_init__(self) -> None:
-        self.completions = [Completion()] * len(self.request.seeds)
-
-    @property
-    def limit(self) -> int:
-        """The largest number of tokens per completion."""
-        return token_limit(self.request, self.sampling)
-
-
-@dataclass(eq=False)
-class Row:
-    """One trajectory that is being sampled."""
-
-    job: Job
-    index: int  # which of the job's seeds
-    random: RowRandom
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    kept_ids: list[list[int]] = field(default_factory=list)
-
-    def completion(self, finish: str) -> Completion:
-        """Return the completion of a row that has ended."""
-        kept_ids = self.kept_ids if self.job.sampling.record_kept else None
-        return Completion(self.tokens, self.logprobs, finish, kept_ids=kept_ids)
-
-    def finish_reason(self, is_stop_token: bool) -> str:
-        """Return why the row ends with its last token: stop or length; "" when it continues."""
-        if is_stop_token or self._completes_stop_string():
-            return "stop"
-        return "length" if len(self.tokens) == self.job.limit else ""
-
-    def _completes_stop_string(self) -> bool:
-        stops = self.job.stops
-        return stops is not None and stops.find_end(self.tokens, len(self.tokens) - 1) > 0
 
 
 @dataclass
@@ -145,6 +99,24 @@ class DecodeLoop:
         if job.request.seeds:
             self.to_prefill.append(job)
         return job
+
+    @property
+    def decoding_jobs(self) -> set[Job]:
+        """The jobs that have decoding rows."""
+        return {row.job for row in self.active}
+
+    @property
+    def waiting_jobs(self) -> set[Job]:
+        """The jobs that have waiting rows."""
+        return {*self.to_prefill, *(prompt.job for prompt in self.prefilled)}
+
+    def drop(self, jobs: Collection[Job]) -> None:
+        """Remove jobs with all their rows, decoding or not."""
+        if not jobs:
+            return
+        self.to_prefill = deque(job for job in self.to_prefill if job not in jobs)
+        self.prefilled = deque(prompt for prompt in self.prefilled if prompt.job not in jobs)
+        self.remove([slot for slot, row in enumerate(self.active) if row.job in jobs])
 
     def finish(self) -> None:
         """Decode until every row has ended."""

@@ -11,6 +11,7 @@ next token and marks the rows that have ended.
 # pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -34,24 +35,15 @@ from postgrad.model.passes.support import (
 )
 from postgrad.model.views import rotary_kinds, rotary_values
 from postgrad.rollout.native import kernels
+from postgrad.rollout.native.device_sampling import sample
+from postgrad.rollout.native.jobs import MAX_TOP_LOGPROBS
 from postgrad.rollout.native.layers import Layer, known_norm, project
 from postgrad.rollout.native.pages import KEPT_CACHE_BYTES
+from postgrad.rollout.native.tables import ALIVE, FIELDS, SAMPLING_FIELDS, STEPS_PER_SYNC
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
-VOCABULARY_BLOCK = 4096
 HEADS_BLOCK = 8  # heads per program of write_cache
 BUSY_PROGRAMS = 512  # programs of attention that keep a device busy
-
-# Lines of the state table (FIELDS, rows), one column per row; kernels.py has the same numbers.
-TOKEN = 0  # the last token
-NUM_OWN = 1  # this turn's tokens in the row's own pages: the prompt's last one and the response
-NUM_SHARED = 2  # prompt tokens in pages that the prompt's rows share
-SHARED_PAGES = 3  # number of these pages
-SLOT = 4  # the line of `tokens`, `logprobs` and `uniforms` that belongs to the row
-LIMIT = 5  # largest number of response tokens
-ALIVE = 6  # 0: the row has ended
-NUM_EARLIER = 7  # tokens in the row's own pages before those of this turn
-FIELDS = 8
 
 
 def unsupported_reason(model: Any) -> str:
@@ -81,13 +73,28 @@ def rotary_types(config: Any) -> list[str]:
     return [kind.get("rope_type", "default") for kind in by_layer or [parameters]]
 
 
+# The buffers that `reserve` allocates.
+BUFFERS = (
+    "state",
+    "table",
+    "uniforms",
+    "tokens",
+    "logprobs",
+    "sampling",
+    "top_tokens",
+    "top_logprobs",
+    "keys",
+    "values",
+)
+
+
 class BufferSizes(NamedTuple):
     """Sizes of the decoder's buffers."""
 
     rows: int  # that decode at the same time
     row_pages: int  # per row
-    slots: int  # trajectories per call of generate
-    length: int  # response tokens per trajectory
+    slots: int  # rows with sampling parameters, random numbers and results
+    length: int  # response tokens per slot; token n is at place n % length
     positions: int  # of the rotary tables
     pages: int  # in total
 
@@ -120,7 +127,8 @@ class Decoder:
         self.rotary: dict[str, tuple[Tensor, Tensor]] = {}
         self.sizes = BufferSizes(0, 0, 0, 0, 0, 0)
         self.in_use = False  # a stream has rows in the pages
-        self.graphs: dict[tuple[int, float], Any] = {}  # by (rows, temperature)
+        self.graphs: dict[int, Any] = {}  # of whole steps, by rows
+        self.forward_graphs: dict[int, tuple[Any, Tensor]] = {}  # of logits only, with these
         self.pool: Any = None
         self.driver = driver_library(self.device)  # None: the cache cannot be detached
         self.cache_memory: DetachableMemory | None = None
@@ -144,6 +152,11 @@ class Decoder:
         self.uniforms = torch.zeros(sizes.slots, sizes.length, device=device)
         self.tokens = torch.zeros(sizes.slots, sizes.length, dtype=torch.int32, device=device)
         self.logprobs = torch.zeros(sizes.slots, sizes.length, device=device)
+        self.sampling = torch.zeros(sizes.slots, SAMPLING_FIELDS, device=device)
+        # The most likely tokens of the last STEPS_PER_SYNC steps; token n is at n % STEPS_PER_SYNC.
+        top_shape = (sizes.rows, STEPS_PER_SYNC, MAX_TOP_LOGPROBS)
+        self.top_tokens = torch.zeros(top_shape, dtype=torch.int32, device=device)
+        self.top_logprobs = torch.zeros(top_shape, device=device)
         shape = (2, len(self.layers), sizes.pages, PAGE, self.num_key_heads, self.head_dim)
         self.keys, self.values = self._allocate_cache(shape)
         positions = torch.arange(sizes.positions, device=device)[None]
@@ -177,12 +190,13 @@ class Decoder:
     def release(self) -> None:
         """Free the buffers and the graphs that use them."""
         self.graphs.clear()
+        self.forward_graphs.clear()
         self.rotary.clear()
         if self.cache_memory is not None:
             self.cache_memory.close()
             self.cache_memory = None
         self.pool = None
-        for name in ("state", "table", "uniforms", "tokens", "logprobs", "keys", "values"):
+        for name in BUFFERS:
             self.__dict__.pop(name, None)
 
     def drop_pages(self) -> None:
@@ -190,28 +204,62 @@ class Decoder:
         self.release()
         self.sizes = self.sizes._replace(pages=0)
 
-    def run(self, rows: int, steps: int, temperature: float) -> None:
-        """Run `steps` decode steps of the first `rows` rows. Temperature 0 is greedy."""
+    def run(self, rows: int, steps: int, filters: bool = False, tops: bool = False) -> None:
+        """Run `steps` decode steps of the first `rows` rows, each with its sampling parameters.
+
+        A step with filters or tops is captured up to its logits. What follows is launched kernel
+        by kernel.
+
+        Args:
+            rows: a row count of graph_rows.
+            steps: at most STEPS_PER_SYNC.
+            filters: some rows have top-p, top-k or min-p.
+            tops: the most likely tokens are kept in `top_tokens` and `top_logprobs`.
+        """
         if not self.captures:
             for _ in range(steps):
-                self.step(rows, temperature)
-            return
-        graph = self.graphs.get((rows, temperature)) or self.capture(rows, temperature)
-        for _ in range(steps):
-            graph.replay()
+                sample(self, self.forward(rows), filters, tops)
+        elif filters or tops:
+            graph, logits = self.forward_graphs.get(rows) or self.capture_forward(rows)
+            for _ in range(steps):
+                graph.replay()
+                sample(self, logits, filters, tops)
+        else:
+            graph = self.graphs.get(rows) or self.capture(rows)
+            for _ in range(steps):
+                graph.replay()
 
-    def capture(self, rows: int, temperature: float) -> Any:
+    def capture(self, rows: int) -> Any:
         """Capture one step as a graph and keep it."""
-        alive = self.state[ALIVE].clone()
-        self.state[ALIVE] = 0  # the warm-up compiles and allocates, but changes no row
-        graph = capture_graph(lambda: self.step(rows, temperature), self.pool)
-        self.pool = self.pool or graph.pool()
-        self.state[ALIVE] = alive
-        self.graphs[rows, temperature] = graph
+        graph = self._capture(lambda: sample(self, self.forward(rows)))
+        self.graphs[rows] = graph
         return graph
 
-    def step(self, rows: int, temperature: float) -> None:
-        """Sample one token for each of the first `rows` rows that has not ended."""
+    def capture_forward(self, rows: int) -> tuple[Any, Tensor]:
+        """Capture one step up to its logits; keeps the graph and the logits that it computes."""
+        logits: list[Tensor] = []
+
+        def forward() -> None:
+            logits[:] = [self.forward(rows)]
+
+        graph = self._capture(forward)
+        self.forward_graphs[rows] = graph, logits[0]
+        return self.forward_graphs[rows]
+
+    def _capture(self, step: Callable[[], object]) -> Any:
+        alive = self.state[ALIVE].clone()
+        self.state[ALIVE] = 0  # the warm-up compiles and allocates, but changes no row
+        graph = capture_graph(step, self.pool)
+        self.pool = self.pool or graph.pool()
+        self.state[ALIVE] = alive
+        return graph
+
+    def forward(self, rows: int) -> Tensor:
+        """Write the last token of each of the first `rows` rows to its page.
+
+        Returns the logits (rows, vocabulary) of the next tokens in float32. Those of rows that
+        have ended mean nothing.
+        """
         width = self.embedding.shape[1]
         block = triton.next_power_of_2(width)
         residual = torch.empty(rows, width, dtype=self.dtype, device=self.device)
@@ -242,7 +290,11 @@ class Decoder:
             is_last = i + 1 == len(self.layers)
             next_norm = self.norm if is_last else self.layers[i + 1].input_norm
             add_norm(layer.apply_mlp(normed), next_norm, layer.mlp_post_norm)
-        self.sample(upcast_logits(normed, self.head).float(), temperature)
+        return self.compute_logits(normed)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 logits (rows, vocabulary) of the last hidden states (rows, width)."""
+        return upcast_logits(hidden, self.head).float()
 
     def attend(
         self, number: int, layer: Layer, qkv: Tensor, query: Tensor, attended: Tensor
@@ -306,22 +358,3 @@ class Decoder:
                 parts, weights, attended, self.state, self.sizes.rows, **constants,
                 M=triton.next_power_of_2(group_size), num_warps=1, **NO_FP_FUSION,
             )  # fmt: skip
-
-    def sample(self, logits: Tensor, temperature: float) -> None:
-        """Sample one token per row from logits (rows, vocabulary); updates the state."""
-        rows, vocabulary = logits.shape
-        num_blocks = triton.cdiv(vocabulary, VOCABULARY_BLOCK)
-        tops = logits.new_empty(rows, num_blocks)
-        sums = logits.new_empty(rows, num_blocks)
-        argmaxes = torch.empty(rows, num_blocks, dtype=torch.int32, device=self.device)
-        inverse_temperature = 1.0 / temperature if temperature else 1.0
-        kernels.summarize_blocks[(rows, num_blocks)](
-            logits, tops, sums, argmaxes, vocabulary, num_blocks, inverse_temperature,
-            BLOCK=VOCABULARY_BLOCK,
-        )  # fmt: skip
-        kernels.sample_token[(rows,)](
-            logits, tops, sums, argmaxes, self.state, self.sizes.rows, self.uniforms, self.tokens,
-            self.logprobs, self.stop_ids, len(self.stop_ids), self.sizes.length, vocabulary,
-            num_blocks, inverse_temperature, GREEDY=temperature == 0.0, BLOCK=VOCABULARY_BLOCK,
-            BLOCKS_WIDE=triton.next_power_of_2(num_blocks),
-        )  # fmt: skip

@@ -24,7 +24,8 @@ from postgrad.rollout.engine import (
     max_row_tokens,
 )
 from postgrad.rollout.hf import HfEngine
-from postgrad.rollout.native.decode_loop import DecodeLoop, Job
+from postgrad.rollout.native.decode_loop import DecodeLoop
+from postgrad.rollout.native.jobs import Job
 from postgrad.rollout.native.pages import largest_cache
 from postgrad.rollout.stops import make_stops
 
@@ -118,15 +119,9 @@ class NativeEngine:
     ) -> list[list[Completion]]:
         from postgrad.rollout.native.paged import PagedDecodeLoop
 
-        loop = PagedDecodeLoop(
-            decoder,
-            requests,
-            sampling,
-            self.max_rows,
-            self.cache_bytes(),
-            self.max_context,
-            make_stops(self.tokenizer, sampling),
-        )
+        stops = make_stops(self.tokenizer, sampling)
+        jobs = [Job(request, sampling, stops=stops) for request in requests]
+        loop = PagedDecodeLoop(decoder, jobs, self.max_rows, self.cache_bytes(), self.max_context)
         try:
             return loop.finish()
         finally:
@@ -134,7 +129,7 @@ class NativeEngine:
 
     def free_decoder(self, sampling: Sampling) -> "Decoder | None":
         """Return the captured decoder if it can sample so and no stream uses its pages."""
-        if self.decoder is None or self.decoder.in_use or sampling.filters:
+        if self.decoder is None or self.decoder.in_use or sampling.record_kept:
             return None
         return self.decoder
 

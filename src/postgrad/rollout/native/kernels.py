@@ -1,7 +1,7 @@
 """Triton kernels of one decode step: norms, rotary embedding, cache writes, attention, sampling.
 
 They round where the transformers blocks round, so that the engine's log-probs equal the trainer's
-up to the last bits. The state of all rows is one int32 table (FIELDS, rows) of decoder.py; its
+up to the last bits. The state of all rows is one int32 table (FIELDS, rows) of tables.py; its
 lines are named below. The kernels skip a row whose ALIVE is 0.
 """
 
@@ -21,7 +21,7 @@ from postgrad.model.passes.kernels.packed_attention import (
 from postgrad.model.passes.kernels.rms_norm import rms_norm_row, scale_normalized
 from postgrad.model.passes.kernels.rotary import apply_rotary
 
-# Lines of the state table; decoder.py explains them.
+# Lines of the state table; tables.py explains them.
 TOKEN = tl.constexpr(0)
 NUM_OWN = tl.constexpr(1)
 NUM_SHARED = tl.constexpr(2)
@@ -263,31 +263,43 @@ def merge_chunks(
 
 
 @triton.jit
+def sampling_slot(state, rows, row):
+    """Return a row's line of the sampling parameters, random numbers and results."""
+    return tl.load(state + SLOT * rows + row).to(tl.int64)
+
+
+@triton.jit
 def summarize_blocks(
-    logits, tops, sums, argmaxes, vocabulary, num_blocks, inverse_temperature, BLOCK: tl.constexpr
-):
+    logits, tops, sums, argmaxes, state, rows, sampling, vocabulary, num_blocks,
+    SAMPLING_FIELDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Largest logit, its token, and the sum of exponentials, for each block of the vocabulary.
 
-    One program per row and block.
+    Logits are divided by the row's temperature, unless it is greedy. One program per row and block.
     """
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
+    inverse_temperature = tl.load(sampling + sampling_slot(state, rows, row) * SAMPLING_FIELDS)
+    inverse_temperature = tl.where(inverse_temperature == 0.0, 1.0, inverse_temperature)
     cols = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * vocabulary + cols, mask=cols < vocabulary, other=float("-inf"))
     x = x * inverse_temperature
     top, argmax = tl.max(x, 0, return_indices=True)
+    total = tl.sum(tl.exp(x - top), 0)
     tl.store(tops + row * num_blocks + block, top)
     tl.store(argmaxes + row * num_blocks + block, block * BLOCK + argmax)
-    tl.store(sums + row * num_blocks + block, tl.sum(tl.exp(x - top), 0))
+    # A block whose tokens are all filtered out has no weight.
+    tl.store(sums + row * num_blocks + block, tl.where(top == float("-inf"), 0.0, total))
 
 
 @triton.jit
 def sample_token(
-    logits, tops, sums, argmaxes, state, rows, uniforms, out_tokens, out_logprobs, stops, num_stops,
-    limit, vocabulary, num_blocks, inverse_temperature,
-    GREEDY: tl.constexpr, BLOCK: tl.constexpr, BLOCKS_WIDE: tl.constexpr,
+    logits, tops, sums, argmaxes, unfiltered_lse, state, rows, sampling, uniforms, out_tokens,
+    out_logprobs, stops, num_stops, length, vocabulary, num_blocks,
+    FILTERED: tl.constexpr, SAMPLING_FIELDS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCKS_WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Sample each row's next token by inverse CDF (or take the most likely one).
+    """Sample each row's next token by inverse CDF; a greedy row takes the most likely one.
 
     Writes the token, its log-prob and the row's new state. One program per row.
     """
@@ -295,7 +307,10 @@ def sample_token(
     if tl.load(state + ALIVE * rows + row) == 0:
         return
     own = tl.load(state + NUM_OWN * rows + row)
-    slot = tl.load(state + SLOT * rows + row).to(tl.int64)
+    slot = sampling_slot(state, rows, row)
+    inverse_temperature = tl.load(sampling + slot * SAMPLING_FIELDS)
+    is_greedy = inverse_temperature == 0.0
+    inverse_temperature = tl.where(is_greedy, 1.0, inverse_temperature)
     blocks = tl.arange(0, BLOCKS_WIDE)
     real = blocks < num_blocks
     top = tl.load(tops + row * num_blocks + blocks, mask=real, other=float("-inf"))
@@ -303,29 +318,28 @@ def sample_token(
     weight = tl.load(sums + row * num_blocks + blocks, mask=real, other=0.0) * tl.exp(top - peak)
     total = tl.sum(weight, 0)
     lse = peak + tl.log(total)
-    if GREEDY:
-        best = tl.argmax(top, 0, tie_break_left=True)
-        token = tl.load(argmaxes + row * num_blocks + best)
-        logit = peak
-    else:
-        target = tl.load(uniforms + slot * limit + own) * total
-        cumulative = tl.cumsum(weight, 0)
-        # Take the first block whose cumulative weight exceeds the target; if rounding leaves none,
-        # the last block with any weight. A parallel scan need not be monotonic, so positions are
-        # compared and not counted.
-        beyond = tl.min(tl.where((cumulative > target) & (weight > 0), blocks, BLOCKS_WIDE), 0)
-        chosen = tl.where(beyond < BLOCKS_WIDE, beyond, tl.max(tl.where(weight > 0, blocks, 0), 0))
-        rest = tl.maximum(target - tl.sum(tl.where(blocks < chosen, weight, 0.0), 0), 0.0)
-        within = tl.arange(0, BLOCK)
-        cols = chosen * BLOCK + within
-        x = tl.load(logits + row * vocabulary + cols, mask=cols < vocabulary, other=float("-inf"))
-        p = tl.exp(x * inverse_temperature - peak)
-        after = tl.min(tl.where((tl.cumsum(p, 0) > rest) & (p > 0), within, BLOCK), 0)
-        index = tl.where(after < BLOCK, after, tl.max(tl.where(p > 0, within, 0), 0))
-        token = chosen * BLOCK + index
-        logit = tl.load(logits + row * vocabulary + token) * inverse_temperature
-    tl.store(out_tokens + slot * limit + own, token)
-    tl.store(out_logprobs + slot * limit + own, logit - lse)
+    if FILTERED:
+        lse = tl.load(unfiltered_lse + row)
+    best = tl.argmax(top, 0, tie_break_left=True)
+    greedy_token = tl.load(argmaxes + row * num_blocks + best)
+    target = tl.load(uniforms + slot * length + own % length) * total
+    cumulative = tl.cumsum(weight, 0)
+    # Take the first block whose cumulative weight exceeds the target; if rounding leaves none,
+    # the last block with any weight. A parallel scan need not be monotonic, so positions are
+    # compared and not counted.
+    beyond = tl.min(tl.where((cumulative > target) & (weight > 0), blocks, BLOCKS_WIDE), 0)
+    chosen = tl.where(beyond < BLOCKS_WIDE, beyond, tl.max(tl.where(weight > 0, blocks, 0), 0))
+    rest = tl.maximum(target - tl.sum(tl.where(blocks < chosen, weight, 0.0), 0), 0.0)
+    within = tl.arange(0, BLOCK)
+    cols = chosen * BLOCK + within
+    x = tl.load(logits + row * vocabulary + cols, mask=cols < vocabulary, other=float("-inf"))
+    p = tl.exp(x * inverse_temperature - peak)
+    after = tl.min(tl.where((tl.cumsum(p, 0) > rest) & (p > 0), within, BLOCK), 0)
+    index = tl.where(after < BLOCK, after, tl.max(tl.where(p > 0, within, 0), 0))
+    token = tl.where(is_greedy, greedy_token, chosen * BLOCK + index)
+    logit = tl.load(logits + row * vocabulary + token) * inverse_temperature
+    tl.store(out_tokens + slot * length + own % length, token)
+    tl.store(out_logprobs + slot * length + own % length, logit - lse)
     ended = own + 1 >= tl.load(state + LIMIT * rows + row)
     for i in range(num_stops):
         ended = ended | (token == tl.load(stops + i))

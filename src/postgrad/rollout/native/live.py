@@ -1,49 +1,59 @@
-"""The decode loop of a server: jobs join and leave while others decode."""
+"""The decode loops of a server: jobs join and leave while others decode."""
 
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from postgrad.rollout.native.decode_loop import DecodeLoop, Job, Row, Sampled
-from postgrad.rollout.native.engine import NativeEngine
+from postgrad.rollout.native.decode_loop import DecodeLoop, ModelToSample, Sampled
+from postgrad.rollout.native.jobs import (
+    Job,
+    LiveJob,
+    LiveLoop,
+    Report,
+    Row,
+    find_top_tokens,
+    logprobs_at,
+)
 
-TopTokens = list[tuple[int, float]]  # the most likely tokens at one position, with log-probs
+if TYPE_CHECKING:
+    from postgrad.rollout.native.engine import NativeEngine
 
 
-PROMPT_CHUNK = 512  # prompt tokens whose logits exist at the same time
+def open_live_loop(
+    engine: "NativeEngine", capacity: int, longest: int, cache_bytes: int, report: Report
+) -> LiveLoop:
+    """Return a loop over pages if the engine has a captured decoder, else one over slots.
 
-
-@dataclass(eq=False)
-class LiveJob(Job):
-    """A job of a server's request; keeps the `num_top` most likely tokens at each position.
-
-    Its rows also end with one of `stop_token_ids`. With `scores_prompt` it keeps the log-probs of
-    the prompt's tokens from the second on: the first has no token before it.
+    Args:
+        engine: has the model.
+        capacity: rows that decode at the same time.
+        longest: tokens of prompt and response together.
+        cache_bytes: memory for keys and values; slots take what their rows need.
+        report: called with the new tokens of each row.
     """
+    if engine.decoder is None:
+        return LiveDecodeLoop(engine, capacity, longest, report)
+    from postgrad.rollout.native.paged_live import PagedLiveLoop
 
-    num_top: int = 0
-    scores_prompt: bool = False
-    stop_token_ids: frozenset[int] = frozenset()
-    owner: Any = None
-    prompt_logprobs: list[float] = field(default_factory=list)
-    prompt_top_tokens: list[TopTokens] = field(default_factory=list)
-    top_tokens: dict[int, list[TopTokens]] = field(default_factory=dict)  # by the row's index
+    return PagedLiveLoop(engine, engine.decoder, capacity, longest, cache_bytes, report)
+
+
+@torch.no_grad()
+def warm_up(engine: "NativeEngine", capacity: int, longest: int, cache_bytes: int) -> None:
+    """Capture the decoder's graphs, if it has any, before the first request waits for them."""
+    if engine.decoder is None:
+        return
+    loop = open_live_loop(engine, capacity, longest, cache_bytes, lambda *_: None)
+    loop.warm_up()
+    loop.close()
 
 
 class LiveDecodeLoop(DecodeLoop):
-    """Calls `report(row, finish)` for every new token."""
+    """The loop of a server over slots; see jobs.LiveLoop. A step decodes one token per row."""
 
-    def __init__(
-        self,
-        engine: NativeEngine,
-        capacity: int,
-        longest: int,
-        report: Callable[[Row, str], None],
-    ) -> None:
+    def __init__(self, engine: ModelToSample, capacity: int, longest: int, report: Report) -> None:
         super().__init__(engine, capacity, longest)
         self.report = report
 
@@ -51,59 +61,33 @@ class LiveDecodeLoop(DecodeLoop):
     def busy(self) -> bool:
         return bool(self.active or self.prefilled or self.to_prefill)
 
+    def step(self) -> None:
+        if self.active:
+            super().step()
+        else:
+            self.fill()
+
+    def warm_up(self) -> None:
+        """Do nothing: there are no graphs."""
+
+    def close(self) -> None:
+        """Do nothing: the slots are freed with the loop."""
+
     def sample(self, logits: Tensor, first: int = 0) -> Sampled:
         sampled = super().sample(logits, first)
         for i, row in enumerate(self.active[first : first + len(logits)]):
             job = row.job
-            if not isinstance(job, LiveJob):
-                continue
-            if sampled.tokens[i] in job.stop_token_ids:
-                sampled.is_stop[i] = True
-            if job.num_top:
-                logprobs = _logprobs(logits[i], job.sampling.temperature)
-                top = _top_tokens(logprobs, job.num_top)
+            if isinstance(job, LiveJob) and job.num_top:
+                logprobs = logprobs_at(logits[i], job.sampling.temperature)
+                top = find_top_tokens(logprobs, job.num_top)
                 job.top_tokens.setdefault(row.index, []).append(top)
         return sampled
 
     def on_prefill(self, jobs: Sequence[Job], hidden: Tensor) -> None:
         for job, states in zip(jobs, hidden, strict=True):
             if isinstance(job, LiveJob) and job.scores_prompt:
-                self._score_prompt(job, states)
-
-    def _score_prompt(self, job: LiveJob, states: Tensor) -> None:
-        """Set the log-probs of a prompt's tokens from the hidden states (tokens, width)."""
-        targets = torch.tensor(job.request.prompt[1:], device=states.device)
-        for start in range(0, len(targets), PROMPT_CHUNK):
-            chunk = targets[start : start + PROMPT_CHUNK]
-            logits = self.compute_logits(states[start : start + len(chunk)])
-            logprobs = _logprobs(logits, job.sampling.temperature)
-            job.prompt_logprobs += logprobs.gather(1, chunk[:, None])[:, 0].tolist()
-            job.prompt_top_tokens += [_top_tokens(row, job.num_top) for row in logprobs]
+                job.score_prompt(states, self.compute_logits)
 
     def on_token(self, row: Row, finish: str) -> None:
         super().on_token(row, finish)
-        self.report(row, finish)
-
-    def drop(self, jobs: set[Job]) -> None:
-        """Remove these jobs with all their rows, decoding or not."""
-        drop_jobs(self, jobs)
-
-
-def drop_jobs(loop: DecodeLoop, jobs: Collection[Job]) -> None:
-    """Remove jobs with all their rows, decoding or not, from a decode loop."""
-    if not jobs:
-        return
-    loop.to_prefill = deque(job for job in loop.to_prefill if job not in jobs)
-    loop.prefilled = deque(prompt for prompt in loop.prefilled if prompt.job not in jobs)
-    loop.remove([slot for slot, row in enumerate(loop.active) if row.job in jobs])
-
-
-def _logprobs(logits: Tensor, temperature: float) -> Tensor:
-    """Return log-probs at this temperature; at 1 for temperature 0."""
-    return logits.div(temperature or 1.0).log_softmax(-1)
-
-
-def _top_tokens(logprobs: Tensor, count: int) -> TopTokens:
-    """Return the most likely tokens of one position (vocabulary,) and their log-probs."""
-    values, tokens = logprobs.topk(min(count, len(logprobs)))
-    return list(zip(tokens.tolist(), values.tolist(), strict=True))
+        self.report(row, 1, finish)

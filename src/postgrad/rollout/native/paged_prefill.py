@@ -1,11 +1,12 @@
 """Prefill into pages: packed passes whose tokens also attend to keys that are in pages already."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import Segment, make_packing
@@ -21,12 +22,13 @@ class Span(NamedTuple):
     """Consecutive tokens of one row that a pass computes.
 
     `lines` (tokens,) are the places of their keys and values; see page_lines. `earlier` are those
-    of all tokens before them.
+    of all tokens before them. `on_states` is called with the last hidden states (tokens, width).
     """
 
     tokens: list[int]
     lines: np.ndarray
     earlier: np.ndarray = np.zeros(0, dtype=np.int64)
+    on_states: Callable[[Tensor], None] | None = None
 
     @property
     def num_keys(self) -> int:
@@ -73,7 +75,7 @@ def _prefill_pass(decoder: "Decoder", spans: Sequence[Span]) -> None:
         torch.from_numpy(np.concatenate([span.lines for span in spans])).to(device),
         torch.from_numpy(np.concatenate([span.earlier for span in spans])).to(device),
     )
-    decoder.model.base_model(
+    outputs = decoder.model.base_model(
         input_ids=torch.tensor([tokens], device=device),
         position_ids=packing.positions.to(device, torch.int64)[None],
         attention_mask=unused_mask,
@@ -81,6 +83,9 @@ def _prefill_pass(decoder: "Decoder", spans: Sequence[Span]) -> None:
         packing=replace(packing, positions=positions).to(device),
         use_cache=True,
     )
+    for span, (start, end, *_) in zip(spans, segments, strict=True):
+        if span.on_states is not None:
+            span.on_states(outputs.last_hidden_state[0, start:end])
 
 
 def split_by_total(lengths: list[int], max_total: int) -> list[slice]:

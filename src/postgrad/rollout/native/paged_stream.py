@@ -12,17 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from postgrad.rollout.engine import (
-    Completion,
-    Request,
-    Sampling,
-    check_context,
-    max_row_tokens,
-    token_limit,
-)
-from postgrad.rollout.native.decoder import ALIVE, NUM_OWN
-from postgrad.rollout.native.paged import PagedDecodeLoop, Row
+from postgrad.rollout.engine import Completion, Request, Sampling, check_context
+from postgrad.rollout.native.jobs import StreamJob
+from postgrad.rollout.native.paged import PagedDecodeLoop
+from postgrad.rollout.native.paged_rows import PagedRow
 from postgrad.rollout.native.pages import num_pages
+from postgrad.rollout.native.tables import NUM_OWN
 from postgrad.rollout.stops import make_stops
 from postgrad.rollout.streams import Finished
 
@@ -32,7 +27,6 @@ if TYPE_CHECKING:
 
 
 GROWTH = 2  # of the buffers when requests do not fit
-NO_REQUEST = Request([], [])
 
 
 class PagedStream:
@@ -45,7 +39,7 @@ class PagedStream:
     Args:
         engine: has the model.
         decoder: the engine's. While the stream is open, no other call uses it.
-        sampling: the same for all rows; without top-p, top-k and min-p.
+        sampling: the same for all rows; without record_kept.
         num_rows: rows at a time.
     """
 
@@ -59,7 +53,7 @@ class PagedStream:
         self.sampling = sampling
         self.num_rows = num_rows
         self.stops = make_stops(engine.tokenizer, sampling)
-        self.waiting: deque[tuple[Request, list[Hashable]]] = deque()
+        self.waiting: deque[StreamJob] = deque()
         self.loop: GrowingLoop | None = None
 
     def __enter__(self) -> "PagedStream":
@@ -81,7 +75,8 @@ class PagedStream:
     def add(self, request: Request, keys: Sequence[Hashable]) -> None:
         check_context([request], self.sampling, self.engine.max_context)
         if request.seeds:
-            self.waiting.append((request, list(keys)))
+            job = StreamJob(request, self.sampling, stops=self.stops, keys=list(keys))
+            self.waiting.append(job)
 
     @torch.no_grad()
     def poll(self) -> list[Finished]:
@@ -89,11 +84,11 @@ class PagedStream:
         if not self.busy:
             return []
         loop = self.loop
-        if loop is None or (not loop.busy and not loop.fits(self.waiting[0][0])):
+        if loop is None or (not loop.busy and not loop.fits(self.waiting[0])):
             loop = self.loop = self._new_loop()
         loop.use_version(self.engine.weights_version)
-        while self.waiting and loop.fits(self.waiting[0][0]):
-            loop.join(*self.waiting.popleft())
+        while self.waiting and loop.fits(self.waiting[0]):
+            loop.join(self.waiting.popleft())
         assert loop.busy, "a new loop has room for all requests that wait"
         return loop.poll()
 
@@ -115,22 +110,19 @@ class PagedStream:
 
     def cancel(self, keys: Collection[Hashable]) -> None:
         removed = set(keys)
-        self.waiting = deque(entry for entry in self.waiting if removed.isdisjoint(entry[1]))
+        self.waiting = deque(job for job in self.waiting if removed.isdisjoint(job.keys))
         if self.loop is not None:
             self.loop.cancel(removed)
 
     def _new_loop(self) -> "GrowingLoop":
         """Return a loop with room for all waiting requests. Raises RunError."""
-        requests = [request for request, _ in self.waiting]
-        num_rows = max(self.num_rows, sum(len(request.seeds) for request in requests))
+        num_rows = max(self.num_rows, sum(len(job.request.seeds) for job in self.waiting))
         return GrowingLoop(
             self.decoder,
-            requests,
-            self.sampling,
+            self.waiting,
             self.engine.max_rows,
             self.engine.cache_bytes(),
             self.engine.max_context,
-            self.stops,
             stream_rows=num_rows,
             growth=1 if self.loop is None else GROWTH,
         )
@@ -141,29 +133,21 @@ class KeptRow:
     """A row that ended and the tokens whose keys and values are in its pages and its prompt's."""
 
     tokens: list[int]
-    row: Row
+    row: PagedRow
     version: int  # of the weights that computed them
 
 
 class GrowingLoop(PagedDecodeLoop):
-    """A decode loop whose rows join one request after the other and are kept when they end.
+    """A decode loop whose rows join one job after the other and are kept when they end.
 
-    The requests that it is made with are those that its buffers must fit; they join like others.
+    The jobs that it is made with are those that its buffers must fit; they join like others.
     """
 
     def __init__(self, *arguments: object, stream_rows: int, growth: int) -> None:
         super().__init__(*arguments, stream_rows=stream_rows, growth=growth)  # type: ignore[arg-type]
-        self.requests.clear()
-        self.limits.clear()
-        self.prompts.clear()
-        self.all_rows.clear()
-        self.waiting.clear()
+        self.jobs.clear()
         self.free_slots = list(range(self.decoder.sizes.slots))
         self.weights_version = 0
-        # By the number of the request:
-        self.keys: list[list[Hashable]] = []
-        self.versions: list[int] = []
-        self.unswept: set[int] = set()  # requests that `sweep` has not dropped
         self.kept: dict[Hashable, KeptRow] = {}  # least recently used first
         self.restarted: list[Hashable] = []  # rows that were preempted
 
@@ -171,17 +155,17 @@ class GrowingLoop(PagedDecodeLoop):
     def busy(self) -> bool:
         return bool(self.waiting or self.active)
 
-    def fits(self, request: Request) -> bool:
-        """Whether the buffers have room for one more request."""
+    def fits(self, job: StreamJob) -> bool:
+        """Whether the buffers have room for one more job."""
         sizes = self.decoder.sizes
-        limit = token_limit(request, self.sampling)
-        pages = num_pages(len(request.prompt) - 1) + num_pages(limit)
+        prompt = job.request.prompt
+        pages = num_pages(len(prompt) - 1) + num_pages(job.limit)
         return (
-            len(request.seeds) <= len(self.free_slots)
-            and limit <= sizes.length
+            len(job.keys) <= len(self.free_slots)
+            and job.limit <= sizes.length
             and pages <= sizes.row_pages
             and pages < sizes.pages
-            and max_row_tokens(request, self.sampling) <= sizes.positions
+            and len(prompt) + job.limit <= sizes.positions
         )
 
     def use_version(self, version: int) -> None:
@@ -191,20 +175,15 @@ class GrowingLoop(PagedDecodeLoop):
             for key in list(self.kept):
                 self.forget(key)
 
-    def join(self, request: Request, keys: list[Hashable]) -> None:
-        """Add a request that fits."""
-        number = len(self.requests)
-        self.requests.append(request)
-        self.limits.append(token_limit(request, self.sampling))
-        self.keys.append(keys)
-        self.versions.append(self.weights_version)
-        self.unswept.add(number)
-        prompt = self.prompts.setdefault(tuple(request.prompt), number)
-        rows: list[Row] = []
-        for index, key in enumerate(keys):
-            rows.append(Row(number, index, self.free_slots.pop(), prompt))
+    def join(self, job: StreamJob) -> None:
+        """Add a job that fits."""
+        job.version = self.weights_version
+        rows: list[PagedRow] = []
+        for index, key in enumerate(job.keys):
+            rows.append(self.make_row(job, index, self.free_slots.pop()))
             if key in self.kept:  # it is needed soon: give up others first
                 self.kept[key] = self.kept.pop(key)
+        self.write_sampling(rows)
         self.draw_uniforms(rows)
         self.waiting += rows
 
@@ -220,24 +199,11 @@ class GrowingLoop(PagedDecodeLoop):
             finished.append((key, completion))
             self.lengths_at_stop.pop(row.slot, None)
             self.free_slots.append(row.slot)
-        if len(self.unswept) > 4 * self.decoder.sizes.slots:
-            self.sweep()
         return finished
 
-    def sweep(self) -> None:
-        """Drop the requests and prompts that no row needs, so that a long stream does not grow."""
-        rows = [*self.waiting, *self.active, *(kept.row for kept in self.kept.values())]
-        needed = {number for row in rows for number in (row.request, row.prompt)}
-        needed |= {self.prompts[tuple(self.requests[row.request].prompt)] for row in rows}
-        needed |= set(self.prompt_pages)
-        for number in self.unswept - needed:
-            self.requests[number] = NO_REQUEST
-            self.keys[number] = []
-        self.unswept &= needed
-        self.prompts = {tokens: n for tokens, n in self.prompts.items() if n in needed}
-
-    def key_of(self, row: Row) -> Hashable:
-        return self.keys[row.request][row.index]
+    def key_of(self, row: PagedRow) -> Hashable:
+        assert isinstance(row.job, StreamJob)
+        return row.job.keys[row.index]
 
     def num_tokens(self) -> dict[Hashable, int]:
         """Return the number of sampled tokens of each active row."""
@@ -250,44 +216,32 @@ class GrowingLoop(PagedDecodeLoop):
 
     def cancel(self, keys: Collection[Hashable]) -> None:
         """Remove the rows of these keys, waiting or active, and free their pages and slots."""
-        removed = [row for row in self.waiting if self.key_of(row) in keys]
-        self.waiting = deque(row for row in self.waiting if self.key_of(row) not in keys)
-        for row in removed:
-            if row.num_kept:  # it has the pages of an earlier turn
-                self.release_pages(row)
-        for column, row in enumerate(self.active):
-            if self.key_of(row) in keys:
-                self.state[ALIVE, column] = 0
-        ended = self.remove_ended()
-        for row in ended:
-            self.release_pages(row)
-        for row in [*removed, *ended]:
+        for row in self.take_rows(lambda row: self.key_of(row) in keys):
             self.lengths_at_stop.pop(row.slot, None)
             self.free_slots.append(row.slot)
-        for number in list(self.prompt_pages):
-            self.release_prompt(number)
 
-    def on_end(self, row: Row) -> None:
+    def on_end(self, row: PagedRow) -> None:
         """Do nothing: `keep` decides when the row's tokens are known."""
 
-    def keep(self, key: Hashable, row: Row, completion: Completion) -> None:
+    def keep(self, key: Hashable, row: PagedRow, completion: Completion) -> None:
         """Keep the pages of a row that ended, without those that hold none of its tokens.
 
         The key and value of its last token were not computed.
         """
         self.forget(key)
-        tokens = [*self.requests[row.request].prompt, *completion.tokens][:-1]
-        num_own = len(tokens) + 1 - len(self.requests[row.prompt].prompt)
+        assert isinstance(row.job, StreamJob)
+        tokens = [*row.job.request.prompt, *completion.tokens][:-1]
+        num_own = len(tokens) - row.prompt.num_shared
         self.free_pages += row.pages[num_pages(num_own) :]
         del row.pages[num_pages(num_own) :]
-        self.kept[key] = KeptRow(tokens, row, self.versions[row.request])
+        self.kept[key] = KeptRow(tokens, row, row.job.version)
 
     def forget(self, key: Hashable) -> None:
         """Free the pages that are kept for a key, if there are any."""
         if key in self.kept:
             self.release_pages(self.kept.pop(key).row)
 
-    def can_start(self, row: Row) -> bool:
+    def can_start(self, row: PagedRow) -> bool:
         self.continue_kept(row)
         if super().can_start(row):
             return True
@@ -296,7 +250,7 @@ class GrowingLoop(PagedDecodeLoop):
         self.release_pages(row)
         return super().can_start(row)
 
-    def continue_kept(self, row: Row) -> None:
+    def continue_kept(self, row: PagedRow) -> None:
         """Give a waiting row the pages that are kept for its key, if its prompt continues them."""
         key = self.key_of(row)
         kept = self.kept.get(key)
@@ -309,14 +263,14 @@ class GrowingLoop(PagedDecodeLoop):
         own_prompt = row.prompt
         row.prompt = kept.row.prompt
         row.pages = kept.row.pages
-        row.num_kept = len(kept.tokens) + 1 - len(self.requests[row.prompt].prompt)
+        row.num_kept = len(kept.tokens) - row.prompt.num_shared
         self.release_prompt(own_prompt)
 
-    def continues(self, row: Row, kept: KeptRow) -> bool:
+    def continues(self, row: PagedRow, kept: KeptRow) -> bool:
         """Return whether a row can use the pages of a kept row."""
-        prompt = self.requests[row.request].prompt
-        num_shared = len(self.requests[kept.row.prompt].prompt) - 1
-        num_own = len(prompt) - 1 - num_shared + self.limits[row.request]
+        prompt = row.job.request.prompt
+        num_shared = kept.row.prompt.num_shared
+        num_own = len(prompt) - 1 - num_shared + row.job.limit
         return (
             kept.version == self.weights_version
             and num_pages(num_shared) + num_pages(num_own) <= self.decoder.sizes.row_pages

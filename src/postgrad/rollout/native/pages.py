@@ -1,6 +1,12 @@
 """Sizes of the paged cache of keys and values: pages, rows and bytes. Needs no GPU."""
 
+from typing import TYPE_CHECKING
+
+from postgrad.errors import RunError
 from postgrad.model.passes.packing import BLOCK_N as PAGE
+
+if TYPE_CHECKING:
+    from postgrad.rollout.native.decoder import Decoder
 
 # A cache up to this size keeps its memory between calls of generate.
 KEPT_CACHE_BYTES = 4 << 30
@@ -28,3 +34,37 @@ def largest_cache(free: int, detachable: bool) -> int:
     if not detachable:
         return free // 3
     return max(free // 3, int(0.9 * free) - SAMPLING_BYTES)
+
+
+def fit_pages(
+    decoder: "Decoder", wanted: int, row_pages: int, cache_bytes: int, longest_row: int
+) -> int:
+    """Return the number of pages for a cache.
+
+    Needs differ from step to step. A cache that is a little smaller than the worst case is kept,
+    and with it the graphs that use its buffers.
+
+    Args:
+        decoder: has the present cache.
+        wanted: pages for all rows.
+        row_pages: the largest number of pages of one row.
+        cache_bytes: memory for the pages.
+        longest_row: its tokens, for the error.
+
+    Raises:
+        RunError: one row does not fit.
+    """
+    page_bytes = decoder.page_bytes()
+    max_pages = max(1, cache_bytes // page_bytes)
+    if max_pages < row_pages + 1:
+        needed_gib = (row_pages + 1) * page_bytes / 2**30
+        raise RunError(
+            f"one trajectory of {longest_row} tokens needs {needed_gib:.1f} GiB of cache; "
+            "raise rollout.cache_gib"
+        )
+    present = decoder.sizes.pages
+    if present > max_pages:  # the trainer holds more memory than at the last call
+        decoder.drop_pages()
+        present = 0
+    pages = present if wanted * 4 <= present * 5 else min(wanted, max_pages)
+    return max(pages, row_pages + 1)

@@ -122,3 +122,19 @@ def _filter(probs: Tensor, sampling: Sampling) -> Tensor:
         largest = probs.max(-1, keepdim=True).values
         probs = probs.masked_fill(probs < sampling.min_p * largest, 0.0)
     return probs
+
+
+def filter_rows(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Return the same as `_filter`, with the parameters (rows,) of each row.
+
+    A row without a filter has 0, 1 or 0. The host does not wait for the device.
+    """
+    ordered, order = probs.sort(-1, descending=True)
+    kth = (top_k.long() - 1).clamp(0, probs.shape[-1] - 1)
+    least = torch.where(top_k > 0, ordered.gather(-1, kth[:, None])[:, 0], 0.0)
+    ordered = ordered.masked_fill(ordered < least[:, None], 0.0)
+    sum_before = ordered.cumsum(-1) - ordered
+    limit = torch.where(top_p < 1.0, top_p * ordered.sum(-1), torch.inf)
+    ordered = ordered.masked_fill(sum_before >= limit[:, None], 0.0)
+    ordered = ordered.masked_fill(ordered < (min_p * ordered[:, 0])[:, None], 0.0)
+    return torch.zeros_like(probs).scatter(-1, order, ordered)

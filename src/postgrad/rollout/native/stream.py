@@ -6,7 +6,7 @@ copied into a free slot, and only the new tokens are computed.
 
 from collections import deque
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,19 +16,11 @@ from postgrad.model.passes.attention import prompt_mask
 from postgrad.model.passes.support import has_window
 from postgrad.rollout.engine import Request, Sampling, check_context, max_row_tokens
 from postgrad.rollout.native.cache import SlotCache
-from postgrad.rollout.native.decode_loop import PREFILL_TOKENS, DecodeLoop, Job, Row
+from postgrad.rollout.native.decode_loop import PREFILL_TOKENS, DecodeLoop
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.live import drop_jobs
+from postgrad.rollout.native.jobs import Job, Row, StreamJob
 from postgrad.rollout.native.sampling import RowRandom
 from postgrad.rollout.streams import Finished, Stream, WaveStream
-
-
-@dataclass(eq=False)
-class StreamJob(Job):
-    """A job whose rows have keys; `version` is that of the weights."""
-
-    keys: list[Hashable] = field(default_factory=list)
-    version: int = 0
 
 
 @dataclass
@@ -149,14 +141,12 @@ class ConversationStream(DecodeLoop):
 
     def cancel(self, keys: Collection[Hashable]) -> None:
         removed = set(keys)
-        jobs = {*self.to_prefill, *self.to_continue, *(row.job for row in self.active)}
-        jobs |= {prompt.job for prompt in self.prefilled}
         canceled: set[Job] = set()
-        for job in jobs:
+        for job in {*self.waiting_jobs, *self.decoding_jobs, *self.to_continue}:
             assert isinstance(job, StreamJob)
             if not removed.isdisjoint(job.keys):
                 canceled.add(job)
-        drop_jobs(self, canceled)
+        self.drop(canceled)
         self.to_continue = deque(job for job in self.to_continue if job not in canceled)
         for key in keys:
             self.forget(key)

@@ -1,0 +1,65 @@
+"""The rows of the paged decode loop, and the prompts that they share. Needs no GPU."""
+
+from dataclasses import dataclass, field
+
+from postgrad.rollout.engine import Sampling
+from postgrad.rollout.native.jobs import Row
+
+LARGEST_TOP_K = 1 << 24  # that float32 represents; no vocabulary is larger
+
+
+@dataclass(eq=False)
+class SharedPrompt:
+    """A prompt, the pages of its tokens without the last, and the number of rows that use them."""
+
+    tokens: list[int]
+    pages: list[int] = field(default_factory=list)
+    in_pages: bool = False  # its tokens are computed, or will be in the next prefill pass
+    num_rows: int = 0
+
+    @property
+    def num_shared(self) -> int:
+        """The number of tokens in the pages."""
+        return len(self.tokens) - 1
+
+
+@dataclass(eq=False, kw_only=True)
+class PagedRow(Row):
+    """One trajectory and the pages of its own tokens.
+
+    `prompt` is in shared pages: that of the job, or that of the first turn, if the row continues
+    an earlier one. Then the tokens since that prompt are in the row's own pages, and `num_kept` of
+    them are computed already.
+    """
+
+    slot: int  # its line of the decoder's results
+    prompt: SharedPrompt
+    pages: list[int] = field(default_factory=list)
+    num_kept: int = 0
+    num_checked: int = 0  # tokens in which stop strings were searched
+
+    @property
+    def text(self) -> list[int]:
+        """The prompt and the tokens that were sampled before the row entered."""
+        return [*self.job.request.prompt, *self.tokens]
+
+    @property
+    def last_token(self) -> int:
+        return (self.tokens or self.job.request.prompt)[-1]
+
+    @property
+    def num_earlier(self) -> int:
+        """The number of its own tokens before the last token of the job's prompt."""
+        return len(self.job.request.prompt) - len(self.prompt.tokens)
+
+    @property
+    def num_own(self) -> int:
+        """The number of its own tokens before the token that it enters with."""
+        return self.num_earlier + len(self.tokens)
+
+
+def sampling_fields(sampling: Sampling) -> list[float]:
+    """Return one line of the decoder's sampling table."""
+    inverse_temperature = 1.0 / sampling.temperature if sampling.temperature else 0.0
+    top_k = min(sampling.top_k, LARGEST_TOP_K)
+    return [inverse_temperature, float(top_k), sampling.top_p, sampling.min_p]
