@@ -1,114 +1,180 @@
-"""Load on `postgrad serve`: tokens per second and latencies with 1, 16 and 200 clients.
+"""Load on an OpenAI-compatible server: requests and tokens per second, and latencies.
 
-    python benchmarks/serve.py MODEL [--clients 1,16,200] [--seconds 10] [--tokens 32]
-                               [-- options of postgrad serve]
+Starts `postgrad serve` with the options after `--` and measures it:
 
-Each client sends its next request when the last one is answered.
+    python benchmarks/serve.py Qwen/Qwen3-0.6B --clients 1,16,128 --seconds 20 --tokens 128 \
+        -- --engine native
+
+Measures a server that runs already, such as vLLM's, with the same load:
+
+    vllm serve Qwen/Qwen3-0.6B --port 8001 --generation-config vllm &
+    python benchmarks/serve.py Qwen/Qwen3-0.6B --clients 1,16,128 --seconds 20 --tokens 128 \
+        --url http://127.0.0.1:8001/v1
+
+Each client streams completions and sends its next request when the last one is answered. Prompts
+are sums of `--numbers` random numbers, different for each request. Clients run in `--processes`
+processes beside the server. Each number of clients is measured after two seconds of the same load.
+Prints a table; times are in milliseconds. Responses may end early, so compare `tokens each`, too.
 """
 
 import argparse
 import http.client
 import json
+import multiprocessing
 import os
+import random
 import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+WARM_UP_S = 2.0
+SERVED_NAME = "bench"  # of the model of a server that this script starts
+COLUMNS = (
+    "clients | responses | failed | requests/s | tokens/s | prompt tokens | tokens each "
+    "| first token p50 | p95 | p99 | response p50 | p95 | p99"
+)
 
 
-def start_server(model: str, server_options: list[str]) -> tuple["subprocess.Popen[str]", int]:
-    command = [
-        sys.executable,
-        "-m",
-        "postgrad.cli.main",
-        "serve",
-        model,
-        "--port",
-        "0",
-        "--name",
-        "bench",
-        *server_options,
-    ]
+class Load(NamedTuple):
+    """What the clients send, and where to."""
+
+    url: str
+    model: str
+    numbers: int  # of a prompt
+    tokens: int  # of a response, at most
+    temperature: float
+
+
+class Response(NamedTuple):
+    """The measurements of one request; `status` is 0 if the connection failed."""
+
+    status: int
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+
+
+def start_server(model: str, server_options: list[str]) -> tuple["subprocess.Popen[str]", str]:
+    """Start `postgrad serve`; returns the process and its address."""
+    command = [sys.executable, "-m", "postgrad.cli.main", "serve", model]
+    command += ["--port", "0", "--name", SERVED_NAME, *server_options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
+        print(line, end="", flush=True)
         if line.startswith("http://"):
-            return process, int(line.split(":")[2].split("/")[0])
+            return process, line.split()[0]
     raise SystemExit("the server did not start")
 
 
-def run_client(
-    port: int, number: int, tokens: int, deadline: float, results: list[dict[str, Any]]
-) -> None:
-    """Stream completions until the deadline; a request that is running then is finished."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    num_requests = 0
-    while time.monotonic() < deadline:
-        body = {
-            "model": "bench",
-            "prompt": "12+34=",
-            "max_tokens": tokens,
-            "seed": number * 10_000 + num_requests,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        headers = {"Content-Type": "application/json"}
-        start = time.monotonic()
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+def send(connection: http.client.HTTPConnection, path: str, body: dict) -> Response:
+    """Stream one completion."""
+    start = time.monotonic()
+    try:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         first_token_s = 0.0
-        count = 0
+        usage = {"prompt_tokens": 0, "completion_tokens": 0}
         for line in response:
             if line.startswith(b"data: {"):
                 first_token_s = first_token_s or time.monotonic() - start
-                usage = json.loads(line[6:]).get("usage")
-                count = usage["completion_tokens"] if usage else count
-        results.append(
-            {
-                "status": response.status,
-                "first_token_s": first_token_s,
-                "total_s": time.monotonic() - start,
-                "tokens": count,
-            }
-        )
-        num_requests += 1
+                if b'"completion_tokens"' in line:
+                    usage = json.loads(line[6:])["usage"]
+    except (OSError, http.client.HTTPException):
+        connection.close()
+        return Response(0)
+    total_s = time.monotonic() - start
+    counts = usage["prompt_tokens"], usage["completion_tokens"]
+    return Response(response.status, first_token_s, total_s, *counts)
+
+
+def run_client(load: Load, number: int, deadline: float, results: list[Response]) -> None:
+    """Stream completions until the deadline; a request that is running then is finished."""
+    address = urlsplit(load.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=600)
+    rng = random.Random(number)
+    while time.time() < deadline:
+        prompt = "+".join(str(rng.randrange(10, 100)) for _ in range(load.numbers))
+        body = {
+            "model": load.model,
+            "prompt": prompt,
+            "max_tokens": load.tokens,
+            "temperature": load.temperature,
+            "seed": rng.randrange(1 << 30),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        results.append(send(connection, f"{address.path}/completions", body))
     connection.close()
 
 
-def measure(port: int, clients: int, seconds: float, tokens: int) -> str:
-    results: list[dict[str, Any]] = []
-    start = time.monotonic()
+def run_clients(load: Load, numbers: list[int], deadline: float) -> list[Response]:
+    """Run one thread per client; returns the measurements of all of them."""
+    results: list[Response] = []
     threads = [
-        threading.Thread(target=run_client, args=(port, i, tokens, start + seconds, results))
-        for i in range(clients)
+        threading.Thread(target=run_client, args=(load, number, deadline, results))
+        for number in numbers
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    elapsed_s = time.monotonic() - start
-    failed = sum(result["status"] != 200 for result in results)
-    tokens_per_second = sum(result["tokens"] for result in results) / elapsed_s
-    cells = [f"{clients}", f"{len(results)}", f"{failed}", f"{tokens_per_second:.0f}"]
-    for key in ("first_token_s", "total_s"):
-        values = sorted(result[key] * 1000 for result in results)
-        cells += [
-            f"{statistics.median(values):.0f}",
-            f"{values[int(0.95 * (len(values) - 1))]:.0f}",
-            f"{values[int(0.99 * (len(values) - 1))]:.0f}",
-        ]
+    return results
+
+
+def measure(pool: ProcessPoolExecutor, processes: int, load: Load, clients: int, seconds: float):
+    """Return the responses of all clients, and the seconds until the last one."""
+    start = time.time()
+    parts = [list(range(first, clients, processes)) for first in range(min(processes, clients))]
+    futures = [pool.submit(run_clients, load, part, start + seconds) for part in parts]
+    responses = [response for future in futures for response in future.result()]
+    return responses, time.time() - start
+
+
+def format_line(clients: int, responses: list[Response], elapsed_s: float) -> str:
+    """Return one line of the table."""
+    answered = [response for response in responses if response.status == 200]
+    failed = len(responses) - len(answered)
+    if not answered:
+        return f"| {clients} | 0 | {failed} |"
+    num_tokens = sum(response.num_tokens for response in answered)
+    cells = [
+        f"{clients}",
+        f"{len(answered)}",
+        f"{failed}",
+        f"{len(answered) / elapsed_s:.1f}",
+        f"{num_tokens / elapsed_s:.0f}",
+        f"{statistics.mean(response.num_prompt_tokens for response in answered):.0f}",
+        f"{num_tokens / len(answered):.0f}",
+    ]
+    for values in (
+        sorted(response.first_token_s * 1000 for response in answered),
+        sorted(response.total_s * 1000 for response in answered),
+    ):
+        for share in (0.5, 0.95, 0.99):
+            cells.append(f"{values[round(share * (len(values) - 1))]:.0f}")
     return "| " + " | ".join(cells) + " |"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model")
-    parser.add_argument("--clients", default="1,16,200")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="the model; with --url, its name in requests")
+    parser.add_argument("--url", help="of a server that runs already, up to /v1")
+    parser.add_argument("--clients", default="1,16,128")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--numbers", type=int, default=32)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--processes", type=int, default=min(8, os.cpu_count() or 1))
     own_options = sys.argv[1:]
     server_options: list[str] = []
     if "--" in own_options:
@@ -116,20 +182,26 @@ def main() -> None:
         server_options = own_options[separator + 1 :]
         own_options = own_options[:separator]
     options = parser.parse_args(own_options)
-    process, port = start_server(options.model, server_options)
+    process = None
+    url = options.url
+    model = options.model
+    if url is None:
+        process, url = start_server(model, server_options)
+        model = SERVED_NAME
+    load = Load(url.rstrip("/"), model, options.numbers, options.tokens, options.temperature)
+    spawn = multiprocessing.get_context("spawn")
     try:
-        print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-        print(
-            "| clients | responses | failed | tokens/s | first token ms p50 | p95 | p99 "
-            "| total ms p50 | p95 | p99 |"
-        )
-        print("|" + "---|" * 10)
-        measure(port, 4, 1.0, options.tokens)
-        for clients in options.clients.split(","):
-            print(measure(port, int(clients), options.seconds, options.tokens), flush=True)
+        with ProcessPoolExecutor(options.processes, mp_context=spawn) as pool:
+            print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+            print(f"| {COLUMNS} |\n|" + "---|" * (COLUMNS.count("|") + 1), flush=True)
+            for clients in map(int, options.clients.split(",")):
+                measure(pool, options.processes, load, clients, WARM_UP_S)
+                figures = measure(pool, options.processes, load, clients, options.seconds)
+                print(format_line(clients, *figures), flush=True)
     finally:
-        process.send_signal(signal.SIGINT)
-        print(f"the server ended with code {process.wait(60)}")
+        if process is not None:
+            process.send_signal(signal.SIGINT)
+            print(f"the server ended with code {process.wait(60)}")
 
 
 if __name__ == "__main__":

@@ -68,20 +68,27 @@ def live(
 ) -> Iterator[Live]:
     """Serve a model named tiny, and `other` if given, on a free port of the loopback address."""
     server: Any = None
-    wishes = {"rows": 64, "context": 0, "queue": 1024} | options
+    wishes = {"rows": 64, "context": 0, "queue": 1024, "device": "cpu"} | options
+    device = wishes.pop("device")
     served = [
         load_served_model(
             name,
-            ModelConfig(path=str(path), device="cpu", dtype="float32"),
+            ModelConfig(path=str(path), device=device, dtype="float32"),
             stopping=lambda: server is not None and server.should_exit,
             **wishes,
         )
         for name, path in {"tiny": model, "other": other}.items()
         if path is not None
     ]
-    server = web.make_server(
-        make_app(served, "127.0.0.1", token, reload_below, time_limit_s), grace_s=5
-    )
+    app = make_app(served, "127.0.0.1", token, reload_below, time_limit_s)
+    server = web.make_server(app, grace_s=5)
+    with running(server, served, token) as made:
+        yield made
+
+
+@contextmanager
+def running(server: Any, served: list[ServedModel], token: str = "") -> Iterator[Live]:
+    """Run a server in a thread, on a free port of the loopback address."""
     listener = web.listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -1,165 +1,29 @@
-"""The page tables of conversations on a GPU, with a decoder that records what each token sees.
-
-The memory of this decoder has, for each line of each page, a token and a digest of all tokens that
-were visible when the line was written. So a wrong page, position or segment makes a test fail.
-"""
+"""The page tables of conversations on a GPU, with a decoder that records what each token sees."""
 
 import importlib.util
 import random
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from postgrad.config.schema import RolloutConfig
 from postgrad.model.passes.attention import register_attention
-from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
-from postgrad.rollout.native.sampling import RowRandom
+from postgrad.rollout.engine import Completion, Request, Sampling
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
+
+from recording_decoder import STOP_ID, VOCABULARY, RecordingDecoder, Tokenizer, expected
 
 from postgrad.rollout import continuous
 from postgrad.rollout.continuous import ContinuousEngine
 from postgrad.rollout.native import paged
 from postgrad.rollout.native import tables as state_lines
-from postgrad.rollout.native.decoder import PAGE, BufferSizes
 from postgrad.rollout.native.jobs import StreamJob
 from postgrad.rollout.native.paged_stream import GrowingLoop, PagedStream
 from postgrad.rollout.native.stream import ConversationStream, StreamingNativeEngine
-from postgrad.rollout.native.tables import FIELDS, SAMPLING_FIELDS
-
-VOCABULARY = 97
-STOP_ID = 96
-
-
-def add_digest(digest: int, token: int) -> int:
-    """Return the digest of some tokens and one more; their order counts."""
-    return (digest * 31 + token + 1) % 1_000_003
-
-
-def next_token(digest: int, uniform: float) -> int:
-    """Return the token after a context with this digest."""
-    return int(digest + float(uniform) * 1000) % VOCABULARY
-
-
-class Tokenizer:
-    eos_token_id = STOP_ID
-
-    def decode(self, ids, **_):
-        return "".join(chr(33 + token) for token in ids)
-
-
-class RecordingDecoder:
-    """See the docstring of this file. Its model is itself."""
-
-    device = torch.device("cpu")
-    stop_ids = torch.tensor([STOP_ID], dtype=torch.int32)
-    in_use = False
-
-    def __init__(self) -> None:
-        self.sizes = BufferSizes(0, 0, 0, 0, 0, 0)
-        self.model = self
-        self.num_prefilled: list[int] = []  # tokens of each pass
-
-    def page_bytes(self) -> int:
-        return 1
-
-    def detach_cache(self) -> None:
-        pass
-
-    def drop_pages(self) -> None:
-        self.sizes = self.sizes._replace(pages=0)
-
-    def reserve(self, sizes: BufferSizes) -> None:
-        self.sizes = BufferSizes(*map(max, self.sizes, sizes))
-        sizes = self.sizes
-        self.state = torch.zeros(FIELDS, sizes.rows, dtype=torch.int32)
-        self.table = torch.zeros(sizes.rows, sizes.row_pages, dtype=torch.int32)
-        self.uniforms = torch.zeros(sizes.slots, sizes.length)
-        self.tokens = torch.zeros(sizes.slots, sizes.length, dtype=torch.int32)
-        self.logprobs = torch.zeros(sizes.slots, sizes.length)
-        self.sampling = torch.zeros(sizes.slots, SAMPLING_FIELDS)
-        self.keys = self.values = torch.zeros(1, sizes.pages, PAGE, 1, 1)
-        self.memory: dict[int, tuple[int, int]] = {}
-
-    def base_model(self, input_ids, position_ids, past_key_values, packing, **_) -> None:
-        tokens = input_ids[0].tolist()
-        num_tokens = len(tokens)
-        self.num_prefilled.append(num_tokens)
-        earlier = past_key_values.earlier.tolist()
-        for first, end, own_start, shared_start, shared_end in packing.query_tiles.tolist():
-            lines = earlier[shared_start - num_tokens : shared_end - num_tokens]
-            digest = self.read(lines)
-            for number in range(own_start, end):
-                digest = add_digest(digest, tokens[number])
-                if number >= first:
-                    position = len(lines) + number - own_start
-                    assert position_ids[0, number] == packing.positions[number] == position
-                    self.memory[int(past_key_values.lines[number])] = (tokens[number], digest)
-        for tile in packing.query_tiles.tolist():  # windows read the positions of earlier keys
-            positions = packing.positions[tile[3] : tile[4]].tolist()
-            assert positions == list(range(tile[4] - tile[3]))
-
-    def read(self, lines: list[int]) -> int:
-        """Return the digest of the tokens of these lines; each was computed after the others."""
-        digest = 0
-        for line in lines:
-            token, seen = self.memory[line]
-            digest = add_digest(digest, token)
-            assert digest == seen
-        return digest
-
-    def run(self, rows: int, steps: int, *_: bool) -> None:
-        for _ in range(steps):
-            for row in range(rows):
-                if self.state[state_lines.ALIVE, row]:
-                    self.step(row)
-
-    def step(self, row: int) -> None:
-        state = [int(number) for number in self.state[:, row]]
-        num_sampled = state[state_lines.NUM_OWN]
-        own = state[state_lines.NUM_EARLIER] + num_sampled
-        num_shared_pages = state[state_lines.SHARED_PAGES]
-        lines = self.lines(row, 0, state[state_lines.NUM_SHARED])
-        lines += self.lines(row, num_shared_pages, own + 1)
-        digest = add_digest(self.read(lines[:-1]), state[state_lines.TOKEN])
-        self.memory[lines[-1]] = (state[state_lines.TOKEN], digest)
-        slot = state[state_lines.SLOT]
-        token = next_token(digest, float(self.uniforms[slot, num_sampled]))
-        self.tokens[slot, num_sampled] = token
-        self.logprobs[slot, num_sampled] = -float(len(lines))
-        ended = token == STOP_ID or num_sampled + 1 >= state[state_lines.LIMIT]
-        self.state[state_lines.TOKEN, row] = token
-        self.state[state_lines.NUM_OWN, row] = num_sampled + 1
-        self.state[state_lines.ALIVE, row] = 0 if ended else 1
-
-    def lines(self, row: int, first_page: int, num_tokens: int) -> list[int]:
-        pages = self.table[row, first_page:].tolist()
-        return [pages[i // PAGE] * PAGE + i % PAGE for i in range(num_tokens)]
-
-
-def expected(request: Request, index: int, sampling: Sampling) -> Completion:
-    """The completion of one row, token by token."""
-    limit = token_limit(request, sampling)
-    uniforms = RowRandom(request.seeds[index]).numbers(limit).astype(np.float32)
-    digest = 0
-    for token in request.prompt:
-        digest = add_digest(digest, token)
-    tokens: list[int] = []
-    finish = "length"
-    while len(tokens) < limit and finish == "length":
-        tokens.append(next_token(digest, uniforms[len(tokens)]))
-        digest = add_digest(digest, tokens[-1])
-        text = Tokenizer().decode(tokens)
-        if tokens[-1] in (STOP_ID, *sampling.stop_ids) or any(
-            stop in text for stop in sampling.stop
-        ):
-            finish = "stop"
-    return Completion(tokens, [], finish)
 
 
 def make_engine() -> StreamingNativeEngine:

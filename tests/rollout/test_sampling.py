@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from postgrad.rollout.engine import Sampling
-from postgrad.rollout.native.sampling import RowRandom, sample_tokens
+from postgrad.rollout.native.sampling import RowRandom, _filter, filter_rows, sample_tokens
 
 PROBS = torch.tensor([0.05, 0.4, 0.02, 0.25, 0.18, 0.1])
 GRID = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
@@ -60,6 +60,26 @@ def test_top_p_filters_what_top_k_keeps():
         shares(top_k=3, top_p=0.7), [0, 0.4, 0, 0.25, 0, 0]
     )  # 0.4 of 0.83 is 48%, with 0.25 it is 78%
     expect(shares(top_k=4, min_p=0.5), [0, 0.4, 0, 0.25, 0, 0])
+
+
+def test_rows_with_their_own_filters_keep_what_a_call_per_row_keeps():
+    settings = [
+        Sampling(),
+        Sampling(top_k=2),
+        Sampling(top_k=1 << 30),
+        Sampling(top_p=0.64),
+        Sampling(min_p=0.26),
+        Sampling(top_k=3, top_p=0.7),
+        Sampling(top_k=4, min_p=0.5),
+        Sampling(top_k=5, top_p=0.9, min_p=0.1),
+    ]
+    probs = torch.rand(len(settings), 50, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    for rows in (probs, PROBS.expand(len(settings), -1), torch.full_like(probs, 0.02)):
+        columns = [torch.tensor([getattr(one, name) for one in settings], dtype=torch.float32)
+                   for name in ("top_k", "top_p", "min_p")]  # fmt: skip
+        kept = filter_rows(rows, *columns)
+        alone = [_filter(row[None], one)[0] for row, one in zip(rows, settings, strict=True)]
+        torch.testing.assert_close(kept, torch.stack(alone), rtol=0, atol=0)
 
 
 def test_filters_are_taken_at_the_sampling_temperature():

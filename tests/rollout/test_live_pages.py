@@ -1,0 +1,235 @@
+"""A server's requests over pages: each gets its own tokens, whoever joins, leaves or waits."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.native.jobs import LiveJob, Row
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from recording_decoder import RecordingDecoder, Tokenizer, expected
+
+from postgrad.rollout.native.paged_live import PagedLiveLoop
+
+STOP_IDS = torch.tensor([96])
+
+
+class Reports:
+    """What a loop reports: the tokens of each row, and why it ended."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[tuple[LiveJob, int], list[int]] = {}
+        self.finish: dict[tuple[LiveJob, int], str] = {}
+
+    def __call__(self, row: Row, num_new: int, finish: str) -> None:
+        assert isinstance(row.job, LiveJob)
+        key = row.job, row.index
+        assert key not in self.finish, "an ended row has no more tokens"
+        self.tokens.setdefault(key, []).extend(row.tokens[len(row.tokens) - num_new :])
+        assert self.tokens[key] == row.tokens and len(row.logprobs) == len(row.tokens)
+        if finish:
+            self.finish[key] = finish
+
+
+def make_loop(num_pages: int, capacity: int = 4) -> tuple[PagedLiveLoop, Reports]:
+    reports = Reports()
+    engine = SimpleNamespace(tokenizer=Tokenizer(), stop_ids=STOP_IDS)
+    decoder = RecordingDecoder()
+    loop = PagedLiveLoop(engine, decoder, capacity, 320, num_pages, reports)  # type: ignore[arg-type]
+    return loop, reports
+
+
+def long_seeds(prompt: list[int], limit: int, count: int) -> list[int]:
+    """Return seeds whose responses have `limit` tokens."""
+    seeds: list[int] = []
+    for seed in range(1000):
+        if len(expected(Request(prompt, [seed], limit), 0, Sampling()).tokens) == limit:
+            seeds.append(seed)
+        if len(seeds) == count:
+            return seeds
+    raise AssertionError("too few seeds give long responses")
+
+
+def make_jobs() -> list[LiveJob]:
+    """Jobs with different sampling parameters, lengths and stops; two have the same prompt."""
+    long_prompt = [5 + i % 50 for i in range(130)]
+    seeds = long_seeds([3] * 70, 200, 3)
+    return [
+        LiveJob(Request([3] * 70, seeds, 200), Sampling(1.0, 1 << 30)),
+        LiveJob(Request([4], [4], 90), Sampling(0.0, 1 << 30)),
+        LiveJob(Request([3] * 70, [5], 150), Sampling(0.7, 1 << 30, stop=("!",))),
+        LiveJob(Request(long_prompt, [6, 7], 120), Sampling(1.0, 1 << 30, stop_ids=(50, 51))),
+        LiveJob(Request([9, 8], [8], 1), Sampling(1.0, 1 << 30)),
+    ]
+
+
+def check(jobs: list[LiveJob], reports: Reports) -> None:
+    for job in jobs:
+        for index in range(len(job.request.seeds)):
+            correct = expected(job.request, index, job.sampling)
+            assert reports.tokens[job, index] == correct.tokens
+            assert reports.finish[job, index] == correct.finish
+            assert job.completions[index].tokens == correct.tokens
+
+
+def nothing_is_lost(loop: PagedLiveLoop) -> bool:
+    sizes = loop.decoder.sizes
+    pages_are_free = len(set(loop.free_pages)) == len(loop.free_pages) == sizes.pages
+    return pages_are_free and sorted(loop.free_slots) == list(range(sizes.slots))
+
+
+@pytest.mark.parametrize("num_pages", [60, 8], ids=["ample", "tight"])
+def test_each_row_gets_its_own_tokens(num_pages, monkeypatch):
+    """With few pages, rows are preempted. They continue after the tokens that were sent."""
+    preempted: list[int] = []
+    preempt_last = PagedLiveLoop.preempt_last
+
+    def counted(loop: PagedLiveLoop) -> None:
+        preempted.append(len(loop.active[-1].tokens))
+        preempt_last(loop)
+
+    monkeypatch.setattr(PagedLiveLoop, "preempt_last", counted)
+    loop, reports = make_loop(num_pages)
+    jobs = make_jobs()
+    joined: list[int] = []
+    for job in jobs:
+        joined.append(len(loop.active))
+        loop.add(job)
+        loop.step()
+    assert max(joined[1:]) > 0, "jobs join while others decode"
+    assert len(loop.active) <= 4
+    while loop.busy:
+        loop.step()
+    check(jobs, reports)
+    assert nothing_is_lost(loop)
+    assert (max(preempted, default=0) > 0) == (num_pages == 8)
+
+
+def test_rows_of_one_prompt_share_its_pages():
+    loop, _ = make_loop(60)
+    loop.add(LiveJob(Request([3] * 70, [1, 2, 3], 20), Sampling()))
+    loop.step()
+    loop.add(LiveJob(Request([3] * 70, [4], 20), Sampling()))
+    loop.step()
+    assert loop.decoder.num_prefilled == [69]  # type: ignore[attr-defined]
+
+
+def test_a_dropped_job_frees_its_pages_and_the_others_go_on():
+    loop, reports = make_loop(60)
+    jobs = make_jobs()
+    for job in jobs:
+        loop.add(job)
+    loop.step()
+    dropped = {jobs[0], jobs[3]}  # one decodes, one waits
+    assert jobs[0] in loop.decoding_jobs and jobs[3] in loop.waiting_jobs
+    num_free = len(loop.free_pages)
+    loop.drop(dropped)
+    assert len(loop.free_pages) > num_free
+    while loop.busy:
+        loop.step()
+    check([job for job in jobs if job not in dropped], reports)
+    assert not any(job in dropped for job, _ in reports.finish)
+    assert nothing_is_lost(loop)
+
+
+SERVERS = """
+import json, socket, sys, threading
+import torch
+sys.path.insert(0, sys.argv[2])
+from serve_process import live, running, wait_for
+from postgrad import web
+from postgrad.model.passes.kernels.install import install_kernels
+from postgrad.rollout.native import paged_live
+from postgrad.rollout.native.decoder import Decoder
+from postgrad.serving.app import make_app
+from postgrad.serving.served_model import ServedModel
+from postgrad.serving.worker import DecodeWorker
+
+torch.set_num_threads(1)
+IDS = {"model": "tiny", "return_token_ids": True}
+REQUESTS = [
+    {"prompt": [1, 10, 2, 15], "max_tokens": 6, "temperature": 0, "logprobs": 3},
+    {"prompt": [1, 10, 2, 15], "max_tokens": 5, "seed": 5, "n": 2, "logprobs": 0},
+    {"prompt": [7, 15], "max_tokens": 5, "seed": 3, "temperature": 1.7, "top_p": 0.6},
+    {"prompt": [i * 7 % 16 for i in range(70)], "max_tokens": 3, "seed": 8, "top_k": 3,
+     "logprobs": 2, "echo": True},
+    {"prompt": [3, 12], "max_tokens": 8, "seed": 4, "stop": ["7", "+"], "stop_token_ids": [9]},
+]
+LONG = {"model": "tiny", "prompt": [1], "max_tokens": 400, "temperature": 0, "stream": True}
+
+def ask_all(server):
+    answers = {}
+    def ask(number):
+        status, answer, _ = server.ask("/v1/completions", REQUESTS[number] | IDS)
+        assert status == 200, answer
+        answers[number] = answer["choices"]
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(REQUESTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [answers[number] for number in range(len(REQUESTS))]
+
+def same(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return abs(a - b) < 1e-4 if isinstance(a, float) else a == b
+
+with live(sys.argv[1]) as server:
+    plain = ask_all(server)
+    engine = server.served.worker.engine
+install_kernels(engine.model)
+decoder = engine.decoder = Decoder(engine.model, engine.stop_ids)
+worker = DecodeWorker(engine, 8, 512, 64, 24 * decoder.page_bytes())
+served = ServedModel("tiny", sys.argv[1], engine.tokenizer, worker)
+joined = []
+enter = paged_live.PagedLiveLoop.enter
+
+def enter_counted(loop, row):
+    joined.append(len(loop.active))
+    enter(loop, row)
+
+paged_live.PagedLiveLoop.enter = enter_counted
+with running(web.make_server(make_app([served]), grace_s=5), [served]) as server:
+    body = json.dumps(LONG).encode()
+    head = b"POST /v1/completions HTTP/1.1\\r\\nHost: localhost\\r\\n"
+    head += b"Content-Type: application/json\\r\\n"
+    with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
+        connection.sendall(head + f"Content-Length: {len(body)}\\r\\n\\r\\n".encode() + body)
+        assert b"200 OK" in connection.recv(1000)
+        paged = ask_all(server)  # they join the long one
+        loop = worker._decode_loop
+        assert loop.active[0].job.request.prompt == [1] and len(loop.active[0].tokens) < 400
+    wait_for(lambda: server.rows() == 0, "the rows to be freed")
+    assert isinstance(loop, paged_live.PagedLiveLoop)
+    assert sorted(loop.free_pages) == list(range(decoder.sizes.pages))
+assert min(joined[1:]) > 0
+for request, a, b in zip(REQUESTS, plain, paged, strict=True):
+    assert same(a, b), (request, a, b)
+assert any(choice["finish_reason"] == "stop" for choice in plain[4])
+print("same")
+"""
+
+
+@pytest.mark.slow
+def test_a_server_over_pages_gives_the_answers_of_one_over_slots(tiny):
+    """Over HTTP, in Triton's interpreter: text, token ids, log-probs and finish reasons."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SERVERS, str(tiny), str(Path(__file__).parents[1])],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        timeout=600,
+    )
+    assert done.stdout.strip() == "same", done.stderr[-3000:]
