@@ -40,7 +40,6 @@ class RecordingDecoder:
 
     device = torch.device("cpu")
     stop_ids = torch.tensor([STOP_ID], dtype=torch.int32)
-    in_use = False
 
     def __init__(self) -> None:
         self.sizes = BufferSizes(0, 0, 0, 0, 0, 0)

@@ -231,9 +231,39 @@ def test_one_stream_at_a_time_has_the_pages():
         assert isinstance(first, PagedStream)
         second = engine.open_stream(SAMPLING, 2)
         assert isinstance(second, ConversationStream)
-        assert engine.generate([Request([1, 2], [3], 2)], SAMPLING)[0][0].tokens
-        assert not decoder.num_prefilled
+        keeps_ids = Sampling(1.0, 2, top_p=0.5, record_kept=True)
+        assert engine.generate([Request([1, 2], [3], 2)], keeps_ids)[0][0].tokens
+        assert not decoder.num_prefilled, "pages cannot tell the ids that a filter keeps"
     assert isinstance(engine.open_stream(SAMPLING, 2), PagedStream)
+
+
+def test_calls_of_generate_decode_beside_the_rows_of_a_stream():
+    """They have other sampling parameters; rows that end meanwhile are in the next poll."""
+    sampling = Sampling(0.0, 40, stop=("!",))
+    with open_stream(200, SAMPLING, 16) as stream:
+        requests = {key: Request([5] * (key + 3), [key], 30) for key in range(6)}
+        for key, request in requests.items():
+            stream.add(request, [key])
+        assert not stream.poll(), "they take more than one poll"
+        asked = [Request([7] * 70, [1, 2], 25), Request([8], [], 9), Request([9], [3], 30)]
+        assert stream.can_generate(asked, sampling)
+        assert not stream.can_generate([Request([7], [1], 31)], sampling), "longer than buffers"
+        groups = stream.generate(asked, sampling)
+        for request, completions in zip(asked, groups, strict=True):
+            assert len(completions) == len(request.seeds)
+            for index, completion in enumerate(completions):
+                correct = expected(request, index, sampling)
+                assert completion.tokens == correct.tokens and completion.finish == correct.finish
+        assert stream.finished and stream.busy
+        ended: dict[int, Completion] = {}
+        while stream.busy:
+            ended |= dict(stream.poll())
+        assert len(ended) == 6
+        for key, completion in ended.items():
+            assert completion.tokens == expected(requests[key], 0, SAMPLING).tokens
+            stream.forget(key)
+        loop = stream.loop
+        assert loop is not None and len(loop.free_pages) == loop.decoder.sizes.pages
 
 
 class VersionedDecoder(RecordingDecoder):
@@ -246,6 +276,31 @@ class VersionedDecoder(RecordingDecoder):
         num_sampled = int(self.state[state_lines.NUM_OWN, row])
         super().step(row)
         self.logprobs[slot, num_sampled] = -float(self.version)
+
+
+def test_tokens_of_a_call_after_new_weights_have_their_version(monkeypatch):
+    """Weights are published, then a validation decodes the stream's rows, then comes the poll."""
+    monkeypatch.setattr(paged, "STEPS_PER_SYNC", 5)
+    monkeypatch.setattr(continuous, "_open_stream", lambda *_: stream.__enter__())
+    sampling = Sampling(1.0, 60)
+    stream = open_stream(400, sampling, 16)
+    decoder = stream.decoder = VersionedDecoder()  # type: ignore[assignment]
+    inner = SimpleNamespace(publish=lambda weights: None, generate=stream.generate)
+    engine = ContinuousEngine(inner, RolloutConfig(), poll_s=0.0)  # type: ignore[arg-type]
+    engine.publish({})  # of version 0, as at the start of a run
+    requests = {str(i): Request([i + 1] * 5, [2 * i, 2 * i + 1], 60) for i in range(4)}
+    rows = list(engine.poll(0, list(requests), requests)["finished"])
+    for version in (1, 2, 3):
+        engine.publish({})
+        decoder.version = version
+        engine.generate([Request([9] * 3, [version], 7)], Sampling(0.0, 7))
+        rows += engine.poll(version, list(engine.unfinished), {})["finished"]
+    while engine.unfinished:
+        rows += engine.poll(3, list(engine.unfinished), {})["finished"]
+    assert len(rows) == 8
+    for _, _, completion in rows:
+        assert completion.versions == [-logprob for logprob in completion.logprobs]
+    assert {version for _, _, completion in rows for version in completion.versions} >= {0, 1, 2}
 
 
 @pytest.mark.parametrize("num_pages", [400, 12])

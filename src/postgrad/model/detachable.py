@@ -82,7 +82,7 @@ class DetachableMemory:
     def __init__(self, library: Any, size: int, device: torch.device) -> None:
         self.library = library
         self.device = device
-        torch.zeros(1, device=device)  # makes torch's context the current one
+        self._use_context()
         index = torch.cuda.current_device() if device.index is None else device.index
         location = _Location(DEVICE, index)
         self.properties = _Properties(type=PINNED, location=location)
@@ -112,6 +112,7 @@ class DetachableMemory:
         """Attach memory, whose content is undefined, unless there is some. Raises RunError."""
         if self.attached:
             return
+        self._use_context()
         free, _ = memory_info(self.device)
         if free < self.size:  # torch keeps freed memory; make it return what it does not use
             empty_device_cache(self.device)
@@ -145,6 +146,10 @@ class DetachableMemory:
     def tensor(self) -> Tensor:
         """Return the memory as bytes, a uint8 tensor (size,)."""
         return torch.as_tensor(_RawArray(self.address.value, self.size), device=self.device)
+
+    def _use_context(self) -> None:
+        """Make torch's context the current one of this thread, which the driver requires."""
+        torch.zeros(1, device=self.device)
 
     def _check(self, name: str, *arguments: Any) -> None:
         """Call a function of the driver. Raises RunError if it fails."""

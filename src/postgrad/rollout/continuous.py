@@ -6,7 +6,7 @@ kept, and the recorded log-probs are those it was sampled with, so importance we
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,19 +38,30 @@ class ContinuousEngine:
         self.sampling = replace(sampling, record_kept=sampling.filters)
         self.stream = _open_stream(engine, self.sampling, rollout)
         self.version = 0
+        # Tokens of each row when weights were published whose version the next poll tells.
+        self.tokens_at_publish: dict[Hashable, int] | None = None
         self.unfinished: dict[str, set[int]] = {}  # the indices of rows, by group
         # Of each unfinished row, the version of the weights from each of these tokens on.
         self.versions: dict[RowKey, dict[int, int]] = {}
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """Return completions outside of the stream, whose rows wait meanwhile."""
+        """Return completions outside of the stream.
+
+        Its rows wait meanwhile, or decode beside these in the same pages.
+        """
         completions = self.engine.generate(requests, sampling)
         self.stream.__enter__()  # generate leaves the model in training mode
         return completions
 
     def publish(self, weights: dict[str, Tensor]) -> None:
-        """Load new weights; the next poll tells their version."""
+        """Load new weights; the next poll tells their version.
+
+        `generate` may decode the stream's rows before that poll.
+        """
         self.engine.publish(weights)
+        num_tokens = self.stream.refresh_weights()
+        if self.tokens_at_publish is None:
+            self.tokens_at_publish = num_tokens
 
     def poll(
         self, version: int, names: Sequence[str], added: Mapping[str, Request]
@@ -78,10 +89,13 @@ class ContinuousEngine:
         return {"finished": self._decode(), "missing": missing}
 
     def _set_version(self, version: int) -> None:
+        num_tokens = self.tokens_at_publish
+        self.tokens_at_publish = None
         if version == self.version:
             return
         self.version = version
-        num_tokens = self.stream.refresh_weights()
+        if num_tokens is None:  # the weights were changed in place
+            num_tokens = self.stream.refresh_weights()
         for key, starts in self.versions.items():
             starts[num_tokens.get(key, 0)] = version
 

@@ -126,7 +126,6 @@ class Decoder:
         self.captures = supports_graph_capture(self.device) and not capture_problem(model)
         self.rotary: dict[str, tuple[Tensor, Tensor]] = {}
         self.sizes = BufferSizes(0, 0, 0, 0, 0, 0)
-        self.in_use = False  # a stream has rows in the pages
         self.graphs: dict[int, Any] = {}  # of whole steps, by rows
         self.forward_graphs: dict[int, tuple[Any, Tensor]] = {}  # of logits only, with these
         self.pool: Any = None

@@ -31,6 +31,7 @@ from postgrad.rollout.stops import make_stops
 
 if TYPE_CHECKING:
     from postgrad.rollout.native.decoder import Decoder
+    from postgrad.rollout.native.paged_stream import PagedStream
 
 
 class NativeEngine:
@@ -53,6 +54,7 @@ class NativeEngine:
         self.logit_transform = support_of(self.model).transform
         self.decoder = self._make_decoder() if supports_triton(self.device) else None
         self.stock_engine: HfEngine | None = None
+        self.paged_stream: PagedStream | None = None  # that has rows in the decoder's pages
         self.weights_version = 0  # counts how often streams got other weights
         if reason := self._decode_problem(loaded):
             print(
@@ -103,6 +105,9 @@ class NativeEngine:
         # In training mode a model with activation checkpointing ignores the cache.
         self.model.eval()
         try:
+            stream = self.paged_stream
+            if stream is not None and stream.can_generate(requests, sampling):
+                return stream.generate(requests, sampling)
             if (decoder := self.free_decoder(sampling)) is not None:
                 return self._generate_paged(decoder, requests, sampling)
             longest = max(max_row_tokens(request, sampling) for request in requests)
@@ -129,7 +134,7 @@ class NativeEngine:
 
     def free_decoder(self, sampling: Sampling) -> "Decoder | None":
         """Return the captured decoder if it can sample so and no stream uses its pages."""
-        if self.decoder is None or self.decoder.in_use or sampling.record_kept:
+        if self.decoder is None or self.paged_stream is not None or sampling.record_kept:
             return None
         return self.decoder
 

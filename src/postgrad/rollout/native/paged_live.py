@@ -60,7 +60,6 @@ class PagedLiveLoop(PagedDecodeLoop):
         self.engine = engine
         self.report = report
         super().__init__(decoder, [], capacity, cache_bytes, longest, stream_rows=capacity)
-        decoder.in_use = True
         self.capacity = capacity
         self.stop_ids = frozenset(engine.stop_ids.tolist())
         self.free_slots = list(range(decoder.sizes.slots))
@@ -115,7 +114,6 @@ class PagedLiveLoop(PagedDecodeLoop):
 
     def close(self) -> None:
         """Give the memory of a large cache back; its graphs are kept for the next loop."""
-        self.decoder.in_use = False
         self.decoder.detach_cache()
 
     def warm_up(self) -> None:

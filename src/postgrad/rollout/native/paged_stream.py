@@ -54,22 +54,27 @@ class PagedStream:
         self.num_rows = num_rows
         self.stops = make_stops(engine.tokenizer, sampling)
         self.waiting: deque[StreamJob] = deque()
+        self.finished: list[Finished] = []  # rows that ended during `generate`
         self.loop: GrowingLoop | None = None
 
     def __enter__(self) -> "PagedStream":
         # In training mode a model with activation checkpointing ignores the cache.
         self.engine.model.eval()
-        self.decoder.in_use = True
+        self.engine.paged_stream = self
         return self
 
     def __exit__(self, *_: object) -> None:
         self.engine.model.train()
-        self.decoder.in_use = False
+        self.engine.paged_stream = None
         self.loop = None
         self.decoder.detach_cache()
 
     @property
     def busy(self) -> bool:
+        return bool(self.finished) or self._decodes
+
+    @property
+    def _decodes(self) -> bool:
         return bool(self.waiting) or (self.loop is not None and self.loop.busy)
 
     def add(self, request: Request, keys: Sequence[Hashable]) -> None:
@@ -81,8 +86,11 @@ class PagedStream:
     @torch.no_grad()
     def poll(self) -> list[Finished]:
         """Let waiting requests join and decode a few tokens; returns the rows that ended."""
-        if not self.busy:
-            return []
+        finished = self.finished
+        self.finished = []
+        return finished + self._decode() if self._decodes else finished
+
+    def _decode(self) -> list[Finished]:
         loop = self.loop
         if loop is None or (not loop.busy and not loop.fits(self.waiting[0])):
             loop = self.loop = self._new_loop()
@@ -91,6 +99,37 @@ class PagedStream:
             loop.join(self.waiting.popleft())
         assert loop.busy, "a new loop has room for all requests that wait"
         return loop.poll()
+
+    def can_generate(self, requests: Sequence[Request], sampling: Sampling) -> bool:
+        """Whether `generate` can take these requests without larger buffers."""
+        if sampling.record_kept:
+            return False
+        jobs = [StreamJob(request, sampling) for request in requests]
+        return self.loop is None or all(self.loop.has_room(job) for job in jobs)
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """Return the completions of requests with other sampling parameters.
+
+        They decode beside the stream's own rows; the next poll returns those that ended meanwhile.
+        """
+        stops = make_stops(self.engine.tokenizer, sampling)
+        jobs: list[StreamJob] = []
+        places: dict[Hashable, tuple[StreamJob, int]] = {}
+        for request in requests:
+            keys: list[Hashable] = [object() for _ in request.seeds]
+            jobs.append(StreamJob(request, sampling, stops=stops, keys=keys))
+            places |= {key: (jobs[-1], index) for index, key in enumerate(keys)}
+        self.waiting.extendleft(job for job in reversed(jobs) if job.keys)
+        while places:
+            for key, completion in self._decode():
+                if key not in places:
+                    self.finished.append((key, completion))
+                    continue
+                job, index = places.pop(key)
+                job.completions[index] = completion
+                self.forget(key)
+        return [job.completions for job in jobs]
 
     def forget(self, key: Hashable) -> None:
         if self.loop is not None:
@@ -156,12 +195,16 @@ class GrowingLoop(PagedDecodeLoop):
         return bool(self.waiting or self.active)
 
     def fits(self, job: StreamJob) -> bool:
-        """Whether the buffers have room for one more job."""
+        """Whether one more job can join now."""
+        return len(job.keys) <= len(self.free_slots) and self.has_room(job)
+
+    def has_room(self, job: StreamJob) -> bool:
+        """Whether the buffers have room for the job when no other is there."""
         sizes = self.decoder.sizes
         prompt = job.request.prompt
         pages = num_pages(len(prompt) - 1) + num_pages(job.limit)
         return (
-            len(job.keys) <= len(self.free_slots)
+            len(job.request.seeds) <= sizes.slots
             and job.limit <= sizes.length
             and pages <= sizes.row_pages
             and pages < sizes.pages
