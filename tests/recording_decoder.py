@@ -10,9 +10,8 @@ import torch
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
 from postgrad.rollout.native import tables as state_lines
-from postgrad.rollout.native.decoder import BufferSizes
 from postgrad.rollout.native.sampling import RowRandom
-from postgrad.rollout.native.tables import FIELDS, SAMPLING_FIELDS
+from postgrad.rollout.native.tables import FIELDS, SAMPLING_FIELDS, BufferSizes
 
 VOCABULARY = 97
 STOP_ID = 96
@@ -94,7 +93,7 @@ class RecordingDecoder:
             assert digest == seen
         return digest
 
-    def run(self, rows: int, steps: int, *_: bool) -> None:
+    def run(self, rows: int, steps: int, *extras: bool) -> None:
         for _ in range(steps):
             for row in range(rows):
                 if self.state[state_lines.ALIVE, row]:

@@ -12,7 +12,7 @@ next token and marks the rows that have ended.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -39,7 +39,13 @@ from postgrad.rollout.native.device_sampling import sample
 from postgrad.rollout.native.jobs import MAX_TOP_LOGPROBS
 from postgrad.rollout.native.layers import Layer, known_norm, project
 from postgrad.rollout.native.pages import KEPT_CACHE_BYTES
-from postgrad.rollout.native.tables import ALIVE, FIELDS, SAMPLING_FIELDS, STEPS_PER_SYNC
+from postgrad.rollout.native.tables import (
+    ALIVE,
+    FIELDS,
+    SAMPLING_FIELDS,
+    STEPS_PER_SYNC,
+    BufferSizes,
+)
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 HEADS_BLOCK = 8  # heads per program of write_cache
@@ -86,17 +92,6 @@ BUFFERS = (
     "keys",
     "values",
 )
-
-
-class BufferSizes(NamedTuple):
-    """Sizes of the decoder's buffers."""
-
-    rows: int  # that decode at the same time
-    row_pages: int  # per row
-    slots: int  # rows with sampling parameters, random numbers and results
-    length: int  # response tokens per slot; token n is at place n % length
-    positions: int  # of the rotary tables
-    pages: int  # in total
 
 
 class Decoder:

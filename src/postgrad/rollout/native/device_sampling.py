@@ -7,7 +7,6 @@ Each row has its own temperature, top-k, top-p and min-p, in the decoder's sampl
 # pyright: reportArgumentType=false, reportCallIssue=false
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -27,14 +26,27 @@ from postgrad.rollout.native.tables import (
     TOP_P,
 )
 
-if TYPE_CHECKING:
-    from postgrad.rollout.native.decoder import Decoder
-
 VOCABULARY_BLOCK = 4096
 FILTERED_ROWS = 64  # rows whose probabilities are sorted at the same time
 
 
-def sample(decoder: "Decoder", logits: Tensor, filters: bool = False, tops: bool = False) -> None:
+class SamplingBuffers(Protocol):
+    """The part of decoder.Decoder that token choice reads and writes."""
+
+    sizes: BufferSizes
+    state: Tensor
+    sampling: Tensor
+    uniforms: Tensor
+    tokens: Tensor
+    logprobs: Tensor
+    stop_ids: Tensor
+    top_tokens: Tensor
+    top_logprobs: Tensor
+
+
+def sample(
+    decoder: SamplingBuffers, logits: Tensor, filters: bool = False, tops: bool = False
+) -> None:
     """Sample one token per row that has not ended; updates the decoder's state.
 
     Args:
@@ -64,7 +76,7 @@ def sample(decoder: "Decoder", logits: Tensor, filters: bool = False, tops: bool
     )  # fmt: skip
 
 
-def filter_logits(decoder: "Decoder", logits: Tensor) -> Tensor:
+def filter_logits(decoder: SamplingBuffers, logits: Tensor) -> Tensor:
     """Set what each row's top-k, top-p and min-p exclude to -inf, in place.
 
     Returns the log of the sum of exponentials (rows,) before that, at the row's temperature.
@@ -82,7 +94,7 @@ def filter_logits(decoder: "Decoder", logits: Tensor) -> Tensor:
     return torch.cat(sums)
 
 
-def record_tops(decoder: "Decoder", logits: Tensor) -> None:
+def record_tops(decoder: SamplingBuffers, logits: Tensor) -> None:
     """Keep the most likely next tokens of each row, with log-probs at its temperature."""
     rows, vocabulary = logits.shape
     inverse_temperature = _settings_of(decoder, rows)[:, INVERSE_TEMPERATURE, None]
@@ -95,7 +107,7 @@ def record_tops(decoder: "Decoder", logits: Tensor) -> None:
     decoder.top_logprobs[columns, places, :count] = values
 
 
-def _settings_of(decoder: "Decoder", rows: int) -> Tensor:
+def _settings_of(decoder: SamplingBuffers, rows: int) -> Tensor:
     """Return the sampling table (rows, SAMPLING_FIELDS) of rows; greedy ones have 1 for 0."""
     settings = decoder.sampling[decoder.state[SLOT, :rows].long()]
     inverse_temperature = settings[:, INVERSE_TEMPERATURE]

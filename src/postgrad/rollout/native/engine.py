@@ -5,7 +5,7 @@ On a GPU with a decoder, paged.py decodes; elsewhere decode_loop.py does.
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -31,7 +31,16 @@ from postgrad.rollout.stops import make_stops
 
 if TYPE_CHECKING:
     from postgrad.rollout.native.decoder import Decoder
-    from postgrad.rollout.native.paged_stream import PagedStream
+
+
+class PagesInUse(Protocol):
+    """A stream that has rows in the decoder's pages (paged_stream.py)."""
+
+    def can_generate(self, requests: Sequence[Request], sampling: Sampling) -> bool: ...
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling
+    ) -> list[list[Completion]]: ...
 
 
 class NativeEngine:
@@ -54,7 +63,7 @@ class NativeEngine:
         self.logit_transform = support_of(self.model).transform
         self.decoder = self._make_decoder() if supports_triton(self.device) else None
         self.stock_engine: HfEngine | None = None
-        self.paged_stream: PagedStream | None = None  # that has rows in the decoder's pages
+        self.paged_stream: PagesInUse | None = None
         self.weights_version = 0  # counts how often streams got other weights
         if reason := self._decode_problem(loaded):
             print(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from postgrad.rollout.engine import Completion
-from postgrad.rollout.native.decoder import BufferSizes, Decoder
+from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.jobs import Job
 from postgrad.rollout.native.paged_prefill import Span, page_lines, prefill
 from postgrad.rollout.native.paged_rows import PagedRow, SharedPrompt, sampling_fields
@@ -26,6 +26,7 @@ from postgrad.rollout.native.tables import (
     NUM_OWN,
     SHARED_PAGES,
     STEPS_PER_SYNC,
+    BufferSizes,
 )
 
 # A number just below 1 may round to 1 in float32, which no cumulative sum exceeds.

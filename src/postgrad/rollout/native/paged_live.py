@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from postgrad.rollout.native.decoder import BufferSizes
 from postgrad.rollout.native.jobs import Job, LiveJob, Report, pair_tokens
 from postgrad.rollout.native.paged import LARGEST_UNIFORM, PagedDecodeLoop
 from postgrad.rollout.native.paged_prefill import Span
 from postgrad.rollout.native.paged_rows import PagedRow, SharedPrompt
 from postgrad.rollout.native.pages import fit_pages, graph_rows, num_pages
-from postgrad.rollout.native.tables import ALIVE, NUM_OWN, STEPS_PER_SYNC
+from postgrad.rollout.native.tables import ALIVE, NUM_OWN, STEPS_PER_SYNC, BufferSizes
 from postgrad.rollout.stops import make_stops
 
 if TYPE_CHECKING:

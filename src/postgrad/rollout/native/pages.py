@@ -1,17 +1,25 @@
 """Sizes of the paged cache of keys and values: pages, rows and bytes. Needs no GPU."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from postgrad.errors import RunError
 from postgrad.model.passes.packing import BLOCK_N as PAGE
-
-if TYPE_CHECKING:
-    from postgrad.rollout.native.decoder import Decoder
+from postgrad.rollout.native.tables import BufferSizes
 
 # A cache up to this size keeps its memory between calls of generate.
 KEPT_CACHE_BYTES = 4 << 30
 # Device memory for what decoding and prefill allocate beside the cache.
 SAMPLING_BYTES = 3 << 30
+
+
+class PageBuffers(Protocol):
+    """The part of decoder.Decoder that has the pages."""
+
+    sizes: BufferSizes
+
+    def page_bytes(self) -> int: ...
+
+    def drop_pages(self) -> None: ...
 
 
 def num_pages(num_tokens: int) -> int:
@@ -37,7 +45,7 @@ def largest_cache(free: int, detachable: bool) -> int:
 
 
 def fit_pages(
-    decoder: "Decoder", wanted: int, row_pages: int, cache_bytes: int, longest_row: int
+    decoder: PageBuffers, wanted: int, row_pages: int, cache_bytes: int, longest_row: int
 ) -> int:
     """Return the number of pages for a cache.
 

@@ -1,4 +1,6 @@
-"""Lines and columns of the tables that the decode step reads and writes. Needs no GPU."""
+"""Sizes, lines and columns of the tables that the decode step reads and writes. Needs no GPU."""
+
+from typing import NamedTuple
 
 STEPS_PER_SYNC = 16  # decode steps after which the host reads the state of the rows
 
@@ -19,3 +21,14 @@ TOP_K = 1
 TOP_P = 2
 MIN_P = 3
 SAMPLING_FIELDS = 4
+
+
+class BufferSizes(NamedTuple):
+    """Sizes of the decoder's buffers."""
+
+    rows: int  # that decode at the same time
+    row_pages: int  # per row
+    slots: int  # rows with sampling parameters, random numbers and results
+    length: int  # response tokens per slot; token n is at place n % length
+    positions: int  # of the rotary tables
+    pages: int  # in total
