@@ -7,6 +7,7 @@ Each row has its own temperature, top-k, top-p and min-p, in the decoder's sampl
 # pyright: reportArgumentType=false, reportCallIssue=false
 
 import math
+from typing import Protocol
 
 import torch
 import triton
@@ -24,6 +25,7 @@ from postgrad.rollout.native.tables import (
     STEPS_PER_SYNC,
     TOP_K,
     TOP_P,
+    BufferSizes,
 )
 
 VOCABULARY_BLOCK = 4096
