@@ -8,6 +8,7 @@ import contextlib
 import hmac
 import ipaddress
 import json
+import secrets
 import signal
 import socket
 from collections.abc import Iterator
@@ -43,6 +44,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def announce_token(host: str, token: str) -> str:
+    """Returns the token of a server; makes and prints one if other machines can reach it."""
+    if token or is_loopback(host):
+        return token
+    token = secrets.token_urlsafe(24)
+    print(f"token: {token}", flush=True)
+    return token
 
 
 def is_own_host(header: str, host: str) -> bool:

@@ -31,12 +31,7 @@ LOG_S = 10.0  # the same where the output is a file
 def make_parser() -> Parser:
     parser = Parser("analyze entropy MODEL data=DATA [key=value ...]", DESCRIPTION, EPILOG)
     parser.add_argument("analysis", metavar="entropy")
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="run folder (its newest checkpoint), checkpoint, model folder, GGUF file, "
-        "hub id, smollm2 or tiny",
-    )
+    parser.add_model()
     parser.add_overrides("settings, see below")
     return parser
 

@@ -65,6 +65,33 @@ class Parser(argparse.ArgumentParser):
         self.takes_overrides = True
         self.add_argument("overrides", nargs="*", metavar="key=value", help=help)
 
+    def add_model(self) -> None:
+        """Adds the argument MODEL of commands that load one."""
+        self.add_argument(
+            "model",
+            metavar="MODEL",
+            help="run folder (its newest checkpoint), checkpoint, model folder, GGUF file, "
+            "hub id, smollm2 or tiny",
+        )
+
+    def add_host(self) -> None:
+        """Adds --host, the address that a server listens on."""
+        self.add_argument(
+            "--host",
+            default="127.0.0.1",
+            help="address to listen on (default 127.0.0.1); any other address requires a token",
+        )
+
+    def add_address(self, port: int) -> None:
+        """Adds --host and --port of a server with this default port."""
+        self.add_host()
+        self.add_argument(
+            "--port",
+            type=port_number,
+            default=port,
+            help=f"port to listen on (default {port}); 0 takes a free one",
+        )
+
     def parse(self, argv: Sequence[str], help_if_empty: bool = False) -> argparse.Namespace:
         """Returns the parsed arguments.
 

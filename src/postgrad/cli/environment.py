@@ -1,12 +1,11 @@
 """`postgrad environment`: serves an environment class over OpenEnv's wire."""
 
 import os
-import secrets
 from typing import Any
 
 import yaml
 
-from postgrad.cli.arguments import Parser, port_number, whole_number
+from postgrad.cli.arguments import Parser, whole_number
 from postgrad.errors import ConfigError
 
 DESCRIPTION = """\
@@ -25,17 +24,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("environment", metavar="CLASS", help="the environment class")
     parser.add_overrides("arguments of the class")
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on (default 127.0.0.1); any other address requires a token",
-    )
-    parser.add_argument(
-        "--port",
-        type=port_number,
-        default=8000,
-        help="port to listen on (default 8000); 0 takes a free one",
-    )
+    parser.add_address(port=8000)
     parser.add_argument(
         "--token",
         default="",
@@ -73,10 +62,8 @@ def run(argv: list[str]) -> int:
     path = find_environment(arguments.environment)
     options = _read_options(arguments.overrides)
     check_options(load_environment(path), options, path)
-    token = arguments.token or os.environ.get(TOKEN_VARIABLE, "")
-    if not token and not web.is_loopback(arguments.host):
-        token = secrets.token_urlsafe(24)
-        print(f"token: {token}", flush=True)
+    given = arguments.token or os.environ.get(TOKEN_VARIABLE, "")
+    token = web.announce_token(arguments.host, given)
     spec = SessionSpec(path, options, timeout_s=arguments.timeout)
     app = make_app(spec, arguments.host, token, arguments.sessions)
     listener = web.listen(arguments.host, arguments.port)

@@ -34,12 +34,7 @@ COMPARE_DESCRIPTION = (
 
 def make_parser() -> Parser:
     parser = Parser("eval MODEL data=SET[,SET ...] [n=16] [key=value ...]", DESCRIPTION, EPILOG)
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="run folder (its newest checkpoint), checkpoint, model folder, GGUF file, "
-        "hub id, smollm2 or tiny",
-    )
+    parser.add_model()
     parser.add_overrides("settings, see below")
     return parser
 

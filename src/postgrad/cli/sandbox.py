@@ -1,9 +1,8 @@
 """`postgrad sandbox`: serves the code sandbox over HTTP."""
 
 import os
-import secrets
 
-from postgrad.cli.arguments import Parser, port_number, whole_number
+from postgrad.cli.arguments import Parser, whole_number
 from postgrad.errors import RunError
 
 DESCRIPTION = """\
@@ -21,17 +20,7 @@ def make_parser() -> Parser:
         "[--memory MB]",
         DESCRIPTION,
     )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on (default 127.0.0.1); any other address requires a token",
-    )
-    parser.add_argument(
-        "--port",
-        type=port_number,
-        default=1234,
-        help="port to listen on (default 1234); 0 takes a free one",
-    )
+    parser.add_address(port=1234)
     parser.add_argument(
         "--token",
         default="",
@@ -64,7 +53,7 @@ def make_parser() -> Parser:
 
 def run(argv: list[str]) -> int:
     arguments = make_parser().parse(argv)
-    token = arguments.token or os.environ.get("POSTGRAD_SANDBOX_TOKEN", "")
+    given = arguments.token or os.environ.get("POSTGRAD_SANDBOX_TOKEN", "")
     from postgrad import web
     from postgrad.sandbox.local import Sandbox
     from postgrad.sandbox.outcome import Limits, SandboxError
@@ -74,9 +63,7 @@ def run(argv: list[str]) -> int:
         sandbox = Sandbox(Limits(memory_mb=arguments.memory))
     except SandboxError as error:
         raise RunError(str(error)) from error
-    if not token and not web.is_loopback(arguments.host):
-        token = secrets.token_urlsafe(24)
-        print(f"token: {token}", flush=True)
+    token = web.announce_token(arguments.host, given)
     listener = web.listen(arguments.host, arguments.port)
     print(f"{sandbox.level}\n{web.address_of(listener)}\nCtrl-C ends it", flush=True)
     app = make_app(sandbox, token, arguments.workers, arguments.queue)

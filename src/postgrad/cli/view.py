@@ -26,11 +26,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "folder", nargs="?", default="runs", metavar="RUNS", help="folder of runs (default: runs)"
     )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on (default 127.0.0.1); any other address requires a token",
-    )
+    parser.add_host()
     parser.add_argument(
         "--port",
         type=port_number,

@@ -40,17 +40,9 @@ class OnlineDpo(Dpo):
     # ---- stages, on the driver
 
     def stages(self) -> list[Stage]:
-        return [
-            self.draw,
-            self.compose,
-            self.sample,
-            self.enrich,
-            self.score,
-            self.estimate,
-            self.compute_reference_logprobs,
-            self.update,
-            self.publish,
-        ]
+        stages = Method.stages(self)
+        stages.insert(stages.index(self.update), self.compute_reference_logprobs)
+        return stages
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
         return Method.compose(self, problems, step)

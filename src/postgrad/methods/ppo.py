@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from postgrad.algorithms.aggregation import token_weights
 from postgrad.algorithms.value import explained_variance, value_loss
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Role, Stage, Step
+from postgrad.methods.base import Method, Role, Stage, Step
 from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.types import Batch
@@ -77,14 +76,7 @@ class Ppo(Grpo):
 
     def prepare_values(self, batch: Batch) -> Batch:
         """Sets `loss_weight` for the value loss, from global counts."""
-        batch.tokens["loss_weight"] = token_weights(
-            self.settings.aggregation,
-            batch.tokens["loss_mask"],
-            batch.row_index,
-            len(batch),
-            self.config.rollout.max_response_tokens,
-        )
-        return batch
+        return Method.prepare(self, batch)
 
     def value_loss(self, batch: Batch, values: Tensor, metrics: MetricAccumulator) -> Tensor:
         """The weighted sum of value losses over a micro-batch, a scalar."""
