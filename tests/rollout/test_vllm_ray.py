@@ -96,6 +96,12 @@ def gap(policy: Any, completions: Sequence[Sequence[Completion]]) -> float:
     return float(distance.abs().max())
 
 
+def shared_memory_names() -> set[str]:
+    """Return the names of shared memory of vLLM's ranks, which a killed process would leave."""
+    names = [path.name for path in Path("/dev/shm").iterdir()]
+    return {name for name in names if "cpushm" in name or name.startswith("psm_")}
+
+
 def slice_sizes(actor: Any) -> list[tuple[int, int]]:
     """Return the rows of the embedding and of a block's queries, keys and values that vLLM has."""
     llm = actor.ports["engine"][1].llm
@@ -128,7 +134,9 @@ def test_an_engine_in_each_worker_and_one_divided_over_both(model, tmp_path):
 def test_separate_engines_of_two_workers_take_weights_and_are_restarted(model, cluster):
     overrides = ("cluster=ray", "cluster.workers=2", "cluster.engines=2")
     config = config_of("grpo", model, *SMALL, *overrides, "rollout.tensor_parallel=2")
+    names_before = shared_memory_names()
     with open_models(config) as models:
+        assert shared_memory_names() <= names_before
         engines = models.engine.caller
         sizes = [cluster.get(w.handle.__ray_call__.remote(slice_sizes)) for w in engines.workers]
         assert sizes == [[(32, 128)]] * 4, "half of 64 rows, and of 256"
