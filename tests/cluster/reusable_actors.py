@@ -43,6 +43,31 @@ class ReusableRank(RankActor):
 
         setattr(target, method, deadly)
 
+    def die_between_files(self, num_saves: int) -> None:
+        """Kills this actor in its `num_saves`-th save, after the first of its files is written."""
+        import os
+        import signal
+
+        from postgrad.model.async_writer import TensorsFile
+
+        policy = self.ports["policy"][1]
+        save = policy.save
+        write = TensorsFile.write
+        num_begun = 0
+
+        def count_and_save(folder: str) -> None:
+            nonlocal num_begun
+            num_begun += 1
+            save(folder)
+
+        def write_and_die(file: TensorsFile) -> None:
+            write(file)
+            if num_begun == num_saves:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        policy.save = count_and_save
+        TensorsFile.write = write_and_die  # this process ends with it
+
     def hang_at(self, port: str, method: str) -> None:
         import time
 

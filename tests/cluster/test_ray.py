@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tiny_runs import config_of, metrics_of, overrides_of, random_batch, toy_run
+from tiny_runs import config_of, metrics_of, overrides_of, random_batch, toy_run, tree
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
 
 import reusable_actors  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from postgrad.cluster import engine_pool  # noqa: E402
+from postgrad.cluster import engine_pool, stored  # noqa: E402
 from postgrad.cluster.actor_pool import ActorPool  # noqa: E402
 from postgrad.cluster.backends import open_engine, open_models  # noqa: E402
 from postgrad.cluster.engines import engine_config  # noqa: E402
@@ -73,6 +73,7 @@ def cluster():
     patch = pytest.MonkeyPatch()
     patch.setattr(ActorPool, "create_actor", reusable_actors.create_actor)
     patch.setattr(ActorPool, "close", reusable_actors.close)
+    patch.setattr(stored, "MIN_BYTES", 1)  # every column stays with the ranks, however small
     start_local(import_ray(), num_cpus=8)
     yield
     reusable_actors.IDLE.clear()
@@ -703,3 +704,48 @@ def test_worker_killed_in_a_step_is_named_and_the_run_resumes(make_config, monke
     metrics, resumed, _ = run(config)
     assert_same_metrics(complete, metrics, tolerance=0.0)
     assert all(torch.equal(weights[n], resumed[n]) for n in weights)
+
+
+class DriverKilled(BaseException):
+    """Ends a run as SIGKILL does: the driver handles nothing and removes nothing."""
+
+
+CHECK_STATUSES = WorkerGroup._check_statuses
+
+
+def kill_driver_after_loss(self, *arguments) -> None:
+    try:
+        CHECK_STATUSES(self, *arguments)
+    except RunError as error:
+        raise DriverKilled from error
+
+
+@pytest.mark.parametrize("killed", [(1,), (0, 1)], ids=["one rank", "all ranks and the driver"])
+def test_a_kill_between_the_files_of_a_checkpoint(killed, make_config, monkeypatch, tmp_path):
+    every = ("training.checkpoint_every=1", "training.keep_checkpoints=9", *on_ray(2))
+    run(make_config("grpo", "complete", *every))
+    original = WorkerGroup.__init__
+
+    def init_with_kill(self, *arguments) -> None:
+        original(self, *arguments)
+        for rank in killed:
+            ray.get(self.workers[rank].handle.die_between_files.remote(2))
+
+    config = make_config("grpo", "killed", *every)
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerGroup, "__init__", init_with_kill)
+        if len(killed) == 2:
+            patch.setattr(WorkerGroup, "_check_statuses", kill_driver_after_loss)
+        with pytest.raises(DriverKilled if len(killed) == 2 else RunError):
+            train(config, Reporter())
+    root = tmp_path / "killed" / "checkpoints"
+    assert (root / "latest").read_text() == "step-1\n"
+    assert not (root / "step-2").exists()
+    half_written = [path.name for path in root.rglob("*.safetensors") if "step-1/" not in str(path)]
+    if len(killed) == 2:  # nobody was left to remove it
+        assert any(name.startswith("model-") for name in half_written)
+        assert not any(name.startswith("optimizer-") for name in half_written)
+    else:
+        assert not half_written
+    run(config)
+    assert tree(root) == tree(tmp_path / "complete" / "checkpoints")

@@ -82,6 +82,22 @@ class RankActor:
             result = None
         return encode(["ok", None]), encode(result)
 
+    def call_by_reference(
+        self, request: bytes, min_bytes: int, *parts: bytes
+    ) -> tuple[bytes, bytes, list[Any]]:
+        """Returns the encoded [status, message], the encoded result, and references of its parts.
+
+        `parts` are the large tensors of the request. Tensors of the result that have `min_bytes`
+        or more stay in Ray's object store (stored.py). Only the first rank returns a result.
+        """
+        from postgrad.cluster.stored import decode_call, encode_result
+        from postgrad.cluster.wire import encode
+
+        status, result = call_port(self.ports, *decode_call(request, parts))
+        if status != "ok":
+            return encode([status, result]), b"", []
+        return encode(["ok", None]), *encode_result(result if self.is_first else None, min_bytes)
+
     def store_weights(self, port: str) -> tuple[bytes, list[Any]]:
         """Puts this rank's share of a model's weights into Ray's object store.
 

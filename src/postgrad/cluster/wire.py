@@ -6,6 +6,7 @@ cannot run code.
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,41 +18,53 @@ from postgrad.model.views import View
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.types import Batch, Ragged
 
+# Keeps a value apart from the message; returns where, as JSON data, or None to encode the value.
+Store = Callable[[Any], dict[str, Any] | None]
+# Returns the value that a Store keeps, from what it returned.
+Load = Callable[[dict[str, Any]], Any]
+
 DATACLASSES: dict[str, type] = {
     kind.__name__: kind for kind in (Request, Completion, Sampling, View, Ragged)
 }
 
 
-def encode(value: Any) -> bytes:
+def _encode_all(_: Any) -> None:
+    return None
+
+
+def encode(value: Any, store: Store = _encode_all) -> bytes:
     """Returns a nested value as bytes. Raises TypeError for a type that cannot be sent."""
     tensors: dict[str, Tensor] = {}
-    plain = json.dumps(_to_json(value, tensors)).encode()
+    plain = json.dumps(_to_json(value, tensors, store)).encode()
     tensor_bytes = save_tensors(tensors) if tensors else b""
     return len(plain).to_bytes(8, "little") + plain + tensor_bytes
 
 
-def decode(data: bytes) -> Any:
-    """Returns the value that `encode` was given."""
+def decode(data: bytes, load: Load | None = None) -> Any:
+    """Returns the value that `encode` was given; `load` is needed if that had a `store`."""
     start = 8
     end = start + int.from_bytes(data[:start], "little")
     tensors = load_tensors(data[end:]) if len(data) > end else {}
-    return _from_json(json.loads(data[start:end]), tensors)
+    return _from_json(json.loads(data[start:end]), tensors, load)
 
 
-def _to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _to_json(value: Any, tensors: dict[str, Tensor], store: Store) -> Any:
     """Returns the value as JSON data; moves its tensors to `tensors`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    stored = store(value)
+    if stored is not None:
+        return {"stored": stored}
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"tensor": name}
     if isinstance(value, Batch):
         parts = [value.prompt, value.response, dict(value.tokens), dict(value.rows)]
-        return {"batch": [_to_json(part, tensors) for part in parts]}
+        return {"batch": [_to_json(part, tensors, store) for part in parts]}
     if dataclasses.is_dataclass(value) and DATACLASSES.get(type(value).__name__) is type(value):
         names = [field.name for field in dataclasses.fields(value)]
-        fields = {name: _to_json(vars(value)[name], tensors) for name in names}
+        fields = {name: _to_json(vars(value)[name], tensors, store) for name in names}
         return {"object": type(value).__name__, "fields": fields}
     if isinstance(value, dict):
         for key in value:
@@ -60,22 +73,25 @@ def _to_json(value: Any, tensors: dict[str, Tensor]) -> Any:
                     f"a dict with the key {key!r} cannot be sent to another process; "
                     "keys must be strings"
                 )
-        return {"dict": {key: _to_json(item, tensors) for key, item in value.items()}}
+        return {"dict": {key: _to_json(item, tensors, store) for key, item in value.items()}}
     if isinstance(value, list | tuple):
-        return [_to_json(item, tensors) for item in value]
+        return [_to_json(item, tensors, store) for item in value]
     raise TypeError(f"{type(value).__name__} cannot be sent to another process")
 
 
-def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _from_json(value: Any, tensors: dict[str, Tensor], load: Load | None) -> Any:
     if isinstance(value, list):
-        return [_from_json(item, tensors) for item in value]
+        return [_from_json(item, tensors, load) for item in value]
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
         return tensors[value["tensor"]]
+    if "stored" in value:
+        assert load is not None
+        return load(value["stored"])
     if "batch" in value:
-        return Batch(*(_from_json(part, tensors) for part in value["batch"]))
+        return Batch(*(_from_json(part, tensors, load) for part in value["batch"]))
     if "object" in value:
-        fields = {name: _from_json(item, tensors) for name, item in value["fields"].items()}
+        fields = {name: _from_json(item, tensors, load) for name, item in value["fields"].items()}
         return DATACLASSES[value["object"]](**fields)
-    return {key: _from_json(item, tensors) for key, item in value["dict"].items()}
+    return {key: _from_json(item, tensors, load) for key, item in value["dict"].items()}

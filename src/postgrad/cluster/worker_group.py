@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from postgrad.cluster import stored
 from postgrad.cluster.actor_pool import (
     ActorPool,
     Deadline,
@@ -43,6 +44,7 @@ class WorkerGroup(ActorPool):
         placements: Sequence[Placement] = (),
     ) -> None:
         super().__init__(ray, config, label, size, port_names, placements)
+        self.store = stored.TensorStore(ray, self.wait_s)
         self.lost_reason = ""  # set when a worker is lost; no call can be answered then
         try:
             first = self.workers[0]
@@ -71,17 +73,30 @@ class WorkerGroup(ActorPool):
                 return self._generate(port, *arguments)
             if method == "weights":
                 return self._store_weights(port)
-            weights: WeightsRef | None = None
             if arguments and isinstance(arguments[0], WeightsRef):
-                weights = arguments[0]
-                arguments = ()
-            request = self.ray.put(encode([port, method, list(arguments)]))
-            sent = {worker: self.send(worker, request, weights) for worker in self.workers}
-            statuses = {status: worker for worker, (status, _) in sent.items()}
-            self._check_statuses(statuses, call_name, self.wait_s)
-            first = self.workers[0]
-            _, result = sent[first]
-            return decode(self._wait_or_stop(result, first))
+                return self._send_weights(port, method, arguments[0])
+            return self._call_by_reference(port, method, list(arguments))
+
+    def _call_by_reference(self, port: str, method: str, arguments: list[Any]) -> Any:
+        """Calls all ranks; large tensors are sent once, and those of the result stay there."""
+        message, parts = self.store.encode_call(port, method, arguments)
+        request = self.ray.put(message)
+        sent: dict[Worker, tuple[Any, Any, Any]] = {}
+        for worker in self.workers:
+            call = worker.handle.call_by_reference.options(num_returns=3)
+            sent[worker] = call.remote(request, stored.MIN_BYTES, *parts)
+        statuses = {status: worker for worker, (status, _, _) in sent.items()}
+        self._check_statuses(statuses, f"{port}.{method}", self.wait_s)
+        first = self.workers[0]
+        _, result, references = sent[first]
+        data = self._wait_or_stop(result, first)
+        return self.store.decode_result(data, self._wait_or_stop(references, first))
+
+    def _send_weights(self, port: str, method: str, weights: WeightsRef) -> None:
+        """Calls all ranks with weights of the object store."""
+        request = encode([port, method, []])
+        sent = {self.send(worker, request, weights)[0]: worker for worker in self.workers}
+        self._check_statuses(sent, f"{port}.{method}", self.wait_s)
 
     def _store_weights(self, port: str) -> WeightsRef:
         """Lets every rank put its share of the weights into the object store."""

@@ -1,0 +1,161 @@
+"""Large tensors in Ray's object store: the driver passes references between workers.
+
+A column that workers made, such as the log-probs of a reference, stays in the object store of the
+first rank's node. The driver's batch has a StoredTensor in its place, and later calls send the
+reference. The driver gets the numbers only if a stage, or the file of rollouts, reads them.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from postgrad.cluster.wire import decode, encode
+from postgrad.errors import RunError
+
+MIN_BYTES = 1 << 16  # smaller tensors are part of the message
+KEPT_CALLS = 8  # a tensor that so many calls did not send is no longer kept
+
+_PROPERTIES = ("shape", "dtype", "device", "ndim", "layout", "is_sparse", "requires_grad")
+_WITHOUT_NUMBERS = {getattr(Tensor, name).__get__ for name in _PROPERTIES}
+_WITHOUT_NUMBERS |= {Tensor.__len__, Tensor.size, Tensor.dim, Tensor.numel}
+
+
+class StoredTensor(Tensor):
+    """A tensor whose numbers are fetched when something other than its shape or type is read."""
+
+    reference: Any
+    fetch: Callable[[], Tensor]
+
+    @staticmethod
+    def make(
+        shape: list[int], dtype: torch.dtype, reference: Any, fetch: Callable[[], Tensor]
+    ) -> "StoredTensor":
+        stored: Any = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            StoredTensor, shape, dtype=dtype
+        )
+        stored.reference = reference
+        stored.fetch = fetch
+        stored.numbers = None
+        return stored
+
+    def read(self) -> Tensor:
+        """Return the tensor itself; it is fetched once."""
+        if self.numbers is None:
+            self.numbers = self.fetch()
+        return self.numbers
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _WITHOUT_NUMBERS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return func(*_read(args), **_read(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*_read(args), **_read(kwargs or {}))
+
+
+def _read(values: Any) -> Any:
+    return tree_map(lambda v: v.read() if isinstance(v, StoredTensor) else v, values)
+
+
+class TensorStore:
+    """The driver's tensors in Ray's object store, by their content: each is sent once.
+
+    Content and not identity decides, so a tensor that a stage changed in place is sent again.
+    """
+
+    def __init__(self, ray: Any, wait_s: float) -> None:
+        self.ray = ray
+        self.wait_s = wait_s
+        self.num_calls = 0
+        self.references: dict[bytes, tuple[int, Any]] = {}  # the last call, and the reference
+
+    def encode_call(self, *message: Any) -> tuple[bytes, list[Any]]:
+        """Return a message as bytes, and the references that its large tensors are replaced by."""
+        self.num_calls += 1
+        oldest = self.num_calls - KEPT_CALLS
+        self.references = {k: kept for k, kept in self.references.items() if kept[0] > oldest}
+        parts: list[Any] = []
+
+        def store(value: Any) -> dict[str, Any] | None:
+            reference = self._reference_of(value)
+            if reference is None:
+                return None
+            parts.append(reference)
+            return {"part": len(parts) - 1}
+
+        return encode(list(message), store), parts
+
+    def decode_result(self, data: bytes, references: list[Any]) -> Any:
+        """Return a worker's result; its large tensors stay where they are."""
+
+        def load(stored: dict[str, Any]) -> Tensor:
+            reference = references[stored["part"]]
+            dtype = getattr(torch, stored["dtype"])
+            fetch = partial(self._fetch, reference)
+            return StoredTensor.make(stored["shape"], dtype, reference, fetch)
+
+        return decode(data, load)
+
+    def _reference_of(self, value: Any) -> Any:
+        """Return the reference of a large tensor; None for other values."""
+        if isinstance(value, StoredTensor):
+            if value.numbers is None:
+                return value.reference
+            value = value.numbers
+        if not isinstance(value, Tensor) or value.nbytes < MIN_BYTES:
+            return None
+        key = _digest(value)
+        _, reference = self.references.get(key, (0, None))
+        if reference is None:
+            reference = self.ray.put(encode(value))
+        self.references[key] = (self.num_calls, reference)
+        return reference
+
+    def _fetch(self, reference: Any) -> Tensor:
+        """Return the tensor of a reference, and remember that the workers have it."""
+        try:
+            tensor = decode(self.ray.get(reference, timeout=self.wait_s))
+        except self.ray.exceptions.RayError as error:
+            raise RunError(
+                f"a column was lost with the worker that computed it ({type(error).__name__}); "
+                "the same command continues the run"
+            ) from error
+        self.references[_digest(tensor)] = (self.num_calls, reference)
+        return tensor
+
+
+def decode_call(data: bytes, parts: Sequence[bytes]) -> Any:
+    """Return the message of TensorStore.encode_call, on a worker."""
+    return decode(data, lambda stored: decode(parts[stored["part"]]))
+
+
+def encode_result(value: Any, min_bytes: int) -> tuple[bytes, list[Any]]:
+    """Return a worker's result as bytes, and references to its tensors of `min_bytes` or more."""
+    references: list[Any] = []
+
+    def store(value: Any) -> dict[str, Any] | None:
+        if not isinstance(value, Tensor) or value.nbytes < min_bytes:
+            return None
+        import ray
+
+        references.append(ray.put(encode(value)))
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"part": len(references) - 1, "shape": list(value.shape), "dtype": dtype}
+
+    return encode(value, store), references
+
+
+def _digest(tensor: Tensor) -> bytes:
+    """Return a hash of a tensor's type, shape and numbers."""
+    own = tensor.detach().cpu().contiguous()
+    digest = hashlib.blake2b(f"{own.dtype} {list(own.shape)}".encode(), digest_size=16)
+    digest.update(own.flatten().view(torch.uint8).numpy().data)
+    return digest.digest()
