@@ -4,8 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import transformers
 from families import SumOfLogprobs, save_family
+from packaging.version import Version
 from tiny_runs import config_of, random_batch
 
 from postgrad.model.load import load
@@ -23,6 +26,10 @@ TENSOR_4 = "cluster.tensor_parallel=4"  # pads the vocabulary of 18
 EXPERT = "cluster.expert_parallel=2"
 SEQUENCE = "cluster.sequence_parallel=2"
 LORA = "model.lora.rank=2"
+HAS_EXPERTS = Version(transformers.__version__) >= Version("5.19")
+needs_experts = pytest.mark.skipif(
+    not HAS_EXPERTS, reason="experts of transformers before 5.19 compute all tokens"
+)
 
 
 class LogprobsAndEntropy(SumOfLogprobs):

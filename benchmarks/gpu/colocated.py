@@ -51,7 +51,7 @@ def overrides_for(gsm8k: str, folder: Path, samples: int, problems: int) -> list
         for message in messages
     ]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    by_length = f"reward.verifier={HERE / 'compare.py'}:length_reward"
+    by_length = f"reward.verifier={HERE / 'compare_common.py'}:length_reward"
     return [
         *common,
         f"data.train={data}",

@@ -3,9 +3,10 @@
     python benchmarks/gpu/real_weights.py --model FOLDER
     python benchmarks/gpu/real_weights.py --model smollm2 --device cpu --tokens 16 --rows 8
 
-Prints one JSON line. Ends with exit code 1 if a greedy text in float32 differs from the text of
-transformers' `generate`. In bfloat16 two passes may round the two best tokens differently, so for
-each text that differs the line says how far apart the two tokens were at the first difference.
+Prints one JSON line per type. Ends with exit code 1 if a greedy text in float32 differs from the
+text of transformers' `generate`. In bfloat16 two passes may round the two best tokens differently,
+so for each text that differs the line says how far apart the two tokens were at the first
+difference.
 """
 
 import argparse
@@ -150,15 +151,17 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=256, help="rows for gap and speed")
     parser.add_argument("--speed-tokens", type=int, default=256, dest="speed_tokens")
     args = parser.parse_args()
-    result: dict[str, Any] = {"model": args.model}
+    num_equal: dict[str, int] = {}
     for dtype in ("float32", "bfloat16"):
         policy = load_policy(args, dtype)
-        result[f"greedy_{dtype}"] = compare_greedy(args, policy)
-        result[f"sampled_{dtype}"] = measure_gap(args, policy)
+        greedy = compare_greedy(args, policy)
+        num_equal[dtype] = greedy["equal"]
+        result = {"model": args.model, "dtype": dtype, "greedy": greedy}
+        result["sampled"] = measure_gap(args, policy)
+        result["memory_gib"] = round(peak_memory_bytes(policy.device) / 2**30, 1)
+        print(json.dumps(result), flush=True)
         del policy
-    result["memory_gib"] = round(peak_memory_bytes(torch.device(args.device)) / 2**30, 1)
-    print(json.dumps(result), flush=True)
-    return int(result["greedy_float32"]["equal"] < len(PROMPTS))
+    return int(num_equal["float32"] < len(PROMPTS))
 
 
 if __name__ == "__main__":

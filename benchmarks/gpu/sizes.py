@@ -110,7 +110,7 @@ def measure_step(args: argparse.Namespace) -> dict[str, Any]:
         f"data.train={data}",
         "data.template=plain",
         f"data.max_prompt_tokens={args.prompt}",
-        f"reward.verifier={HERE / 'compare.py'}:length_reward",
+        f"reward.verifier={HERE / 'compare_common.py'}:length_reward",
         f"rollout.samples={args.samples}",
         f"rollout.max_response_tokens={args.tokens}",
         f"training.problems_per_step={args.problems}",

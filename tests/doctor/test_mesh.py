@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from families import SumOfLogprobs, save_family
+from parallel import needs_experts
 from ranks import run_on_ranks
 from tiny_runs import config_of, random_batch
 
@@ -48,6 +49,7 @@ def held_bytes(folder) -> list[int]:
     return sizes
 
 
+@needs_experts
 @pytest.mark.slow
 def test_ranks_hold_what_the_formula_says(tmp_path):
     folder = save_family(tmp_path / "qwen3_moe", "qwen3_moe")
@@ -84,6 +86,7 @@ def test_proposals_fit_and_begin_with_the_least_communication(tiny):
     assert propose_meshes(config, model, 1000) == []
 
 
+@needs_experts
 @pytest.mark.slow
 def test_workers_compute_with_their_own_experts(tmp_path):
     folder = save_family(tmp_path / "qwen3_moe", "qwen3_moe")

@@ -25,7 +25,7 @@ def test_each_token_has_the_log_prob_of_its_version(tmp_path):
 
     folder = make_llama(tmp_path / "llama", weight_scale=4.0)
     loaded = load(ModelConfig(path=str(folder), dtype="float32"), torch.device("cuda"), 0)
-    rollout = RolloutConfig(max_rows=16, max_response_tokens=120)
+    rollout = RolloutConfig(max_rows=16, max_response_tokens=300)
     engine = StreamingNativeEngine(loaded, rollout)
     continuous = ContinuousEngine(engine, rollout, poll_s=0.0)
     assert isinstance(continuous.stream, PagedStream)

@@ -10,6 +10,7 @@ from parallel import (
     difference,
     folder_maker,
     local_policy,
+    needs_experts,
     sharded_policy,
 )
 from ranks import run_on_ranks
@@ -20,6 +21,8 @@ from postgrad.errors import ConfigError
 from postgrad.model import experts, groups
 from postgrad.model.experts import dispatch_experts, tokens_by_owner
 from postgrad.model.load import load
+
+pytestmark = needs_experts
 
 EXPERT_4 = "cluster.expert_parallel=4"
 NUM_EXPERTS = 8

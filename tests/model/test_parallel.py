@@ -22,6 +22,7 @@ from parallel import (
     difference,
     folder_maker,
     local_policy,
+    needs_experts,
     sharded_policy,
 )
 from ranks import run_on_ranks
@@ -86,8 +87,14 @@ def on_four_ranks(folders):
     return run_on_ranks(4, results_on_ranks, cases)
 
 
+CASE_PARAMS = [
+    pytest.param(name, marks=needs_experts) if EXPERT in case[2] else name
+    for name, case in CASES.items()
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASE_PARAMS)
 def test_four_ranks_give_the_numbers_of_one_process(name, folders, on_four_ranks):
     family, changes, settings = CASES[name]
     expected = compute(local_policy(folders(family, changes), settings))

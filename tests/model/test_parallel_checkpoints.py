@@ -12,6 +12,7 @@ from parallel import (
     TENSOR,
     folder_maker,
     local_policy,
+    needs_experts,
     sharded_policy,
 )
 from ranks import run_on_ranks
@@ -40,6 +41,7 @@ def save_and_continue(folder, checkpoints, first, second) -> dict[str, torch.Ten
     return weights
 
 
+@needs_experts
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("second", "num_parts", "adapters"),

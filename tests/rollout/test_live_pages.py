@@ -1,14 +1,12 @@
 """A server's requests over pages: each gets its own tokens, whoever joins, leaves or waits."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from interpreted import run_interpreted
 
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.jobs import LiveJob, Row
@@ -225,11 +223,4 @@ print("same")
 @pytest.mark.slow
 def test_a_server_over_pages_gives_the_answers_of_one_over_slots(tiny):
     """Over HTTP, in Triton's interpreter: text, token ids, log-probs and finish reasons."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SERVERS, str(tiny), str(Path(__file__).parents[1])],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        timeout=600,
-    )
-    assert done.stdout.strip() == "same", done.stderr[-3000:]
+    run_interpreted(SERVERS, tiny, Path(__file__).parents[1])

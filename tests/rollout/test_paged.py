@@ -1,21 +1,13 @@
 """The GPU's decode step in Triton's interpreter on a CPU: same tokens as the plain engine."""
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreted import run_interpreted
 
 from postgrad.model.tiny import make_tiny
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None, reason="triton is not installed"
-    ),
-]
+pytestmark = pytest.mark.slow
 
 # Blocks and pages have BLOCK tokens. A GPU uses 64; fewer take the interpreter less time.
 BLOCKS = """
@@ -167,15 +159,8 @@ print("same")
 
 
 def interpret(program: str, block: int, *arguments: str) -> None:
-    """Runs a program in Triton's interpreter; fails with its error unless it prints "same"."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", BLOCKS + program, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1", "BLOCK": str(block)},
-        timeout=600,
-    )
-    assert done.stdout.strip() == "same", done.stderr[-3000:]
+    """Run a program in Triton's interpreter with blocks and pages of this size."""
+    run_interpreted(BLOCKS + program, *arguments, BLOCK=str(block))
 
 
 def test_requests_that_join_a_paged_stream_get_the_tokens_of_separate_calls(tiny):

@@ -5,21 +5,13 @@ The interpreter takes time per token, so blocks and pages have 16 tokens here. t
 those of 64 that a GPU uses.
 """
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreted import run_interpreted
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None, reason="triton is not installed"
-    ),
-]
+pytestmark = pytest.mark.slow
 
 PROGRAM = """
 import json, sys
@@ -133,11 +125,4 @@ FAMILIES = {
 def test_decoding_and_packed_passes_are_those_of_the_stock_model(model_type):
     tests = str(Path(__file__).parents[1])
     arguments = [tests, model_type, json.dumps(FAMILIES[model_type])]
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        timeout=600,
-    )
-    assert process.stdout.strip() == "same", process.stderr[-3000:]
+    run_interpreted(PROGRAM, *arguments)

@@ -1,12 +1,9 @@
 """Stop strings: a response ends with the token that completes one, in every engine."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+from interpreted import run_interpreted
 from openai_server import serve
 from serve_process import live
 from tiny_runs import END, config_of, metrics_of, overrides_of
@@ -149,17 +146,9 @@ print("same", ended)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_the_paged_engine_ends_at_the_same_token(tiny, stops):
-    command = [sys.executable, "-W", "ignore", "-c", PAGED, str(tiny), json.dumps(stops)]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        timeout=600,
-    )
-    assert done.stdout.startswith("same") and int(done.stdout.split()[1]) > 0, done.stderr[-3000:]
+    same, num_ended = run_interpreted(PAGED, tiny, json.dumps(stops)).split()
+    assert same and int(num_ended) > 0
 
 
 # ---- the setting

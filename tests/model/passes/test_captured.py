@@ -3,15 +3,12 @@
 tests/gpu/test_graphs.py checks that a CUDA graph gives the same results.
 """
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from families import save_family
+from interpreted import run_interpreted
 
 from postgrad.model.passes.captured import padded_size
 from postgrad.model.passes.packing import num_tiles, padding_tiles
@@ -84,7 +81,6 @@ print("same")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
 def test_captured_passes_give_the_gradients_of_eager_passes(tiny, tmp_path, model_type):
     """Llama, and Gemma 3 with a window and two kinds of rotary positions."""
@@ -94,14 +90,7 @@ def test_captured_passes_give_the_gradients_of_eager_passes(tiny, tmp_path, mode
         tiny = save_family(
             tmp_path, model_type, num_hidden_layers=2, sliding_window=2, layer_types=layer_types
         )
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tiny), tests],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        timeout=600,
-    )
-    assert process.stdout.strip() == "same", process.stderr[-3000:]
+    run_interpreted(PROGRAM, tiny, tests)
 
 
 def test_padding_tiles_cover_each_token_once_and_attend_to_their_own_tile():

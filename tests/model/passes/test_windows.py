@@ -3,14 +3,11 @@
 Both are compared with a dense mask: values and gradients.
 """
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from interpreted import run_interpreted
 from test_row_attention import dense_attention, dense_mask, make_segments
 
 from postgrad.model.passes.packing import make_packing
@@ -64,7 +61,7 @@ def test_plain_torch_applies_the_window(window):
 PROGRAM = """
 import sys
 import torch
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 import test_windows as t
 from postgrad.model.passes.kernels.packed_attention import packed_attention
 from postgrad.model.passes.packing import make_packing
@@ -83,14 +80,6 @@ print("same")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_the_kernels_apply_the_window():
-    folder = str(Path(__file__).parent)
-    process = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-c", PROGRAM, folder],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        timeout=600,
-    )
-    assert process.stdout.strip() == "same", process.stderr[-3000:]
+    folder = Path(__file__).parent
+    run_interpreted(PROGRAM, folder, folder.parents[1], warnings="error::RuntimeWarning")
