@@ -71,7 +71,9 @@ class RecordingDecoder:
         num_tokens = len(tokens)
         self.num_prefilled.append(num_tokens)
         earlier = past_key_values.earlier.tolist()
-        for first, end, own_start, shared_start, shared_end in packing.query_tiles.tolist():
+        # In the order of tokens: a row's prompt may be computed in the pass that continues the row.
+        tiles = sorted(packing.query_tiles.tolist())
+        for first, end, own_start, shared_start, shared_end in tiles:
             lines = earlier[shared_start - num_tokens : shared_end - num_tokens]
             digest = self.read(lines)
             for number in range(own_start, end):

@@ -126,7 +126,11 @@ def test_a_token_is_sent_to_each_owner_once():
 
 @pytest.mark.parametrize(
     ("family", "changes", "why"),
-    [("qwen3", {}, "no experts"), ("qwen3_moe", {"num_experts": 3}, "3 experts")],
+    [
+        ("qwen3", {}, "no experts"),
+        ("qwen3_moe", {"num_experts": 3}, "3 experts"),
+        ("qwen3_moe", {"decoder_sparse_step": 5}, "no layer"),
+    ],
 )
 def test_models_whose_experts_cannot_be_divided_are_refused(tmp_path, family, changes, why):
     config = config_of("grpo", folder_maker(tmp_path)(family, changes))

@@ -34,8 +34,10 @@ from postgrad.methods import find_method
 from postgrad.model import groups, tensor_parallel
 from postgrad.model.load import load
 from postgrad.model.lora import add_adapters
+from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.ranks import Ranks, check_mesh
 from postgrad.model.sharded import ShardedCritic, ShardedPolicy
+from postgrad.model.views import FULL
 from postgrad.types import Batch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
@@ -107,6 +109,24 @@ def broken_results(folder) -> dict[str, torch.Tensor]:
     """Compute with slices whose input gradients are not summed over the ranks."""
     groups._SumGradients.backward = staticmethod(lambda ctx, grad: (grad, None))
     return compute(sharded_policy(folder, [TENSOR]))
+
+
+def count_sums(folder) -> int:
+    """Return how often hidden states are summed over the ranks in a forward and backward pass."""
+    policy = sharded_policy(folder, [TENSOR])
+    shapes: list[int] = []
+    add_up = groups.Group.sum
+    groups.Group.sum = lambda group, x: shapes.append(x.dim()) or add_up(group, x)  # type: ignore
+    num_passes = len(policy.micro_batches(BATCH))
+    policy.accumulate(BATCH, FULL, MetricAccumulator())
+    return shapes.count(3) // num_passes
+
+
+@pytest.mark.slow
+def test_hidden_states_are_summed_once_per_divided_layer_and_direction(folders):
+    """Two blocks of attention and MLP, forward and backward, and the embedding."""
+    folder = folders("qwen3", {})
+    assert run_on_ranks(2, count_sums, folder) == [9, 9]
 
 
 @pytest.mark.slow

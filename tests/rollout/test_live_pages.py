@@ -1,6 +1,7 @@
 """A server's requests over pages: each gets its own tokens, whoever joins, leaves or waits."""
 
 import importlib.util
+import random
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -110,6 +111,27 @@ def test_each_row_gets_its_own_tokens(num_pages, monkeypatch):
     check(jobs, reports)
     assert nothing_is_lost(loop)
     assert (max(preempted, default=0) > 0) == (num_pages == 8)
+
+
+@pytest.mark.parametrize("seed", [3, 10, 47])
+def test_random_jobs_end_though_pages_are_scarce(seed):
+    """The prompt of a row that waits gives up its pages when no active row could go on."""
+    rng = random.Random(seed)
+    loop, reports = make_loop(rng.choice([7, 8, 9]), rng.choice([2, 3, 8]))
+    prompts = [[rng.randrange(5, 90) for _ in range(rng.randrange(1, 300))] for _ in range(4)]
+    jobs: list[LiveJob] = []
+    for _ in range(12):
+        prompt = rng.choice(prompts)
+        seeds = [rng.randrange(1000) for _ in range(rng.randrange(1, 4))]
+        request = Request(prompt, seeds, rng.randrange(1, 320 - len(prompt)))
+        jobs.append(LiveJob(request, Sampling(1.0, 1 << 30)))
+        loop.add(jobs[-1])
+        loop.step()
+    for _ in range(5000):
+        if loop.busy:
+            loop.step()
+    check(jobs, reports)
+    assert nothing_is_lost(loop)
 
 
 def test_rows_of_one_prompt_share_its_pages():

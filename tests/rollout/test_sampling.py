@@ -43,6 +43,7 @@ def test_top_k_keeps_the_k_likeliest():
 
 def test_top_p_keeps_the_smallest_set_that_reaches_p():
     expect(shares(top_p=0.39), [0, 1, 0, 0, 0, 0])
+    expect(shares(top_p=1e-50), [0, 1, 0, 0, 0, 0])  # 0 in float32
     expect(shares(top_p=0.41), [0, 0.4, 0, 0.25, 0, 0])
     expect(shares(top_p=0.64), [0, 0.4, 0, 0.25, 0, 0])
     expect(shares(top_p=0.66), [0, 0.4, 0, 0.25, 0.18, 0])

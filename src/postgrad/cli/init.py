@@ -34,6 +34,7 @@ class {title}Settings(GrpoSettings):
 
 class {title}(Grpo):
     Settings = {title}Settings
+    own_reward_parts = ("brevity",)  # settings may name it, such as method.reward_weights
 
     def score(self, batch: Batch, step: Step) -> Batch:
         """Adds a reward for unused tokens. The column `reward/brevity` also becomes a metric."""

@@ -28,10 +28,10 @@ def reserve_groups(
     bundle = actor_bundle(resources)
     check_nodes(ray, bundle, num_groups, group_size)
     groups: list[Any] = []
-    for _ in range(num_groups):
-        bundles = [bundle] * group_size
-        groups.append(ray.util.placement_group(bundles, strategy="STRICT_PACK"))
     try:
+        for _ in range(num_groups):
+            bundles = [bundle] * group_size
+            groups.append(ray.util.placement_group(bundles, strategy="STRICT_PACK"))
         for group in groups:
             if not group.wait(wait_s):
                 raise RunError(

@@ -51,7 +51,8 @@ def open_models_on_ray(
         num_actors = config.cluster.workers + num_engines * group_size + sum(pools.values())
         check_capacity(ray, config, num_actors)
         # Reserved before any worker starts: workers elsewhere could leave no node with room.
-        placements = stack.enter_context(_reserve(ray, config))
+        label = ENGINE if num_engines else POLICY
+        placements = stack.enter_context(_reserve(ray, config, label))
         own_names = [name for name in loaded if name not in pools]
         has_own_engine = not num_engines and not is_remote(config)
         group_ports = [POLICY, *([ENGINE] if has_own_engine else []), *own_names]
@@ -91,7 +92,7 @@ def open_engine_on_ray(config: EngineConfig) -> Iterator[Any]:
     with connect(config) as ray:
         check_capacity(ray, config, size * group_size)
         with (
-            _reserve(ray, config) as placements,
+            _reserve(ray, config, ENGINE) as placements,
             closing(
                 EnginePool(ray, config, ENGINE, size, [ENGINE], placements, group_size)
             ) as engines,
@@ -99,11 +100,12 @@ def open_engine_on_ray(config: EngineConfig) -> Iterator[Any]:
             yield RemoteEngine(engines, shares_weights=False)
 
 
-def _reserve(ray: Any, config: Config | EngineConfig) -> AbstractContextManager[list[Placement]]:
+def _reserve(
+    ray: Any, config: Config | EngineConfig, label: str
+) -> AbstractContextManager[list[Placement]]:
     """Reserves the devices of divided engines: separate ones, or those of the policy's workers."""
     cluster = config.cluster
     group_size = config.rollout.tensor_parallel
-    label = ENGINE if cluster.engines else POLICY
     resources = actor_resources(config, label, ray.cluster_resources())
     num_groups = cluster.engines or cluster.workers // group_size
     return reserve_groups(ray, resources, num_groups, group_size, cluster.wait_s)

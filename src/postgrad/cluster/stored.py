@@ -47,6 +47,8 @@ class StoredTensor(Tensor):
         """Return the tensor itself; it is fetched once."""
         if self.numbers is None:
             self.numbers = self.fetch()
+            self.reference = None  # the store need not keep it for this tensor
+            del self.fetch
         return self.numbers
 
     @classmethod
@@ -121,6 +123,8 @@ class TensorStore:
 
     def _fetch(self, reference: Any) -> Tensor:
         """Return the tensor of a reference, and remember that the workers have it."""
+        if not self.ray.is_initialized():
+            raise RunError("a column that the workers computed was not read before the run ended")
         try:
             tensor = decode(self.ray.get(reference, timeout=self.wait_s))
         except self.ray.exceptions.RayError as error:

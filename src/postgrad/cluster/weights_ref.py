@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from postgrad.cluster.wire import decode, encode
+from postgrad.errors import RunError
 
 MAX_PART_BYTES = 256 << 20  # a part has at least one tensor, which may be larger
 
@@ -30,9 +31,18 @@ class WeightsRef(Mapping[str, Tensor]):
         index = self._part_of[name]
         if index != self._fetched:
             self._tensors = {}
-            self._tensors = decode(self.ray.get(self.parts[index][1]))
+            self._tensors = decode(self._fetch(self.parts[index][1]))
             self._fetched = index
         return self._tensors[name]
+
+    def _fetch(self, reference: Any) -> bytes:
+        try:
+            return self.ray.get(reference)
+        except self.ray.exceptions.RayError as error:
+            raise RunError(
+                f"weights were lost with the worker that sent them ({type(error).__name__}); "
+                "the same command continues the run"
+            ) from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._part_of)

@@ -100,6 +100,8 @@ def dispatch_experts(model: Any, group: Group) -> dict[str, Division]:
             )
         _dispatch_to(module, group)
         divisions |= {f"{name}.{key}": Division(0, is_dispatched=True) for key in own}
+    if not divisions:
+        raise ConfigError("cluster.expert_parallel: no layer of the model has experts to divide")
     return divisions
 
 

@@ -6,7 +6,6 @@ shards the slices over the other ranks.
 """
 
 import re
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -132,22 +131,23 @@ def _style_of(plan: dict[str, str], name: str) -> str | None:
 class SharedInputs:
     """Inputs of column-wise layers, wrapped once where several layers read the same tensor.
 
-    The gradients of q, k and v are then added before they are summed over the ranks.
+    The gradients of q, k and v are then added before they are summed over the ranks. The tensor is
+    kept until the row-wise layer after them runs.
     """
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.last: Any = lambda: None
-        self.last_wrapped: Any = lambda: None
+        self.last: Tensor | None = None
+        self.last_wrapped: Tensor | None = None
 
     def wrap(self, x: Tensor) -> Tensor:
-        wrapped = self.last_wrapped()
-        if self.last() is x and wrapped is not None and wrapped.requires_grad == x.requires_grad:
-            return wrapped
-        wrapped = sum_gradients(x, self.group)
-        self.last = weakref.ref(x)
-        self.last_wrapped = weakref.ref(wrapped)
-        return wrapped
+        if self.last is not x or self.last_wrapped is None:
+            self.last = x
+            self.last_wrapped = sum_gradients(x, self.group)
+        return self.last_wrapped
+
+    def clear(self) -> None:
+        self.last = self.last_wrapped = None
 
 
 def _divide_columns(module: Any, group: Group, inputs: SharedInputs) -> dict[str, Division]:
@@ -169,6 +169,7 @@ def _divide_columns_and_gather(
 def _divide_rows(module: Any, group: Group, inputs: SharedInputs) -> dict[str, Division]:
     """Keep this rank's inputs of a linear layer; the outputs are summed over the ranks."""
     divisions = _slice_parameters(module, {"weight": 1}, group)
+    module.register_forward_pre_hook(lambda _, args: inputs.clear())
     if module.bias is None:
         module.register_forward_hook(lambda _, args, output: sum_outputs(output, group))
         return divisions

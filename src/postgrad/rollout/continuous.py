@@ -51,6 +51,7 @@ class ContinuousEngine:
         """
         completions = self.engine.generate(requests, sampling)
         self.stream.__enter__()  # generate leaves the model in training mode
+        self._note_restarted()
         return completions
 
     def publish(self, weights: dict[str, Tensor]) -> None:
@@ -112,8 +113,7 @@ class ContinuousEngine:
         deadline = time.monotonic() + self.poll_s
         while self.stream.busy:
             ended = self.stream.poll()
-            for key in self.stream.take_restarted():
-                self.versions[key] = {0: self.version}  # type: ignore[index]
+            self._note_restarted()
             for key, completion in ended:
                 self.stream.forget(key)
                 if key in self.versions:
@@ -121,6 +121,14 @@ class ContinuousEngine:
             if time.monotonic() >= deadline:
                 break
         return finished
+
+    def _note_restarted(self) -> None:
+        """Give rows that began again the version that samples them now."""
+        for key in self.stream.take_restarted():
+            if key in self.versions:  # not the rows of `generate` itself
+                self.versions[key] = {0: self.version}  # type: ignore[index]
+                if self.tokens_at_publish is not None:
+                    self.tokens_at_publish[key] = 0
 
     def _finish(self, key: RowKey, completion: Completion) -> list[Any]:
         name, index = key

@@ -134,8 +134,8 @@ class VllmEngine:
                 seed=0,
                 **options,
             )
-        except (ValueError, RuntimeError, NotImplementedError) as error:
-            reason = " ".join(str(error).split())[:300]
+        except (ValueError, RuntimeError, NotImplementedError, AssertionError) as error:
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise ConfigError(
                 f"rollout.engine=vllm cannot run {config.model.path}: {reason}"
             ) from error

@@ -177,7 +177,7 @@ class DecodeWorker:
         with self._changed:
             is_idle = not self._changed.wait_for(self._has_work, IDLE_S)
         if is_idle:
-            self._close_loop()
+            self._try_to_close_loop()
             with self._changed:
                 self._changed.wait_for(self._has_work)
         return not self._ended
@@ -214,6 +214,14 @@ class DecodeWorker:
                 self._decode_loop.close()
             self._decode_loop = None
 
+    def _try_to_close_loop(self) -> None:
+        """Close the loop; an error of the device is printed, and the loop is forgotten."""
+        try:
+            self._close_loop()
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            self._decode_loop = None
+
     def _has_work(self) -> bool:
         is_busy = self._decode_loop is not None and self._decode_loop.busy
         has_input = bool(self._submitted or self._cancelled or self._tasks)
@@ -243,10 +251,11 @@ class DecodeWorker:
         result: Any = None
         error: Exception | None = None
         try:
-            result = task.function()
+            with self._device_lock:  # a graph that another model captures allows no copies
+                result = task.function()
         except Exception as raised:
             error = raised
-        self._close_loop()  # it may hold values computed from the old weights
+        self._try_to_close_loop()  # it may hold values computed from the old weights
         _call_in_loop(task.loop, settle, task.future, result, error)
 
     def _report(self, row: Row, num_new: int, finish: str) -> None:
@@ -278,14 +287,20 @@ class DecodeWorker:
         self._unsent.append((pending, error))
 
     def _fail_all(self, error: HttpError) -> None:
-        """Send an error to all requests of the decode loop; without one, to those that wait."""
+        """Send an error to all requests of the decode loop; without one, to all that waits."""
         decode_loop = self._decode_loop
         if decode_loop is None:
             with self._changed:
-                failed, self._submitted = set(self._submitted), []
+                cancelled, self._cancelled = set(self._cancelled), []
+                failed, self._submitted = set(self._submitted) - cancelled, []
+                tasks, self._tasks = self._tasks, []
+            for pending in cancelled:
+                self._count_ended(pending, pending.rows_left)
+            for task in tasks:
+                _call_in_loop(task.loop, settle, task.future, None, error)
         else:
             failed = _requests_of(decode_loop.waiting_jobs | decode_loop.decoding_jobs)
-            self._decode_loop = None
+            self._try_to_close_loop()
         for pending in failed:
             self._count_ended(pending, pending.rows_left)
             self._unsent.append((pending, error))

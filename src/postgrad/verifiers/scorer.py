@@ -164,7 +164,8 @@ class Scorer:
                     names = ", ".join(sorted(known)) or "none"
                     raise ConfigError(
                         f"{setting}: the verifier {verifier} reports no part {part} of its score; "
-                        f"name one of its parts: {names}"
+                        f"name one of its parts: {names} (a method that adds parts lists them in "
+                        "own_reward_parts)"
                     )
 
     def notes(self, problems: Iterable[Problem]) -> list[str]:

@@ -273,13 +273,21 @@ class PagedDecodeLoop:
             ]
             if self.ensure_free_pages(sum(count for count in missing if count > 0)):
                 break
-            self.preempt_last()
+            if not self.free_unused_prompts():
+                self.preempt_last()
         for column, (row, count) in enumerate(zip(self.active, missing, strict=True)):
             for _ in range(count):
                 page = self.free_pages.pop()
                 self.table[column, self.state[SHARED_PAGES, column] + len(row.pages)] = page
                 row.pages.append(page)
         return steps
+
+    def free_unused_prompts(self) -> bool:
+        """Free prompts that only waiting rows need; return whether there were any."""
+        unused = [prompt for prompt in self.prompts_in_pages if prompt.num_rows == 0]
+        for prompt in unused:
+            self.free_prompt(prompt)
+        return bool(unused)
 
     def preempt_last(self) -> None:
         """Put the last active row back into the queue; its seed gives the same tokens again."""
@@ -306,10 +314,14 @@ class PagedDecodeLoop:
         """Free the pages of a prompt, unless a row uses them or the next row will."""
         is_next = bool(self.waiting) and self.waiting[0].prompt is prompt
         if prompt.in_pages and prompt.num_rows == 0 and not is_next:
-            self.free_pages += prompt.pages
-            prompt.pages = []
-            prompt.in_pages = False
-            self.prompts_in_pages.remove(prompt)
+            self.free_prompt(prompt)
+
+    def free_prompt(self, prompt: SharedPrompt) -> None:
+        """Free the pages of a prompt that no active row uses."""
+        self.free_pages += prompt.pages
+        prompt.pages = []
+        prompt.in_pages = False
+        self.prompts_in_pages.remove(prompt)
 
     def take_rows(self, is_taken: Callable[[PagedRow], bool]) -> list[PagedRow]:
         """Remove rows, waiting or active, and free their pages; returns them."""

@@ -55,6 +55,7 @@ class PagedStream:
         self.stops = make_stops(engine.tokenizer, sampling)
         self.waiting: deque[StreamJob] = deque()
         self.finished: list[Finished] = []  # rows that ended during `generate`
+        self.restarted: list[Hashable] = []  # rows that were preempted in loops before this one
         self.loop: GrowingLoop | None = None
 
     def __enter__(self) -> "PagedStream":
@@ -138,13 +139,15 @@ class PagedStream:
     def refresh_weights(self) -> dict[Hashable, int]:
         # The decoder reads the parameters themselves; there is no copy to refresh.
         self.engine.weights_version += 1
-        return {} if self.loop is None else self.loop.num_tokens()
+        ended = {key: len(completion.tokens) for key, completion in self.finished}
+        return ended if self.loop is None else self.loop.num_tokens() | ended
 
     def take_restarted(self) -> list[Hashable]:
-        if self.loop is None:
-            return []
-        restarted = self.loop.restarted
-        self.loop.restarted = []
+        if self.loop is not None:
+            self.restarted += self.loop.restarted
+            self.loop.restarted = []
+        restarted = self.restarted
+        self.restarted = []
         return restarted
 
     def cancel(self, keys: Collection[Hashable]) -> None:
@@ -155,6 +158,8 @@ class PagedStream:
 
     def _new_loop(self) -> "GrowingLoop":
         """Return a loop with room for all waiting requests. Raises RunError."""
+        if self.loop is not None:
+            self.restarted += self.loop.restarted
         num_rows = max(self.num_rows, sum(len(job.request.seeds) for job in self.waiting))
         return GrowingLoop(
             self.decoder,

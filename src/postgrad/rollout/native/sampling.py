@@ -116,7 +116,7 @@ def _filter(probs: Tensor, sampling: Sampling) -> Tensor:
         ordered, order = probs.sort(-1, descending=True)
         sum_before = ordered.cumsum(-1) - ordered
         limit = sampling.top_p * probs.sum(-1, keepdim=True)
-        ordered = ordered.masked_fill(sum_before >= limit, 0.0)
+        ordered[:, 1:].masked_fill_((sum_before >= limit)[:, 1:], 0.0)  # the first is always kept
         probs = torch.zeros_like(probs).scatter(-1, order, ordered)
     if sampling.min_p > 0.0:
         largest = probs.max(-1, keepdim=True).values
@@ -135,6 +135,6 @@ def filter_rows(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> T
     ordered = ordered.masked_fill(ordered < least[:, None], 0.0)
     sum_before = ordered.cumsum(-1) - ordered
     limit = torch.where(top_p < 1.0, top_p * ordered.sum(-1), torch.inf)
-    ordered = ordered.masked_fill(sum_before >= limit[:, None], 0.0)
+    ordered[:, 1:].masked_fill_((sum_before >= limit[:, None])[:, 1:], 0.0)  # the first stays
     ordered = ordered.masked_fill(ordered < (min_p * ordered[:, 0])[:, None], 0.0)
     return torch.zeros_like(probs).scatter(-1, order, ordered)
