@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from attack_areas import area_of
+from hypothesis import settings
 
 from postgrad.problem import Problem
 from postgrad.verifiers.pool import VerifierPool
@@ -33,6 +34,8 @@ OPTIONAL = {
     "scale": "every family or method on several ranks: make test-scale runs it",
 }
 EXIT_STATUS = pytest.StashKey[int]()
+settings.register_profile("any speed", deadline=None)
+settings.load_profile("any speed")
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,10 @@ class FakeRay:
     def __init__(self) -> None:
         self.objects: list[bytes] = []
         self.num_fetched = 0
+        self.is_open = True
+
+    def is_initialized(self) -> bool:
+        return self.is_open
 
     def put(self, data: bytes) -> int:
         self.objects.append(data)
@@ -152,3 +156,11 @@ def test_a_column_whose_worker_died_ends_the_run(ray, store):
     ray.objects.clear()
     with pytest.raises(RunError, match="lost"):
         column.sum()
+
+
+def test_a_column_is_not_read_after_the_run(ray, store):
+    column = column_of(store, ray)
+    ray.is_open = False  # ray.get would start a cluster
+    with pytest.raises(RunError, match="before the run ended"):
+        column.sum()
+    assert ray.num_fetched == 0

@@ -5,15 +5,21 @@ import torch
 
 from postgrad.cluster import weights_ref
 from postgrad.cluster.weights_ref import WeightsRef, store_weights
+from postgrad.errors import RunError
 from postgrad.training.engine_gap import _with_last_block_negated
 
 
 class FakeRay:
     """An object store; counts how often each object is fetched."""
 
+    class exceptions:
+        class RayError(Exception):
+            pass
+
     def __init__(self) -> None:
         self.objects: list[bytes] = []
         self.fetched: list[int] = []
+        self.is_lost = False
 
     def put(self, value: bytes) -> int:
         self.objects.append(value)
@@ -21,6 +27,8 @@ class FakeRay:
 
     def get(self, reference: int) -> bytes:
         self.fetched.append(reference)
+        if self.is_lost:
+            raise self.exceptions.RayError("the owner has died")
         return self.objects[reference]
 
 
@@ -64,3 +72,9 @@ def test_weights_with_other_values_of_one_block_fetch_its_part_only(stored):
         sign = -1 if name == "layers.1.up.weight" else 1
         assert torch.equal(tensor, sign * WEIGHTS[name]), name
     assert torch.equal(stored["layers.1.up.weight"], WEIGHTS["layers.1.up.weight"])
+
+
+def test_weights_of_a_worker_that_died_end_the_run_with_one_line(stored):
+    stored.ray.is_lost = True
+    with pytest.raises(RunError, match="lost"):
+        stored["norm.weight"]
