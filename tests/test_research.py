@@ -67,6 +67,7 @@ def test_the_commands_of_a_claim_pass_the_checks(research, tmp_path, claim):
         assert config.training.steps == run.last_step
 
 
+@pytest.mark.slow
 def test_arms_differ_only_in_what_is_compared(research, tmp_path):
     runs = make_runs(research, "losses", tmp_path, "--seeds=0")
     configs = [composed(run) for run in runs]
@@ -75,6 +76,7 @@ def test_arms_differ_only_in_what_is_compared(research, tmp_path):
         assert all(value == values[0] for value in values), section
 
 
+@pytest.mark.slow
 def test_a_monitor_reads_the_policys_thoughts_before_and_after(research, tmp_path):
     for more, monitor in ((), "tiny"), (("--monitor=gemma",), "gemma"):
         for run in make_runs(research, "classmate", tmp_path, *more):

@@ -155,6 +155,7 @@ def test_a_program_that_gives_up_at_the_length_has_the_reward_0():
     assert done.turns == 2 and len(done.tokens) <= 100
 
 
+@pytest.mark.slow
 def test_a_program_is_killed_with_its_children_at_the_time_limit(tmp_path):
     agents, prompts = make_agents("hang", timeout_s=1.0)
     file = tmp_path / "pid"

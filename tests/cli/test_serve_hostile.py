@@ -263,6 +263,7 @@ def test_huge_bodies_are_refused_unread(server):
     assert post(server, GOOD)[0] == 200
 
 
+@pytest.mark.slow
 def test_slow_bodies_and_slow_headers_are_not_waited_for(server, monkeypatch):
     monkeypatch.setattr(app_module, "BODY_S", 0.3)
     monkeypatch.setattr(web, "HEADER_TIMEOUT_S", 0.3)

@@ -149,6 +149,7 @@ def test_sandbox_row_shows_the_level_or_the_refusal(monkeypatch: pytest.MonkeyPa
     assert machine.describe_sandbox() == refused
 
 
+@pytest.mark.slow
 def test_sandbox_row_shows_the_server_or_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     from postgrad.sandbox.client import FusionSandbox
 

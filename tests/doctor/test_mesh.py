@@ -100,6 +100,7 @@ def test_workers_compute_with_their_own_experts(tmp_path):
     assert own.outside_blocks == whole.outside_blocks
 
 
+@pytest.mark.slow
 def test_the_doctor_shows_the_mesh(tiny, capsys):
     words = ["--fit", "grpo", f"model.path={tiny}", "data.train=arithmetic:1", "cluster=ray"]
     assert main(["doctor", *words, "cluster.workers=8", "cluster.tensor_parallel=2"]) == 0

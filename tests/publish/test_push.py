@@ -139,6 +139,7 @@ def test_failed_call_is_repeated_and_sends_everything_once(
     assert len(hub.large) == 1 and hub.calls["upload"] == (2 if fault[0] == "upload" else 1)
 
 
+@pytest.mark.slow
 def test_push_that_failed_is_continued_by_the_same_command(hub: Hub, run_of, capsys, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda s: None)
     before = {p: p.read_bytes() for p in run_of.rglob("*") if p.is_file()}
@@ -221,6 +222,7 @@ def test_push_in_its_own_process(hub: Hub, run_of):
     )
 
 
+@pytest.mark.slow
 def test_each_step_has_its_branch(hub, run_of, capsys):
     import shutil
 

@@ -113,6 +113,7 @@ def test_each_row_gets_its_own_tokens(num_pages, monkeypatch):
     assert (max(preempted, default=0) > 0) == (num_pages == 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 10, 47])
 def test_random_jobs_end_though_pages_are_scarce(seed):
     """The prompt of a row that waits gives up its pages when no active row could go on."""

@@ -299,6 +299,7 @@ def test_only_the_program_s_own_time_counts(fusion):
     assert results[0].passed, "pauses between retries do not count"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_too_slow_is_an_error(fusion):
     fusion.replies = [(200, ended(0, "2", seconds=0.0))] * 9
     fusion.delay_s = 0.3

@@ -58,6 +58,7 @@ def test_a_program_runs_with_its_input(box):
     assert (outcome.code, outcome.output, outcome.errors) == (3, "", "x\n")
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_asserts_outputs_and_time_limits(box):
     """The numbers of Classmate's section 8.11."""
@@ -300,6 +301,7 @@ def test_empty_environment(box, monkeypatch):
     assert names <= {"HOME", "LANG", "LC_CTYPE", "PATH", "PWD", "PYTHONHASHSEED"}
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_no_child_processes(box):
     """Neither by fork, subprocess, system, multiprocessing or posix_spawn, nor by a fork bomb."""

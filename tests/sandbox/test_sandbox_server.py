@@ -103,6 +103,7 @@ def test_health_needs_no_token(server):
     assert server.ask("/health", token="") == (200, {"status": "healthy"})
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_asserts(server):
     tests = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add(0, 0) == 1"]

@@ -463,6 +463,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.slow
 def test_sigterm_before_the_first_step_is_one_line_even_with_a_late_ctrl_c():
     process = subprocess.Popen(
         [sys.executable, "-c", STOPPED_TWICE],

@@ -443,6 +443,7 @@ def test_the_table_covers_every_verifier_that_reads_text():
     assert len(set(TABLE)) == len(TABLE), "a row stands there twice"
 
 
+@pytest.mark.slow
 def test_every_row_of_the_table(math_pool):
     items = [(response, Problem("p", (), truth)) for _, response, truth, _ in TABLE]
     results = math_pool.verify(items, [row[0] for row in TABLE])

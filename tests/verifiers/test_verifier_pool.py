@@ -176,6 +176,7 @@ def test_large_responses_and_odd_characters(problem, hostile):
     assert results == [Score(float(len(r))) for r in responses]
 
 
+@pytest.mark.slow
 def test_grandchildren_are_killed_too(problem, hostile, tmp_path):
     note = tmp_path / "pid"
     with VerifierPool(workers=1, timeout_s=1) as pool:

@@ -350,6 +350,7 @@ def test_bad_parameters_get_an_error_message(server, query):
     assert status == 400 and json.loads(body)["error"]
 
 
+@pytest.mark.slow
 def test_live_stream_sends_new_lines(runs, tmp_path):
     import http.client
 
