@@ -11,7 +11,7 @@ import json
 import secrets
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ from postgrad.errors import ConfigError
 HEADER_TIMEOUT_S = 20.0  # for the request line and the headers to arrive
 MAX_WEBSOCKET_MESSAGE = 16 << 20  # bytes
 KEEP_ALIVE_S = 15  # an idle connection is closed after this
+FIRST_REQUEST_S = 2.0  # a stopping server waits this long for the first request of a connection
 
 
 class HttpError(Exception):
@@ -212,6 +213,28 @@ def address_of(listener: socket.socket) -> str:
     return f"http://{shown}:{port}"
 
 
+class Server(uvicorn.Server):
+    """Answers every client that had connected when it was told to stop.
+
+    uvicorn closes its socket at once: clients that wait to be accepted, and those whose request
+    is on its way, see a reset connection instead of an answer.
+    """
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.sleep(0.1)  # the event loop accepts the connections that wait
+        limit_s = min(FIRST_REQUEST_S, self.config.timeout_graceful_shutdown or 0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while any(map(_is_silent, self.server_state.connections)):
+                    await asyncio.sleep(0.02)
+        await super().shutdown(sockets)
+
+
+def _is_silent(connection: Any) -> bool:
+    """Returns whether no request has arrived on an HTTP connection."""
+    return isinstance(connection, H11Protocol) and connection.cycle is None
+
+
 def make_server(
     app: Any, grace_s: int, connections: int = 1000, websockets: bool = False
 ) -> uvicorn.Server:
@@ -228,26 +251,38 @@ def make_server(
         timeout_graceful_shutdown=grace_s,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-    return uvicorn.Server(config)
+    return Server(config)
 
 
 def run(server: uvicorn.Server, listener: socket.socket) -> None:
     """Serves until Ctrl-C or SIGTERM."""
-    with contextlib.suppress(KeyboardInterrupt), signals_as_interrupt():
+    with signals_stop(server):
         server.run(sockets=[listener])
 
 
-@contextlib.contextmanager
-def signals_as_interrupt() -> Iterator[None]:
+def signals_stop(server: uvicorn.Server) -> contextlib.AbstractContextManager[None]:
+    """Makes SIGTERM and SIGINT stop a server, also one that has not started yet.
+
+    A KeyboardInterrupt could be lost: Python ignores one that is raised in a finalizer.
+    """
+    return _handle_signals(server.handle_exit)
+
+
+def signals_as_interrupt() -> contextlib.AbstractContextManager[None]:
     """Makes SIGTERM and SIGINT raise KeyboardInterrupt, in background jobs too."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
+    return _handle_signals(interrupt)
+
+
+@contextlib.contextmanager
+def _handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -1,8 +1,10 @@
 """`postgrad serve` as a process: 200 clients at once, bounded memory and a clean shutdown."""
 
+import http.client
 import json
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,20 @@ def streamed(port: int, body: dict) -> list[int]:
     assert events[-2] == "data: [DONE]"
     pieces = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
     return [i for piece in pieces for i in piece["choices"][0]["token_ids"]]
+
+
+def test_a_client_that_was_connected_is_answered_when_the_server_stops(tiny):
+    with command(str(tiny), "--name", "tiny", "--rows", "4", "--threads", "1") as server:
+        assert server.process is not None
+        waiting = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in "ab"]
+        for connection in waiting:
+            connection.connect()
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        body = json.dumps({"model": "tiny", "prompt": PROMPT, "max_tokens": 5})
+        waiting[0].request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        assert waiting[0].getresponse().status in (200, 503)
+        assert server.process.wait(60) == 0, "the other connection never sends a request"
 
 
 @pytest.mark.parametrize(

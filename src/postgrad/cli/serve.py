@@ -1,6 +1,5 @@
 """`postgrad serve MODEL ...`: an OpenAI-compatible model server; with --train, Tinker's."""
 
-import contextlib
 import secrets
 import socket
 from pathlib import Path
@@ -289,11 +288,7 @@ def serve(
     }
     # Signals are handled from here on: a process that reads the file may stop this server
     # before the first request.
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        web.signals_as_interrupt(),
-        servers_file.list_servers(file, entries),
-    ):
+    with web.signals_stop(server), servers_file.list_servers(file, entries):
         for model in served:
             print(
                 f"{model.name}: {model.worker.capacity} rows of {model.context} tokens, "
@@ -335,7 +330,7 @@ def serve_training(
     app = make_app(service, options.host, token)
     server = web.make_server(app, options.grace, connections=options.queue + 1000)
     service.results.is_stopping = lambda: server.should_exit
-    with contextlib.suppress(KeyboardInterrupt), web.signals_as_interrupt():
+    with web.signals_stop(server):
         print(f"{name}: context of {model.context} tokens, {options.clients} training clients")
         print(f"checkpoints: {checkpoints.folder}")
         print(f"{web.address_of(listener)}\nCtrl-C ends it", flush=True)
