@@ -4,8 +4,12 @@ The memory of this decoder has, for each line of each page, a token and a digest
 were visible when the line was written. So a wrong page, position or segment makes a test fail.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
 
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
@@ -66,7 +70,8 @@ class RecordingDecoder:
         self.keys = self.values = torch.zeros(1, sizes.pages, PAGE, 1, 1)
         self.memory: dict[int, tuple[int, int]] = {}
 
-    def base_model(self, input_ids, position_ids, past_key_values, packing, **_) -> None:
+    def base_model(self, input_ids, position_ids, past_key_values, packing, **_) -> SimpleNamespace:
+        """Write the tokens of a pass; the last hidden state of each is its digest."""
         tokens = input_ids[0].tolist()
         num_tokens = len(tokens)
         self.num_prefilled.append(num_tokens)
@@ -82,9 +87,15 @@ class RecordingDecoder:
                     position = len(lines) + number - own_start
                     assert position_ids[0, number] == packing.positions[number] == position
                     self.memory[int(past_key_values.lines[number])] = (tokens[number], digest)
+        states = [float(self.memory[line][1]) for line in past_key_values.lines.tolist()]
         for tile in packing.query_tiles.tolist():  # windows read the positions of earlier keys
             positions = packing.positions[tile[3] : tile[4]].tolist()
             assert positions == list(range(tile[4] - tile[3]))
+        return SimpleNamespace(last_hidden_state=torch.tensor(states)[None, :, None])
+
+    def compute_logits(self, states: Tensor) -> Tensor:
+        """Return logits (tokens, vocabulary): the token that the digest names is more likely."""
+        return one_hot(states[:, 0].long() % VOCABULARY, VOCABULARY).float()
 
     def read(self, lines: list[int]) -> int:
         """Return the digest of the tokens of these lines; each was computed after the others."""
@@ -147,3 +158,14 @@ def expected(request: Request, index: int, sampling: Sampling) -> Completion:
         ):
             finish = "stop"
     return Completion(tokens, [], finish)
+
+
+def long_seeds(prompt: list[int], limit: int, count: int) -> list[int]:
+    """Return seeds whose responses have `limit` tokens."""
+    seeds: list[int] = []
+    for seed in range(1000):
+        if len(expected(Request(prompt, [seed], limit), 0, Sampling()).tokens) == limit:
+            seeds.append(seed)
+        if len(seeds) == count:
+            return seeds
+    raise AssertionError("too few seeds give long responses")

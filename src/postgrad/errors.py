@@ -19,6 +19,19 @@ class RunError(Exception):
     """The run cannot continue. One line: what failed, and how to continue."""
 
 
+class CacheMemoryError(RunError):
+    """The cache of keys and values does not fit on the device.
+
+    Args:
+        problem: what does not fit, without advice: a server has other options than a run.
+        advice: the settings of a run that help.
+    """
+
+    def __init__(self, problem: str, advice: str) -> None:
+        super().__init__(f"{problem}; {advice}")
+        self.problem = problem
+
+
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """Returns the end of an error message: the most similar known name, or all known names."""
     names = sorted(known)

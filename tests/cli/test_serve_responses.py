@@ -7,7 +7,7 @@ from serve_process import openai_client
 from tool_model import KNOWS_TOOLS, chat_model
 
 from postgrad.serving.requests import ApiError
-from postgrad.serving.responses_api import parse_responses, read_input
+from postgrad.serving.responses_request import parse_responses, read_input
 
 LOOK = {
     "type": "function",

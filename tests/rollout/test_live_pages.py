@@ -15,7 +15,7 @@ from postgrad.rollout.native.jobs import LiveJob, Row
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from recording_decoder import RecordingDecoder, Tokenizer, expected
+from recording_decoder import RecordingDecoder, Tokenizer, expected, long_seeds
 
 from postgrad.rollout.native.paged_live import PagedLiveLoop
 
@@ -45,17 +45,6 @@ def make_loop(num_pages: int, capacity: int = 4) -> tuple[PagedLiveLoop, Reports
     decoder = RecordingDecoder()
     loop = PagedLiveLoop(engine, decoder, capacity, 320, num_pages, reports)  # type: ignore[arg-type]
     return loop, reports
-
-
-def long_seeds(prompt: list[int], limit: int, count: int) -> list[int]:
-    """Return seeds whose responses have `limit` tokens."""
-    seeds: list[int] = []
-    for seed in range(1000):
-        if len(expected(Request(prompt, [seed], limit), 0, Sampling()).tokens) == limit:
-            seeds.append(seed)
-        if len(seeds) == count:
-            return seeds
-    raise AssertionError("too few seeds give long responses")
 
 
 def make_jobs() -> list[LiveJob]:

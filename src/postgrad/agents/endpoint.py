@@ -40,7 +40,7 @@ from postgrad.serving.app import (
 )
 from postgrad.serving.requests import ApiError, GenerationRequest, parse_request
 from postgrad.serving.responses import ResponseBuilder
-from postgrad.serving.responses_api import parse_responses
+from postgrad.serving.responses_request import parse_responses
 
 MODEL = "policy"  # the name of the policy in responses
 START_S = 30.0

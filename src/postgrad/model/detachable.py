@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.errors import RunError
+from postgrad.errors import CacheMemoryError, RunError
 from postgrad.model.device import empty_device_cache, memory_info, track_outside_memory
 
 DEVICE = 1  # CU_MEM_LOCATION_TYPE_DEVICE
@@ -156,9 +156,10 @@ class DetachableMemory:
         code = getattr(self.library, name)(*arguments)
         if code == OUT_OF_MEMORY:
             free, _ = memory_info(self.device)
-            raise RunError(
+            raise CacheMemoryError(
                 f"the cache of keys and values needs {self.size / 2**30:.1f} GiB and "
-                f"{free / 2**30:.1f} GiB are free; lower rollout.cache_gib or rollout.max_rows"
+                f"{free / 2**30:.1f} GiB are free",
+                "lower rollout.cache_gib or rollout.max_rows",
             )
         if code != 0:
             raise RunError(f"the CUDA driver's {name} failed with error code {code}")

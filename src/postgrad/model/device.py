@@ -9,6 +9,7 @@ only some devices have, other files call a function of this one: `supports_trito
 import ctypes
 import importlib.util
 import os
+import re
 import resource
 import sys
 import time
@@ -329,6 +330,12 @@ def is_memory_error(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def requested_memory(error: str) -> str:
+    """Return " for 2.00 GiB more" from the text of an out-of-memory error; "" if it has no size."""
+    wanted = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", error)
+    return f" for {wanted[1]} more" if wanted else ""
 
 
 def free_memory_bytes(device: torch.device) -> int:

@@ -33,7 +33,8 @@ from postgrad.errors import did_you_mean
 from postgrad.serving.generate import generate_response, parse_generate
 from postgrad.serving.requests import ApiError, GenerationRequest, check_schema, parse_request
 from postgrad.serving.responses import Choice, ResponseBuilder, error_body
-from postgrad.serving.responses_api import make_builder, parse_responses
+from postgrad.serving.responses_api import make_builder
+from postgrad.serving.responses_request import parse_responses
 from postgrad.serving.served_model import ServedModel, find_weight_files, load_weights
 from postgrad.serving.worker import PendingRequest
 from postgrad.web import HttpError, has_token, read_json, reject_reason

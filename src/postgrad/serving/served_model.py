@@ -23,6 +23,7 @@ from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.jobs import LiveJob
 from postgrad.rollout.native.live import warm_up
 from postgrad.rollout.native.pages import PAGE
+from postgrad.serving.memory import SMALLER_MODEL, memory_errors_as
 from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import ApiError, GenerationRequest
 from postgrad.serving.worker import DecodeWorker
@@ -120,9 +121,10 @@ def load_served_model(
         config.dtype = "float32"
     else:
         config.dtype = choose_dtype(config.dtype, device)
-    loaded = load(config, device, seed)
-    loaded.model.requires_grad_(False)
-    engine = NativeEngine(loaded, RolloutConfig())
+    with memory_errors_as(ConfigError, SMALLER_MODEL):
+        loaded = load(config, device, seed)
+        loaded.model.requires_grad_(False)
+        engine = NativeEngine(loaded, RolloutConfig())
     if engine.stock_engine is not None:
         raise ConfigError(
             f"model {config.path} cannot be served by the native engine, whose cache holds keys "
@@ -146,7 +148,8 @@ def load_served_model(
     if engine.decoder is None:  # a slot has memory for the whole context, pages come one by one
         rows = min(rows, max_rows)
     cache_bytes = memory // num_models
-    warm_up(engine, rows, context, cache_bytes)
+    with memory_errors_as(ConfigError):
+        warm_up(engine, rows, context, cache_bytes)
     worker = DecodeWorker(engine, rows, context, queue, cache_bytes, stopping)
     return ServedModel(name, config.path, loaded.tokenizer, worker)
 

@@ -17,6 +17,7 @@ import torch
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.jobs import Job, LiveJob, LiveLoop, Row, TopTokens
 from postgrad.rollout.native.live import open_live_loop
+from postgrad.serving.memory import explain_memory_error
 from postgrad.web import HttpError, settle
 
 IDLE_S = 5.0  # time without work after which the cache's memory is freed
@@ -48,6 +49,7 @@ class PendingRequest:
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     updates: "asyncio.Queue[RowUpdate | HttpError]" = field(default_factory=asyncio.Queue)
     rows_left: int = 0
+    has_begun: bool = False  # a token of it was sampled
 
     def __post_init__(self) -> None:
         self.rows_left = sum(len(job.request.seeds) for job in self.jobs)
@@ -72,8 +74,8 @@ class DecodeWorker:
         longest: tokens of prompt and response together.
         queue: rows that may wait.
         cache_bytes: memory for keys and values in pages.
-        stopping: true once the server shuts down: decoding rows continue, waiting ones are
-            refused.
+        stopping: true once the server shuts down: requests that have begun continue, the others
+            are refused.
     """
 
     def __init__(
@@ -167,9 +169,8 @@ class DecodeWorker:
                     self._advance()
                 except Exception as error:  # the decoding requests fail, the server continues
                     traceback.print_exc(file=sys.stderr)
-                    self._fail_all(
-                        HttpError(500, f"the engine failed: {type(error).__name__}: {error}")
-                    )
+                    reason = explain_memory_error(error) or f"{type(error).__name__}: {error}"
+                    self._fail_all(HttpError(500, f"the engine failed: {reason}"))
                 self._send_updates()
 
     def _wait_for_work(self) -> bool:
@@ -239,10 +240,12 @@ class DecodeWorker:
             self._run_task()
 
     def _refuse_waiting(self, decode_loop: LiveLoop) -> None:
-        """Refuse the requests none of whose rows decode, because the server is shutting down."""
-        decoding = decode_loop.decoding_jobs
+        """Refuse the requests that have not begun, because the server is shutting down.
+
+        A row that has begun may wait, too: it had to give up its pages.
+        """
         for pending in _requests_of(decode_loop.waiting_jobs):
-            if not decoding.intersection(pending.jobs):
+            if not pending.has_begun:
                 self._fail(decode_loop, pending, HttpError(503, "the server is shutting down"))
 
     def _run_task(self) -> None:
@@ -263,6 +266,7 @@ class DecodeWorker:
         job = row.job
         assert isinstance(job, LiveJob)
         pending, number = job.owner
+        pending.has_begun = True
         if not pending.per_token and not finish:
             return
         first = len(row.tokens) - num_new if pending.per_token else 0

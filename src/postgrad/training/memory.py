@@ -1,6 +1,5 @@
 """Out of memory as one line: the stage, what holds the memory, and the settings that help most."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ from postgrad.model.device import (
     graph_memory_bytes,
     is_memory_error,
     memory_held,
+    requested_memory,
     supports_state_streaming,
     total_memory_bytes,
 )
@@ -67,8 +67,7 @@ def _first_text(error: BaseException) -> str:
 
 def explain(stage: str, text: str, policy: Any = None) -> str:
     """Return the line for an out-of-memory error with this text."""
-    wanted = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", text)
-    size = f" for {wanted[1]} more" if wanted else ""
+    size = requested_memory(text)
     held = ""
     advice = ADVICE.get(stage, PASSES)
     if isinstance(policy, LocalPolicy):

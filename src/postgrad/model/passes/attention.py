@@ -113,11 +113,11 @@ def _refuse_in_packed(module: nn.Module, softcap: float | None, s_aux: Tensor | 
 def in_window(mask: Tensor | None, positions: Tensor, num_keys: int, window: int) -> Tensor:
     """Return the boolean mask restricted to keys less than `window` positions before the query.
 
-    In a decode step (one query) keys are stored by position; otherwise they are the queries'
-    tokens.
+    With more keys than queries (a decode step, or a part of a long prompt) keys are stored by
+    position; otherwise they are the queries' tokens.
     """
     key_positions = positions
-    if positions.shape[1] == 1:
+    if positions.shape[1] != num_keys:
         key_positions = torch.arange(num_keys, device=positions.device)[None]
     distance = positions[:, None, :, None] - key_positions[:, None, None, :]
     visible = (distance >= 0) & (distance < window)
@@ -178,13 +178,15 @@ def register_attention() -> str:
     return NAME
 
 
-def prompt_mask(lengths: Tensor, width: int) -> Tensor:
-    """Return a (rows, 1, width, width) causal mask over right-padded prompts.
+def prompt_mask(lengths: Tensor, width: int, first: int = 0) -> Tensor:
+    """Return a causal mask (rows, 1, width - first, width) over right-padded prompts.
 
-    A padding token attends to itself, so no row of the mask is empty.
+    Its queries are the tokens from `first` on. A padding token attends to itself, so no row of the
+    mask is empty.
     """
-    index = torch.arange(width, device=lengths.device)
-    causal = index[None, :] <= index[:, None]
-    is_token = index[None, :] < lengths[:, None]
-    diagonal = index[None, :] == index[:, None]
+    keys = torch.arange(width, device=lengths.device)
+    queries = keys[first:]
+    causal = keys[None, :] <= queries[:, None]
+    is_token = keys[None, :] < lengths[:, None]
+    diagonal = keys[None, :] == queries[:, None]
     return ((causal[None] & is_token[:, None, :]) | diagonal[None])[:, None]

@@ -25,19 +25,27 @@ def _lazy_zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 class PrefillCache:
-    """Keeps the keys and values of one prefill pass, one entry per layer."""
+    """Keeps the keys and values of prefilled prompts, one entry per layer.
+
+    A long prompt comes in several passes; each adds its tokens after those of the passes before.
+    """
 
     def __init__(self) -> None:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
-        self.keys.append(key)
-        self.values.append(value)
-        return key, value
+        """Return all keys and values so far, each (rows, heads, tokens, head_dim)."""
+        if layer == len(self.keys):
+            self.keys.append(key)
+            self.values.append(value)
+        else:
+            self.keys[layer] = torch.cat([self.keys[layer], key], 2)
+            self.values[layer] = torch.cat([self.values[layer], value], 2)
+        return self.keys[layer], self.values[layer]
 
     def get_seq_length(self, *_: Any) -> int:
-        return 0
+        return self.keys[0].shape[2] if self.keys else 0
 
 
 class SlotCache:

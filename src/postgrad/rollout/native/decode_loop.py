@@ -24,6 +24,14 @@ from postgrad.rollout.stops import make_stops
 PREFILL_TOKENS = 8192  # padded prompt tokens per prefill pass
 
 
+def tokens_per_pass(num_keys: int) -> int:
+    """Return how many tokens of a row one pass computes, if they attend to this many keys.
+
+    Its attention mask is at most that of PREFILL_TOKENS tokens that attend to each other.
+    """
+    return max(1, min(PREFILL_TOKENS, PREFILL_TOKENS**2 // num_keys))
+
+
 def bucket(count: int) -> int:
     """Round up to one of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, ...
 
@@ -253,33 +261,50 @@ class DecodeLoop:
         return prompt.logits.expand(count, -1)
 
     def prefill(self) -> None:
-        """Prefill the next prompts in one pass, as many as can get a slot soon."""
+        """Prefill the next prompts, as many as can get a slot soon.
+
+        They share one pass. A prompt that is too long for a pass is alone and takes several.
+        """
         jobs = self._take_jobs_to_prefill()
         lengths = torch.tensor([len(job.request.prompt) for job in jobs])
-        ids = torch.zeros(len(jobs), int(lengths.max()), dtype=torch.int64)
+        width = int(lengths.max())
+        ids = torch.zeros(len(jobs), width, dtype=torch.int64)
         for row, job in enumerate(jobs):
             ids[row, : lengths[row]] = torch.tensor(job.request.prompt)
-        device = self.engine.device
         cache = PrefillCache()
-        positions = torch.arange(ids.shape[1], device=device)[None].expand(len(jobs), -1)
-        hidden = self.engine.model.base_model(
-            input_ids=ids.to(device),
-            position_ids=positions,
-            attention_mask=prompt_mask(lengths, ids.shape[1]).to(device),
-            past_key_values=cache,
-            use_cache=True,
-            **self._window_arguments(positions),
-        ).last_hidden_state
-        self.on_prefill(jobs, hidden)
+        size = tokens_per_pass(width)
+        for first in range(0, width, size):
+            hidden = self._prefill_pass(ids[:, : first + size], first, lengths, cache)
+            self.on_prefill(jobs, hidden)
+        device = self.engine.device
         rows = torch.arange(len(jobs), device=device)
-        logits = self.compute_logits(hidden[rows, (lengths - 1).to(device)])
+        logits = self.compute_logits(hidden[rows, (lengths - 1 - first).to(device)])
         if not self.cache.keys:
             self.cache.allocate(cache)
         for row, job in enumerate(jobs):
             self.prefilled.append(PrefilledPrompt(job, cache, row, logits[row]))
 
+    def _prefill_pass(
+        self, ids: Tensor, first: int, lengths: Tensor, cache: PrefillCache
+    ) -> Tensor:
+        """Compute the tokens from `first` on of ids (jobs, tokens); those before are in the cache.
+
+        Returns the last hidden states (jobs, tokens - first, width).
+        """
+        device = self.engine.device
+        num_jobs, width = ids.shape
+        positions = torch.arange(first, width, device=device)[None].expand(num_jobs, -1)
+        return self.engine.model.base_model(
+            input_ids=ids[:, first:].to(device),
+            position_ids=positions,
+            attention_mask=prompt_mask(lengths, width, first).to(device),
+            past_key_values=cache,
+            use_cache=True,
+            **self._window_arguments(positions),
+        ).last_hidden_state
+
     def on_prefill(self, jobs: Sequence[Job], hidden: Tensor) -> None:
-        """Called with the last hidden states (jobs, longest prompt, width) of prefilled prompts."""
+        """Called with the last hidden states (jobs, tokens, width) of each prefill pass."""
 
     def _take_jobs_to_prefill(self) -> list[Job]:
         """Remove jobs from the queue: enough for the free slots, within PREFILL_TOKENS."""

@@ -64,23 +64,22 @@ class LiveJob(Job):
     top_tokens: dict[int, list[TopTokens]] = field(default_factory=dict)  # by the row's index
 
     def score_prompt(self, states: Tensor, compute_logits: Callable[[Tensor], Tensor]) -> None:
-        """Set the log-probs of the prompt's tokens.
+        """Add the log-probs of the prompt's next tokens.
 
         Args:
-            states: the last hidden states (tokens, width); that of the last token is not needed.
+            states: the last hidden states (tokens, width) of the tokens before them; that of the
+                prompt's last token is not needed. A long prompt comes in several calls.
             compute_logits: returns the logits of some of them.
         """
-        prompt_logprobs: list[float] = []
-        top_tokens: list[TopTokens] = []
-        targets = torch.tensor(self.request.prompt[1:], device=states.device)
+        first = 1 + len(self.prompt_logprobs)
+        targets = torch.tensor(self.request.prompt[first : first + len(states)])
+        targets = targets.to(states.device)
         for start in range(0, len(targets), PROMPT_CHUNK):
             chunk = targets[start : start + PROMPT_CHUNK]
             logits = compute_logits(states[start : start + len(chunk)])
             logprobs = logprobs_at(logits, self.sampling.temperature)
-            prompt_logprobs += logprobs.gather(1, chunk[:, None])[:, 0].tolist()
-            top_tokens += [find_top_tokens(row, self.num_top) for row in logprobs]
-        self.prompt_logprobs = prompt_logprobs
-        self.prompt_top_tokens = top_tokens
+            self.prompt_logprobs += logprobs.gather(1, chunk[:, None])[:, 0].tolist()
+            self.prompt_top_tokens += find_top_tokens(logprobs, self.num_top)
 
 
 @dataclass(eq=False)
@@ -159,10 +158,10 @@ def logprobs_at(logits: Tensor, temperature: float) -> Tensor:
     return logits.div(temperature or 1.0).log_softmax(-1)
 
 
-def find_top_tokens(logprobs: Tensor, count: int) -> TopTokens:
-    """Return the most likely tokens of one position (vocabulary,) and their log-probs."""
-    values, tokens = logprobs.topk(min(count, len(logprobs)))
-    return pair_tokens(tokens.tolist(), values.tolist())
+def find_top_tokens(logprobs: Tensor, count: int) -> list[TopTokens]:
+    """Return the most likely tokens and their log-probs at each position (tokens, vocabulary)."""
+    values, tokens = logprobs.topk(min(count, logprobs.shape[1]))
+    return [pair_tokens(*pair) for pair in zip(tokens.tolist(), values.tolist(), strict=True)]
 
 
 def pair_tokens(tokens: Sequence[int], logprobs: Sequence[float]) -> TopTokens:

@@ -78,9 +78,10 @@ class LiveDecodeLoop(DecodeLoop):
         for i, row in enumerate(self.active[first : first + len(logits)]):
             job = row.job
             if isinstance(job, LiveJob) and job.num_top:
-                logprobs = logprobs_at(logits[i], job.sampling.temperature)
-                top = find_top_tokens(logprobs, job.num_top)
-                job.top_tokens.setdefault(row.index, []).append(top)
+                logprobs = logprobs_at(logits[i : i + 1], job.sampling.temperature)
+                job.top_tokens.setdefault(row.index, []).extend(
+                    find_top_tokens(logprobs, job.num_top)
+                )
         return sampled
 
     def on_prefill(self, jobs: Sequence[Job], hidden: Tensor) -> None:

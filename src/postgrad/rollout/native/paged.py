@@ -5,7 +5,7 @@ device; the host reads it every STEPS_PER_SYNC decode steps.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -15,7 +15,8 @@ from postgrad.rollout.engine import Completion
 from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.jobs import Job
 from postgrad.rollout.native.paged_prefill import Span, page_lines, prefill
-from postgrad.rollout.native.paged_rows import PagedRow, SharedPrompt, sampling_fields
+from postgrad.rollout.native.paged_rows import PagedRow, SharedPrompt
+from postgrad.rollout.native.paged_slots import draw_uniforms, read_completions, write_sampling
 from postgrad.rollout.native.pages import fit_pages, graph_rows, num_pages
 from postgrad.rollout.native.sampling import RowRandom
 from postgrad.rollout.native.tables import (
@@ -28,9 +29,6 @@ from postgrad.rollout.native.tables import (
     STEPS_PER_SYNC,
     BufferSizes,
 )
-
-# A number just below 1 may round to 1 in float32, which no cumulative sum exceeds.
-LARGEST_UNIFORM = np.float32(1.0 - 2**-24)
 
 
 class PagedDecodeLoop:
@@ -64,8 +62,8 @@ class PagedDecodeLoop:
         self.stream_rows = stream_rows
         self.growth = growth
         self.lengths_at_stop: dict[int, int] = {}  # by slot: tokens of a row with a stop string
-        # All prompts that rows need, by their tokens; those in pages are in the list, too.
-        self.prompts: WeakValueDictionary[tuple[int, ...], SharedPrompt] = WeakValueDictionary()
+        # All prompts that rows need, by prompt_key; those in pages are in the list, too.
+        self.prompts: WeakValueDictionary[Hashable, SharedPrompt] = WeakValueDictionary()
         self.prompts_in_pages: list[SharedPrompt] = []
         self.waiting: deque[PagedRow] = deque()
         self.active: list[PagedRow] = []
@@ -110,12 +108,13 @@ class PagedDecodeLoop:
         for job in self.jobs:
             for index in range(len(job.request.seeds)):
                 rows.append(self.make_row(job, index, slot=len(rows)))
-        self.write_sampling(rows)
-        self.draw_uniforms(rows)
+        write_sampling(self.decoder, rows)
+        draw_uniforms(self.decoder, rows)
         self.waiting += rows
         while self.waiting or self.active:
             self.advance()
-        for row, completion in zip(rows, self.collect(rows), strict=True):
+        completions = read_completions(self.decoder, rows, self.lengths_at_stop)
+        for row, completion in zip(rows, completions, strict=True):
             row.job.completions[row.index] = completion
         return [job.completions for job in self.jobs]
 
@@ -125,13 +124,17 @@ class PagedDecodeLoop:
         return PagedRow(job, index, random, slot=slot, prompt=self.share_prompt(job))
 
     def share_prompt(self, job: Job) -> SharedPrompt:
-        """Return the prompt of a job; jobs with equal prompts get the same one."""
-        tokens = tuple(job.request.prompt)
-        prompt = self.prompts.get(tokens)
+        """Return the prompt of a job; jobs with equal keys get the same one."""
+        key = self.prompt_key(job)
+        prompt = self.prompts.get(key)
         if prompt is None:
             prompt = SharedPrompt(job.request.prompt)
-            self.prompts[tokens] = prompt
+            self.prompts[key] = prompt
         return prompt
+
+    def prompt_key(self, job: Job) -> Hashable:
+        """Return what tells prompts apart: their tokens."""
+        return tuple(job.request.prompt)
 
     def advance(self) -> list[PagedRow]:
         """Decode up to STEPS_PER_SYNC tokens per row; returns the rows that ended."""
@@ -161,26 +164,6 @@ class PagedDecodeLoop:
     def max_steps(self) -> int:
         """Return the largest number of steps until the host reads the state."""
         return STEPS_PER_SYNC
-
-    def write_sampling(self, rows: Sequence[PagedRow]) -> None:
-        """Write the sampling parameters of rows to their slots."""
-        if not rows:
-            return
-        settings = torch.tensor([sampling_fields(row.job.sampling) for row in rows])
-        slots = torch.tensor([row.slot for row in rows], device=self.decoder.device)
-        self.decoder.sampling[slots] = settings.to(self.decoder.device)
-
-    def draw_uniforms(self, rows: Sequence[PagedRow]) -> None:
-        """Draw all random numbers of rows from their seeds, the same numbers as on the CPU."""
-        rows = [row for row in rows if row.job.sampling.temperature > 0.0]
-        if not rows:
-            return
-        uniforms = np.zeros((len(rows), self.decoder.sizes.length), dtype=np.float32)
-        for line, row in enumerate(rows):
-            uniforms[line, : row.job.limit] = row.random.numbers(row.job.limit)
-        uniforms = np.minimum(uniforms, LARGEST_UNIFORM)
-        slots = torch.tensor([row.slot for row in rows], device=self.decoder.device)
-        self.decoder.uniforms[slots] = torch.from_numpy(uniforms).to(self.decoder.device)
 
     def admit(self) -> None:
         """Let waiting rows start while rows and pages are free; prefill their new tokens."""
@@ -377,29 +360,6 @@ class PagedDecodeLoop:
     def on_end(self, row: PagedRow) -> None:
         """Called for a row that ended."""
         self.release_pages(row)
-
-    def collect(self, rows: Sequence[PagedRow]) -> list[Completion]:
-        """Return the sampled tokens and log-probs of rows that ended."""
-        slots = torch.tensor([row.slot for row in rows], device=self.decoder.device)
-        tokens = self.decoder.tokens[slots].cpu().numpy()
-        logprobs = self.decoder.logprobs[slots].cpu().numpy()
-        is_stop = np.isin(tokens, self.decoder.stop_ids.cpu().numpy())
-        completions: list[Completion] = []
-        for line, row in enumerate(rows):
-            limit = row.job.limit
-            stop_positions = np.nonzero(is_stop[line, :limit])[0]
-            length = limit
-            finish = "length"
-            if row.slot in self.lengths_at_stop:
-                length = self.lengths_at_stop[row.slot]
-                finish = "stop"
-            elif len(stop_positions):
-                length = int(stop_positions[0]) + 1
-                finish = "stop"
-            row_tokens = tokens[line, :length].tolist()
-            row_logprobs = logprobs[line, :length].tolist()
-            completions.append(Completion(row_tokens, row_logprobs, finish))
-        return completions
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -5,16 +5,17 @@ host reads the new tokens after every few steps and reports them. A row that had
 pages keeps its tokens and continues after them.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from postgrad.rollout.native.jobs import Job, LiveJob, Report, pair_tokens
-from postgrad.rollout.native.paged import LARGEST_UNIFORM, PagedDecodeLoop
+from postgrad.rollout.native.paged import PagedDecodeLoop
 from postgrad.rollout.native.paged_prefill import Span
-from postgrad.rollout.native.paged_rows import PagedRow, SharedPrompt
+from postgrad.rollout.native.paged_rows import PagedRow
+from postgrad.rollout.native.paged_slots import LARGEST_UNIFORM, write_sampling
 from postgrad.rollout.native.pages import fit_pages, graph_rows, num_pages
 from postgrad.rollout.native.tables import ALIVE, NUM_OWN, STEPS_PER_SYNC, BufferSizes
 from postgrad.rollout.stops import make_stops
@@ -125,11 +126,11 @@ class PagedLiveLoop(PagedDecodeLoop):
 
     # ---- rows
 
-    def share_prompt(self, job: Job) -> SharedPrompt:
-        """Return the prompt of a job. One whose tokens are scored is not shared."""
+    def prompt_key(self, job: Job) -> Hashable:
+        """Return the prompt's tokens. A prompt that is scored is shared within its job only."""
         if isinstance(job, LiveJob) and job.scores_prompt:
-            return SharedPrompt(job.request.prompt)
-        return super().share_prompt(job)
+            return job
+        return super().prompt_key(job)
 
     def prompt_span(self, row: PagedRow, pages: list[int]) -> Span:
         span = super().prompt_span(row, pages)
@@ -171,7 +172,7 @@ class PagedLiveLoop(PagedDecodeLoop):
 
     def before_steps(self, steps: int) -> None:
         """Write the sampling parameters of new rows, and the random numbers of the next steps."""
-        self.write_sampling([row for row in self.entered if row.slot != NO_SLOT])
+        write_sampling(self.decoder, [row for row in self.entered if row.slot != NO_SLOT])
         self.entered.clear()
         rows = [row for row in self.active if row.job.sampling.temperature > 0.0]
         if not rows:

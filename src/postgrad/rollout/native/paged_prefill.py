@@ -15,14 +15,16 @@ from postgrad.rollout.native.cache import PageWriter
 if TYPE_CHECKING:
     from postgrad.rollout.native.decoder import Decoder
 
-PREFILL_TOKENS = 16384  # tokens per pass, with the earlier ones that it reads from pages
+# Tokens per pass; whole pages, so that a prompt in several passes meets the same blocks of keys.
+PREFILL_TOKENS = 16384
 
 
 class Span(NamedTuple):
     """Consecutive tokens of one row that a pass computes.
 
     `lines` (tokens,) are the places of their keys and values; see page_lines. `earlier` are those
-    of all tokens before them. `on_states` is called with the last hidden states (tokens, width).
+    of all tokens before them. `on_states` is called with the last hidden states (tokens, width), in
+    the order of the tokens: once per pass, if the span takes several.
     """
 
     tokens: list[int]
@@ -42,10 +44,30 @@ def page_lines(pages: Sequence[int], num_tokens: int) -> np.ndarray:
 
 
 def prefill(decoder: "Decoder", spans: Sequence[Span]) -> None:
-    """Compute the spans' keys and values and write them to their pages."""
-    spans = [span for span in spans if span.tokens]
-    for part in split_by_total([span.num_keys for span in spans], PREFILL_TOKENS):
-        _prefill_pass(decoder, spans[part])
+    """Compute the spans' keys and values and write them to their pages.
+
+    A pass has at most PREFILL_TOKENS tokens, so one long prompt takes several. Keys that a pass
+    reads from pages count as its tokens where several spans share it.
+    """
+    parts = [part for span in spans for part in split_span(span, PREFILL_TOKENS)]
+    for passed in split_by_total([part.num_keys for part in parts], PREFILL_TOKENS):
+        _prefill_pass(decoder, parts[passed])
+
+
+def split_span(span: Span, max_tokens: int) -> list[Span]:
+    """Split a span into spans of at most `max_tokens`; each has those before it as earlier ones."""
+    lines = np.concatenate([span.earlier, span.lines])
+    parts: list[Span] = []
+    for start in range(0, len(span.tokens), max_tokens):
+        end = start + max_tokens
+        parts.append(
+            span._replace(
+                tokens=span.tokens[start:end],
+                lines=span.lines[start:end],
+                earlier=lines[: len(span.earlier) + start],
+            )
+        )
+    return parts
 
 
 def _prefill_pass(decoder: "Decoder", spans: Sequence[Span]) -> None:

@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from postgrad.rollout.engine import Sampling
 from postgrad.rollout.native.jobs import Row
-
-LARGEST_TOP_K = 1 << 24  # that float32 represents; no vocabulary is larger
 
 
 @dataclass(eq=False)
@@ -56,10 +53,3 @@ class PagedRow(Row):
     def num_own(self) -> int:
         """The number of its own tokens before the token that it enters with."""
         return self.num_earlier + len(self.tokens)
-
-
-def sampling_fields(sampling: Sampling) -> list[float]:
-    """Return one line of the decoder's sampling table."""
-    inverse_temperature = 1.0 / sampling.temperature if sampling.temperature else 0.0
-    top_k = min(sampling.top_k, LARGEST_TOP_K)
-    return [inverse_temperature, float(top_k), sampling.top_p, sampling.min_p]

@@ -16,6 +16,7 @@ from postgrad.rollout.engine import Completion, Request, Sampling, check_context
 from postgrad.rollout.native.jobs import StreamJob
 from postgrad.rollout.native.paged import PagedDecodeLoop
 from postgrad.rollout.native.paged_rows import PagedRow
+from postgrad.rollout.native.paged_slots import draw_uniforms, read_completions, write_sampling
 from postgrad.rollout.native.pages import num_pages
 from postgrad.rollout.native.tables import NUM_OWN
 from postgrad.rollout.stops import make_stops
@@ -231,8 +232,8 @@ class GrowingLoop(PagedDecodeLoop):
             rows.append(self.make_row(job, index, self.free_slots.pop()))
             if key in self.kept:  # it is needed soon: give up others first
                 self.kept[key] = self.kept.pop(key)
-        self.write_sampling(rows)
-        self.draw_uniforms(rows)
+        write_sampling(self.decoder, rows)
+        draw_uniforms(self.decoder, rows)
         self.waiting += rows
 
     def poll(self) -> list[Finished]:
@@ -241,7 +242,8 @@ class GrowingLoop(PagedDecodeLoop):
         if not ended:
             return []
         finished: list[Finished] = []
-        for row, completion in zip(ended, self.collect(ended), strict=True):
+        completions = read_completions(self.decoder, ended, self.lengths_at_stop)
+        for row, completion in zip(ended, completions, strict=True):
             key = self.key_of(row)
             self.keep(key, row, completion)
             finished.append((key, completion))

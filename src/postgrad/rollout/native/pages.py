@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from postgrad.errors import RunError
+from postgrad.errors import CacheMemoryError
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.rollout.native.tables import BufferSizes
 
@@ -60,15 +60,15 @@ def fit_pages(
         longest_row: its tokens, for the error.
 
     Raises:
-        RunError: one row does not fit.
+        CacheMemoryError: one row does not fit.
     """
     page_bytes = decoder.page_bytes()
     max_pages = max(1, cache_bytes // page_bytes)
     if max_pages < row_pages + 1:
         needed_gib = (row_pages + 1) * page_bytes / 2**30
-        raise RunError(
-            f"one trajectory of {longest_row} tokens needs {needed_gib:.1f} GiB of cache; "
-            "raise rollout.cache_gib"
+        raise CacheMemoryError(
+            f"one trajectory of {longest_row} tokens needs {needed_gib:.1f} GiB of cache",
+            "raise rollout.cache_gib",
         )
     present = decoder.sizes.pages
     if present > max_pages:  # the trainer holds more memory than at the last call

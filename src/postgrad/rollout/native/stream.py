@@ -16,7 +16,7 @@ from postgrad.model.passes.attention import prompt_mask
 from postgrad.model.passes.support import has_window
 from postgrad.rollout.engine import Request, Sampling, check_context, max_row_tokens
 from postgrad.rollout.native.cache import SlotCache
-from postgrad.rollout.native.decode_loop import PREFILL_TOKENS, DecodeLoop
+from postgrad.rollout.native.decode_loop import PREFILL_TOKENS, DecodeLoop, tokens_per_pass
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.jobs import Job, Row, StreamJob
 from postgrad.rollout.native.sampling import RowRandom
@@ -106,11 +106,14 @@ class ConversationStream(DecodeLoop):
             self.to_continue.append(self.to_prefill.pop())  # type: ignore[arg-type]
 
     def _continues(self, job: StreamJob) -> bool:
-        """Whether the keys and values of the start of this prompt are kept."""
+        """Whether one pass can compute this prompt after the start that is kept of it."""
         kept = self.kept.get(job.keys[0])
         if kept is None or len(job.keys) > 1 or kept.version != self.engine.weights_version:
             return False
-        return job.request.prompt[: len(kept.tokens)] == kept.tokens
+        prompt = job.request.prompt
+        num_new = len(prompt) - len(kept.tokens)
+        is_one_pass = 0 < num_new <= tokens_per_pass(len(prompt))
+        return is_one_pass and prompt[: len(kept.tokens)] == kept.tokens
 
     @torch.no_grad()
     def poll(self) -> list[Finished]:

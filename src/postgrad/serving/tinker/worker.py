@@ -14,6 +14,7 @@ from typing import Any
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.device import set_threads
 from postgrad.rollout.engine import Sampling
+from postgrad.serving.memory import memory_errors_as
 from postgrad.serving.tinker.trained_model import (
     SampleRequest,
     SampleResult,
@@ -137,7 +138,9 @@ class Worker:
             return [first.function()]
         samples = [call for call in calls if isinstance(call, SampleCall)]
         requests = [call.request for call in samples]
-        results: list[SampleResult] = self.model.sample(first.weights(), first.sampling, requests)
+        weights = first.weights()
+        with memory_errors_as(RunError):
+            results: list[SampleResult] = self.model.sample(weights, first.sampling, requests)
         return results
 
 
