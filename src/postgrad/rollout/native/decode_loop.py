@@ -273,12 +273,14 @@ class DecodeLoop:
             ids[row, : lengths[row]] = torch.tensor(job.request.prompt)
         cache = PrefillCache()
         size = tokens_per_pass(width)
-        for first in range(0, width, size):
-            hidden = self._prefill_pass(ids[:, : first + size], first, lengths, cache)
+        starts = range(0, width, size)
+        hidden = torch.empty(0)
+        for start in starts:
+            hidden = self._prefill_pass(ids[:, : start + size], start, lengths, cache)
             self.on_prefill(jobs, hidden)
         device = self.engine.device
         rows = torch.arange(len(jobs), device=device)
-        logits = self.compute_logits(hidden[rows, (lengths - 1 - first).to(device)])
+        logits = self.compute_logits(hidden[rows, (lengths - 1 - starts[-1]).to(device)])
         if not self.cache.keys:
             self.cache.allocate(cache)
         for row, job in enumerate(jobs):
