@@ -99,13 +99,13 @@ def test_a_long_turn_of_a_conversation_is_computed_in_parts(monkeypatch):
 
     def second_turn() -> Any:
         with ConversationStream(engine, Sampling(), 2) as stream:
+            found: list[Any] = []
             texts = [[1, 2, 3], [1, 2, 3, 4, 5, *PROMPT]]
             for text in texts:  # the first turn is kept as [1, 2, 3]: its token is not computed
                 stream.add(Request(text, [1], 1), ["key"])
-                found: dict[Any, Any] = {}
                 while stream.busy:
-                    found |= dict(stream.poll())
-        return found["key"]
+                    found += [completion for _, completion in stream.poll()]
+        return found[1]
 
     whole = second_turn()
     assert sizes == [3, 32]
