@@ -22,7 +22,7 @@ from postgrad.config.compose import (
     to_yaml,
 )
 from postgrad.config.schema import Config
-from postgrad.config.suggestions import FOREIGN_NAMES
+from postgrad.config.foreign_names import FOREIGN_KEYS, FOREIGN_NAMES
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 
@@ -454,6 +454,18 @@ def test_an_address_needs_no_quotes():
         ("actor.optim.learning_rate=1", "optimizer.lr"),
         ("epsilon=0.2", "method.clip_low"),
         ("method.beta=0.1", "method.kl_coef"),
+        ("algorithm.gamma=0.9", "method.gamma"),
+        ("algorithm.kl_penalty=kl", "method.kl_estimator"),
+        ("actor_rollout_ref.actor.clip_ratio=0.2", "method.clip_low (and method.clip_high)"),
+        ("actor_rollout_ref.actor.use_kl_loss=true", "method.kl (loss)"),
+        ("actor_rollout_ref.rollout.name=vllm", "rollout.engine"),
+        ("critic.optim.lr=1e-5", "method.critic_lr"),
+        ("custom_reward_function.path=r.py", "reward.verifier (file.py:function)"),
+        ("trainer.balance_batch=true", "leave it out: rows are always balanced"),
+        ("trainer.zzz=1", "postgrad import SCRIPT"),
+        ("n_samples_per_prompt=8", "rollout.samples"),
+        ("packing=true", "leave it out"),
+        ("zzz_zzz=1", "postgrad recipes NAME"),
         ("rollout.sampels=4", "rollout.samples"),
         ("sed=4", "seed"),
         ("optimizer.zzz=1", "kind, lr, betas"),
@@ -473,8 +485,11 @@ def error_without_defaults(*overrides: str) -> str:
 
 
 def test_every_hint_names_an_existing_setting():
-    known = {*_all_keys(Config), *(f"method.{key}" for key in _all_keys(find_settings("grpo")))}
-    assert {setting.split()[0] for setting in FOREIGN_NAMES.values()} <= known
+    known = {*_all_keys(Config), "data.template_options.enable_thinking"}
+    for method in ("grpo", "ppo", "dpo", "kto", "sft", "distill"):
+        known |= {f"method.{key}" for key in _all_keys(find_settings(method))}
+    hints = [*FOREIGN_NAMES.values(), *FOREIGN_KEYS.values()]
+    assert {hint.split()[0] for hint in hints} <= known
     own_names = {key.rpartition(".")[2] for key in _all_keys(Config)}
     assert not FOREIGN_NAMES.keys() & own_names, "a name that exists here needs no hint"
 

@@ -91,6 +91,93 @@ def test_printed_command_passes_the_checks(text, tmp_path, capsys):
     assert out.startswith("postgrad train ") and "needs a change" not in out, out
 
 
+MORE_VERL = """
+a=$HOME/a.parquet
+train_files="['$a', 'b.parquet']"
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files="$train_files" \\
+  data.train_batch_size=8 data.max_response_length=$((8192 / 2 - 1)) \\
+  actor_rollout_ref.actor.optim.lr_warmup_steps=-1 trainer.critic_warmup=0 algorithm.lam=0.95 \\
+  actor_rollout_ref.actor.use_kl_loss=False actor_rollout_ref.actor.kl_loss_type=low_var_kl \\
+  algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.01 \\
+  algorithm.kl_ctrl.type=adaptive algorithm.kl_ctrl.target_kl=0.2 \\
+  reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=64 \\
+  algorithm.filter_groups.enable=True algorithm.filter_groups.metric=seq_final_reward \\
+  custom_reward_function.path=r.py actor_rollout_ref.rollout.name=vllm \\
+  actor_rollout_ref.actor.ppo_mini_batch_size=${unset} algorithm.kl_ctrl.horizon=5
+"""
+
+
+def test_verl_settings_that_depend_on_each_other():
+    result = translate(*read_settings(MORE_VERL))
+    assert result.overrides == {
+        "data.train": "$HOME/a.parquet,b.parquet",
+        "training.problems_per_step": "8",
+        "rollout.max_response_tokens": "4095",
+        "method.kl": "reward",
+        "method.kl_estimator": "k1",  # verl's default in the reward, not that of the loss
+        "method.kl_coef": "0.01",
+        "method.kl_target": "0.2",
+        "method.overlong_buffer": "64",
+        "method.max_refills": "9",
+        "method.refill_by": "reward",
+        "reward.verifier": "r.py:compute_score",
+    }
+    # A variable without a value is no crash, and another horizon is no silent change.
+    assert result.missing == [
+        "actor_rollout_ref.actor.ppo_mini_batch_size=${unset}",
+        "algorithm.kl_ctrl.horizon=5",
+    ]
+
+
+def test_straight_through_estimators_keep_their_plus():
+    loss = {"actor_rollout_ref.actor.use_kl_loss": "True"}
+    result = translate("verl", loss | {"actor_rollout_ref.actor.kl_loss_type": "low_var_kl+"})
+    assert result.overrides["method.kl_estimator"] == "k3+"
+
+
+@pytest.mark.parametrize(
+    ("call", "recipe", "overrides"),
+    [
+        ("KTOConfig(beta=0.2, bf16=True)", "kto", {"method.beta": "0.2"}),
+        ("ORPOConfig(beta=0.2)", "orpo", {"method.beta": "0.2"}),
+        ("RewardConfig(learning_rate=0.1)", "reward_model", {"optimizer.lr": "0.1"}),
+        ("PRMConfig(learning_rate=0.1)", "process_reward_model", {"optimizer.lr": "0.1"}),
+        ("GKDConfig(beta=0.3)", "gkd", {"method.jsd_beta": "0.3"}),
+        ("OnlineDPOConfig(beta=0.2)", "online_dpo", {"method.beta": "0.2"}),
+        ("DPOConfig(loss_type='ipo')", "dpo", {"method.loss": "ipo"}),
+        ("CPOConfig(loss_type='simpo', simpo_gamma=0.5)", "simpo", {"method.target_margin": "0.5"}),
+        (
+            "RLOOConfig(beta=0.05)",
+            "rloo",
+            {"method.kl": "reward", "method.kl_estimator": "k1", "method.kl_coef": "0.05"},
+        ),
+        (
+            "GRPOConfig(loss_type='dr_grpo', scale_rewards=False, num_generations=4, "
+            "per_device_train_batch_size=8, gradient_accumulation_steps=2)",
+            "grpo",
+            {
+                "method.aggregation": "seq-mean-token-sum-norm",
+                "method.normalize_by_std": "false",
+                "rollout.samples": "4",
+                "training.problems_per_step": "4",
+            },
+        ),
+    ],
+)
+def test_configs_of_trl_have_their_recipes(call, recipe, overrides, tmp_path, capsys):
+    result = translate(*read_settings(f"import trl\ntrl.{call}"))
+    assert (result.recipe, result.overrides, result.missing) == (recipe, overrides, [])
+    script = tmp_path / "run.py"
+    script.write_text(f"import trl\ntrl.{call}")
+    assert main(["import", str(script)]) == 0
+    assert "needs a change" not in capsys.readouterr().out
+
+
+def test_a_value_that_is_no_number_is_listed():
+    result = translate(*read_settings("GRPOConfig(beta=args.beta, per_device_train_batch_size=b)"))
+    assert result.missing == ["beta=args.beta", "per_device_train_batch_size=b"]
+
+
 def test_text_without_settings_is_refused(tmp_path):
     with pytest.raises(ConfigError):
         read_settings("echo hello")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.api.objects import as_setting
-from postgrad.config.suggestions import FOREIGN_NAMES
+from postgrad.config.foreign_names import FOREIGN_NAMES
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.user_code import PythonObject
 

@@ -84,6 +84,13 @@ NOT_NEEDED = (
     "filter_groups.max_num_gen_batches",
     "val_kwargs.do_sample",
     "prompt_key",
+    "rollout.name",
+    "rollout.mode",
+    "balance_batch",
+    "return_raw_chat",
+    "calculate_log_probs",
+    "overlong_buffer.log",
+    "reward_manager",
 )
 
 ADVANTAGES = {
@@ -110,7 +117,7 @@ LOSSES = {"vanilla": "ppo_clip"} | {
         *("dppo_tv", "dppo_kl", "dro"),
     )
 }
-KL_TYPES = {
+_KL_NAMES = {
     "kl": "k1",
     "k1": "k1",
     "abs": "abs",
@@ -119,6 +126,10 @@ KL_TYPES = {
     "low_var_kl": "k3",
     "k3": "k3",
 }
+KL_TYPES = _KL_NAMES | {f"{name}+": f"{here}+" for name, here in _KL_NAMES.items()}
+
+# Settings of verl that only a run with a critic reads.
+OF_CRITIC = ("critic.", "algorithm.lam", "trainer.critic_warmup")
 
 TRL_NAMES = {
     "learning_rate": "optimizer.lr",
@@ -131,6 +142,7 @@ TRL_NAMES = {
     "max_completion_length": "rollout.max_response_tokens",
     "max_prompt_length": "data.max_prompt_tokens",
     "max_length": "rollout.max_response_tokens",
+    "max_new_tokens": "rollout.max_response_tokens",
     "temperature": "rollout.temperature",
     "num_iterations": "training.ppo_epochs",
     "steps_per_generation": "training.updates_per_step",
@@ -146,4 +158,44 @@ TRL_NAMES = {
     "seed": "seed",
     "gradient_checkpointing": "model.activation_checkpointing",
     "label_smoothing": "method.label_smoothing",
+    "top_p": "rollout.top_p",
+    "top_k": "rollout.top_k",
+    "min_p": "rollout.min_p",
+    "delta": "method.dual_clip",
+    "desirable_weight": "method.desirable_weight",
+    "undesirable_weight": "method.undesirable_weight",
+    "simpo_gamma": "method.target_margin",
+    "center_rewards_coefficient": "method.centering",
+    "lora_r": "model.lora.rank",
+    "lora_alpha": "model.lora.alpha",
 }
+# Settings of TRL that change no result here.
+TRL_NOT_NEEDED = (
+    *("bf16", "fp16", "tf32", "use_cpu", "use_vllm", "vllm_gpu_memory_utilization"),
+    *("logging_steps", "logging_strategy", "log_completions", "packing", "padding_free"),
+    *("save_strategy", "eval_strategy", "remove_unused_columns", "ddp_find_unused_parameters"),
+    *("per_device_eval_batch_size", "dataloader_num_workers", "use_liger_kernel"),
+)
+
+# TRL's configs and the recipes here.
+TRL_RECIPES = {
+    "SFTConfig": "sft",
+    "DPOConfig": "dpo",
+    "PPOConfig": "ppo",
+    "RLOOConfig": "rloo",
+    "GRPOConfig": "grpo",
+    "KTOConfig": "kto",
+    "ORPOConfig": "orpo",
+    "RewardConfig": "reward_model",
+    "PRMConfig": "process_reward_model",
+    "GKDConfig": "gkd",
+    "OnlineDPOConfig": "online_dpo",
+    "CPOConfig": "simpo",
+}
+TRL_AGGREGATIONS = {
+    "grpo": "seq-mean-token-mean",
+    "dapo": "token-mean",
+    "bnpo": "token-mean",
+    "dr_grpo": "seq-mean-token-sum-norm",
+}
+TRL_DPO_LOSSES = {"sigmoid": "sigmoid", "ipo": "ipo", "hinge": "hinge"}
