@@ -7,6 +7,7 @@ import torch
 
 from postgrad.algorithms.advantages import gpg, grpo, opo, rloo
 from postgrad.algorithms.correction import importance_weights, mismatch_metrics
+from postgrad.algorithms.distillation import divergence, with_rest
 from postgrad.algorithms.kl import kl_penalty
 from postgrad.algorithms.losses import dppo_kl, geo_mean, gspo, kl_cov
 from postgrad.algorithms.masked import row_mean, row_sum
@@ -120,3 +121,21 @@ def test_a_reshaped_ratio_never_slopes_backwards():
     assert (logprobs.grad >= 0).all()
     p, q = math.exp(-0.5), math.exp(-1.0)
     assert value[1].item() == pytest.approx(p / (p + 0.1) / (q / (q + 0.1)))
+
+
+@pytest.mark.parametrize("kind", ["forward", "reverse", "jsd"])
+def test_a_token_that_the_teacher_excludes_gives_a_finite_divergence(kind):
+    student = torch.tensor([[-0.5, -1.5]], requires_grad=True)
+    teacher = torch.tensor([[-0.1, -math.inf]])
+    value = divergence(with_rest(student), with_rest(teacher), kind)
+    value.sum().backward()
+    assert value.isfinite().all() and student.grad is not None and student.grad.isfinite().all()
+    p = torch.tensor([-0.5, -1.5, math.log(1 - math.exp(-0.5) - math.exp(-1.5))]).exp()
+    q = torch.tensor([math.exp(-0.1), 0.0, 1 - math.exp(-0.1)])
+    if kind == "forward":  # the excluded token has no term
+        assert value.item() == pytest.approx(float((q * (q / p).log())[[0, 2]].sum()), rel=1e-4)
+    if kind == "jsd":
+        mixture = (p + q) / 2
+        own = (p * (p / mixture).log()).sum()
+        other = (q * (q / mixture).log())[[0, 2]].sum()
+        assert value.item() == pytest.approx(float(own + other) / 2, rel=1e-4)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_runs import postgrad, tree
 
-from postgrad.cli.main import main
+from postgrad.cli.main import COMMANDS, main
 from postgrad.config.compose import (
     _all_keys,
     compose,
@@ -21,10 +21,11 @@ from postgrad.config.compose import (
     recipe_names,
     to_yaml,
 )
-from postgrad.config.schema import Config
 from postgrad.config.foreign_names import FOREIGN_KEYS, FOREIGN_NAMES
+from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
+from postgrad.version import __version__
 
 REQUIRED = ["model.path=tiny", "data.train=arithmetic:1"]
 
@@ -400,7 +401,7 @@ def test_help_imports_few_modules_and_no_torch(tmp_path):
     script = """
 import sys
 before = set(sys.modules)
-from postgrad.cli.main import main
+from postgrad.cli.main import COMMANDS, main
 assert main(["--help"]) == 0
 imported = set(sys.modules) - before
 assert not imported & {"torch", "transformers", "hydra", "numpy"}, imported
@@ -513,3 +514,26 @@ def test_help_of_a_command(capsys):
     out = capsys.readouterr().out
     assert out.startswith("usage: postgrad train RECIPE") and "optimal_token_baseline" in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_the_names_of_all_commands_stand_apart_from_their_descriptions(capsys):
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name in COMMANDS:
+        assert any(line.startswith(f"  {name} ") for line in lines), name
+
+
+def test_a_recipe_as_command_is_refused_with_the_command_to_type(capsys):
+    assert main(["grpo", "model.path=tiny"]) == 2
+    assert "postgrad train grpo" in capsys.readouterr().err
+
+
+def test_the_package_is_a_program(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "postgrad", "--version"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, __version__)

@@ -328,9 +328,9 @@ def test_prompt_with_and_without_ground_truth(tmp_path: Path):
     assert (second.ground_truth, second.messages) == ("", ({"role": "user", "content": "Sing."},))
 
 
-@pytest.mark.parametrize("column", ["answers", "label", "output", "reward_model"])
-def test_unread_answer_column_is_an_error(tmp_path: Path, column: str):
-    message = refused(jsonl(tmp_path, {"prompt": "1+1", column: "2"}))
+@pytest.mark.parametrize(("column", "value"), [("answers", "2"), ("label", True), ("output", "2")])
+def test_unread_answer_column_is_an_error(tmp_path: Path, column: str, value: Any):
+    message = refused(jsonl(tmp_path, {"prompt": "1+1", column: value}))
     assert f"columns prompt, {column};" in message
 
 
@@ -341,10 +341,65 @@ def test_csv_with_semicolons(tmp_path: Path):
 
 
 def test_unknown_schema_lists_columns(tmp_path: Path):
-    message = refused(jsonl(tmp_path, {"query": "a", "reply": "b"}))
-    assert "columns query, reply;" in message
-    assert "prompt, reward_model, data_source (verl)" in message
+    message = refused(jsonl(tmp_path, {"ask": "a", "reply": "b"}))
+    assert "columns ask, reply;" in message
+    assert "prompt, reward_model (verl)" in message
     assert "messages (chat)" in message
+
+
+def test_unknown_schema_names_those_that_share_a_column(tmp_path: Path):
+    message = refused(jsonl(tmp_path, {"question": "a", "final_answer": "b"}))
+    assert "question, answer (question and answer)" in message
+    assert "messages (chat)" not in message
+
+
+def test_a_column_text_alone_is_no_response_to_a_prompt(tmp_path: Path):
+    assert "prompt and completion" in refused(jsonl(tmp_path, {"text": "The sky is blue."}))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "empty", "hint"),
+    [
+        ("images", [{"bytes": "x"}], [], "text only"),
+        ("image", "a.png", None, "text only"),
+        ("chat_template_kwargs", {"enable_thinking": False}, {}, "data.template_options.enable_th"),
+        ("enable_thinking", False, None, "data.template_options.enable_thinking=false"),
+        ("__rollout_n__", 4, None, "rollout.samples"),
+    ],
+)
+def test_columns_that_would_be_lost_silently_are_refused(
+    tmp_path: Path, column: str, value: Any, empty: Any, hint: str
+):
+    message = refused(jsonl(tmp_path, VERL | {column: value}))
+    assert f"column {column}:" in message and hint in message
+    assert len(load_problems(jsonl(tmp_path, VERL | {column: empty}))) == 1
+
+
+def test_content_of_text_parts_is_joined(tmp_path: Path):
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "1+1?"}]
+    rows = [{"prompt": [{"role": "user", "content": parts}], "answer": "2"}]
+    assert load_problems(jsonl(tmp_path, *rows))[0].messages == (USER,)
+    rows[0]["prompt"][0]["content"] = [{"type": "image"}, *parts]
+    assert "prompt[0].content[0]" in refused(jsonl(tmp_path, *rows))
+
+
+def test_verl_without_data_source(tmp_path: Path):
+    row = {key: value for key, value in VERL.items() if key != "data_source"}
+    problem = load_problems(jsonl(tmp_path, row))[0]
+    assert (problem.data_source, problem.ground_truth) == ("", "2")
+
+
+def test_mmlu_pro_rows_show_their_options(tmp_path: Path):
+    row = {"question": "1+1?", "options": ["1", "2", "3"], "answer": "B", "category": "math"}
+    problem = load_problems(jsonl(tmp_path, row))[0]
+    assert "B. 2" in problem.messages[0]["content"]
+    assert (problem.ground_truth, problem.data_source) == ("B", "mmlu_pro")
+
+
+def test_a_system_column_becomes_the_system_message(tmp_path: Path):
+    row = {"system_prompt": "Think.", "question": "What is 1+1?", "response": "2"}
+    problem = load_problems(jsonl(tmp_path, row))[0]
+    assert (problem.messages, problem.extra) == ((SYSTEM, USER), {})
 
 
 @pytest.mark.parametrize(
@@ -386,7 +441,7 @@ def test_gsm8k_and_plain_answers_do_not_mix(tmp_path: Path):
         ({**VERL, "prompt": ["hi"]}, "prompt[0]", "str"),
         ({**VERL, "prompt": [USER, {"content": "a"}]}, "prompt[1]", "without a role"),
         ({**VERL, "prompt": [{"role": "user"}]}, "prompt[0]", "no content"),
-        ({**VERL, "prompt": [{"role": "user", "content": [1]}]}, "prompt[0].content", "list"),
+        ({**VERL, "prompt": [{"role": "user", "content": [1]}]}, "prompt[0].content[0]", "int"),
         ({**VERL, "reward_model": "rule"}, "reward_model", "str"),
         ({**VERL, "target": "text"}, "target", "str"),
         ({**VERL, "target": [3]}, "target[0].content", "int"),
@@ -553,6 +608,13 @@ REPLY = [{"role": "assistant", "content": "2"}]
             {"chosen": "2", "rejected": "3"},
         ),
         ({"prompt": "1+1?", "tests": ["a", "b"]}, "", (), {"tests": ["a", "b"]}),
+        ({"prompt": "1+1?", "label": "2"}, "2", (), {}),
+        ({"input": "1+1?", "label": 2}, "2", (), {}),
+        ({"input": "1+1?", "output": "2"}, "", ("2",), {}),
+        ({"question": "1+1?", "response": "2"}, "", ("2",), {}),
+        ({"question": "1+1?", "answer": "2", "response": "3"}, "2", (), {"response": "3"}),
+        ({"query": "1+1?", "response": "2"}, "", ("2",), {}),
+        ({"instruction": "1+1?", "response": "2", "context": ""}, "2", ("2",), {}),
     ],
 )
 def test_column_names_of_other_trainers_and_the_hub(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 DIVERGENCES = ("sampled", "forward", "reverse", "jsd")
+MIN_TEACHER_LOGPROB = -100.0
 MAX_TOP_MASS = -1e-6  # log of the largest probability of the top tokens together
 
 
@@ -45,7 +46,8 @@ def divergence(
         kind: forward, reverse or jsd.
         jsd_beta: b of jsd, between 0 and 1.
     """
-    teacher = teacher.detach()
+    # A teacher may exclude a token: 0 · -inf must be 0, and no divergence may be infinite.
+    teacher = teacher.detach().clamp(min=MIN_TEACHER_LOGPROB)
     if kind == "forward":
         return _kl(teacher, student)
     if kind == "reverse":

@@ -67,7 +67,7 @@ HOW_TO_CONTINUE = {
 
 def usage() -> str:
     """Returns the help text of `postgrad` itself."""
-    commands = [f"  {name:<10}{help_line}" for name, (_, help_line) in COMMANDS.items()]
+    commands = [f"  {name:<13}{help_line}" for name, (_, help_line) in COMMANDS.items()]
     lines = [
         f"postgrad {__version__}: RL post-training for language models",
         "",
@@ -122,7 +122,7 @@ def run(argv: list[str], ends_process: bool = False) -> int:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     try:
         if argv[0] not in COMMANDS:
-            raise ConfigError(f"unknown command {argv[0]}; {did_you_mean(argv[0], COMMANDS)}")
+            raise ConfigError(f"unknown command {argv[0]}; {_suggest_command(argv[0])}")
         set_up_logging()
         return importlib.import_module(COMMANDS[argv[0]][0]).run(argv[1:])
     except HelpPrinted:
@@ -140,6 +140,15 @@ def run(argv: list[str], ends_process: bool = False) -> int:
         return 130
     except BrokenPipeError:
         return 1
+
+
+def _suggest_command(name: str) -> str:
+    """Returns a hint for a command that does not exist: it may be a recipe, as in `trl grpo`."""
+    from postgrad.config.compose import recipe_names
+
+    if name in recipe_names():
+        return f"it is a recipe: postgrad train {name} key=value ..."
+    return did_you_mean(name, COMMANDS)
 
 
 def _print_error(error: Exception) -> None:

@@ -17,6 +17,7 @@ from postgrad.data.rows import Row, RowError, checked_text, text_of, truth_of, t
 from postgrad.problem import Conversation, Message, Problem
 
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
+SYSTEM_COLUMNS = ("system", "system_prompt")  # the text of a system message
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}  # other names are roles already
 
 
@@ -84,32 +85,35 @@ def read_preference(row: Row, stem: str) -> Problem:
     )
 
 
-def read_prompt_response(row: Row, stem: str, response: str = "response") -> Problem:
+def read_prompt_response(
+    row: Row, stem: str, response: str = "response", prompt: str = "prompt"
+) -> Problem:
     """A prompt and a response: a text, or TRL's list of messages, which is read whole.
 
-    A response of several messages is no demonstration, which is one text.
+    A response of several messages is no demonstration, which is one text. `prompt` and `response`
+    name the columns.
     """
-    prompt = read_messages(row, "prompt")
+    messages = _with_system(row, read_messages(row, prompt))
     tools = read_tools(row)
     conversation = None
     if isinstance(row.get(response), list):
         completion = read_messages(row, response)
         _check_last_is_assistant(completion, response)
-        conversation = Conversation((*prompt, *completion), tools, num_prompt=len(prompt))
+        conversation = Conversation((*messages, *completion), tools, num_prompt=len(messages))
         demonstrations = _text_of_only_message(completion)
     else:
         text = text_of(row, response)
         demonstrations = (text,)
         if tools:
             completion = ({"role": "assistant", "content": text},)
-            conversation = Conversation((*prompt, *completion), tools, num_prompt=len(prompt))
+            conversation = Conversation((*messages, *completion), tools, num_prompt=len(messages))
     return Problem(
         uid=_read_uid(row),
-        messages=prompt,
+        messages=messages,
         ground_truth=_optional_truth(row),
         data_source=_data_source(row, stem),
         demonstrations=demonstrations,
-        extra=_unused_columns(row, "prompt", response, "ground_truth", "tools"),
+        extra=_unused_columns(row, prompt, response, "ground_truth", "tools", *SYSTEM_COLUMNS),
         conversation=conversation,
     )
 
@@ -132,7 +136,7 @@ def read_prompt(row: Row, stem: str) -> Problem:
     )
 
 
-def read_mmlu(row: Row, stem: str) -> Problem:
+def read_mmlu(row: Row, stem: str, data_source: str = "mmlu") -> Problem:
     item = read_choices(row, stem)
     extra = _unused_columns(row, "A", "B", "C", "D", "answer", "answerKey", "choices")
     extra |= {"subject": item.subject, "options": list(item.options)}
@@ -140,7 +144,7 @@ def read_mmlu(row: Row, stem: str) -> Problem:
         uid=_read_uid(row),
         messages=user_turn(sentence_prompt(item)),
         ground_truth=item.letter,
-        data_source=_data_source(row, "mmlu"),
+        data_source=_data_source(row, data_source),
         extra=extra,
     )
 
@@ -274,23 +278,34 @@ def _read_question(row: Row, name: str) -> tuple[Message, ...]:
     return read_messages(row, name) if name == "prompt" else user_turn(text_of(row, name))
 
 
-def read_instruction(row: Row, stem: str) -> Problem:
+def read_instruction(
+    row: Row, stem: str, output: str = "output", context: str = "input"
+) -> Problem:
     """Alpaca: `output` is both the ground truth for a judge and a demonstration.
 
-    The optional column `input` is appended to the instruction.
+    The optional column `context` is appended to the instruction. Dolly calls them `response` and
+    `context`.
     """
     content = text_of(row, "instruction")
-    output = text_of(row, "output")
-    if row.get("input"):
-        content = f"{content}\n\n{text_of(row, 'input')}"
+    text = text_of(row, output)
+    if row.get(context):
+        content = f"{content}\n\n{text_of(row, context)}"
     return Problem(
         uid=_read_uid(row),
-        messages=user_turn(content),
-        ground_truth=truth_of(output, "output"),
+        messages=_with_system(row, user_turn(content)),
+        ground_truth=truth_of(text, output),
         data_source=_data_source(row, stem),
-        demonstrations=(output,),
-        extra=_unused_columns(row, "instruction", "input", "output"),
+        demonstrations=(text,),
+        extra=_unused_columns(row, "instruction", context, output, *SYSTEM_COLUMNS),
     )
+
+
+def _with_system(row: Row, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The messages after the row's system message, if a column has one and they have none."""
+    for name in SYSTEM_COLUMNS:
+        if row.get(name) and messages[0]["role"] != "system":
+            return ({"role": "system", "content": text_of(row, name)}, *messages)
+    return messages
 
 
 def read_chat(row: Row, stem: str, column: str = "messages") -> Problem:

@@ -20,7 +20,10 @@ def read_transcript(value: object, name: str) -> Messages:
     rest = checked_text(value, name)
     first_mark = SPEAKERS[0][1]
     if not rest.startswith(first_mark):
-        raise RowError(f"{name} is no transcript; it must start with two newlines and Human:")
+        raise RowError(
+            f"{name} is no transcript, which starts with two newlines and Human:; "
+            "give the question in a column prompt"
+        )
     rest = rest.removeprefix(first_mark)
     messages: list[dict[str, str]] = []
     while True:

@@ -11,6 +11,7 @@ def read_messages(row: Row, name: str) -> tuple[Message, ...]:
     """A list of {role, content}, or a string for one user message.
 
     Null fields, which parquet adds, are left out, except the content of a message that calls tools.
+    A content may be a list of text parts, which are joined.
 
     Raises:
         RowError: the column is neither of them, or a message is not valid.
@@ -51,6 +52,8 @@ def _read_message(message: Any, name: str) -> Message:
         if key == "tool_calls":
             if value:
                 fields[key] = _read_tool_calls(value, f"{name}.{key}")
+        elif key == "content" and isinstance(value, list) and value:
+            fields[key] = _join_parts(value, f"{name}.{key}")
         elif value is not None:
             fields[key] = checked_text(value, f"{name}.{key}")
     if "content" not in fields:
@@ -61,6 +64,18 @@ def _read_message(message: Any, name: str) -> Message:
         else:
             raise RowError(f"{name} has no content; a message is {{role, content}}")
     return fields
+
+
+def _join_parts(parts: list[Any], name: str) -> str:
+    """The text of a content that is a list of {type: text, text}. Raises RowError for others."""
+    texts: list[str] = []
+    for i, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            given = f"of type {kind}" if kind else type_name(part)
+            raise RowError(f"{name}[{i}] must be a part {{type: text, text}}, not {given}")
+        texts.append(checked_text(part.get("text"), f"{name}[{i}].text"))
+    return "".join(texts)
 
 
 def _read_tool_calls(value: Any, name: str) -> list[dict[str, Any]]:

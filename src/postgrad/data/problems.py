@@ -11,6 +11,7 @@ from postgrad.data.readers import exists, extension, read_rows
 from postgrad.data.rows import Row, RowError
 from postgrad.data.schemas import recognize
 from postgrad.data.uid import assign_uids
+from postgrad.data.unsupported_columns import refuse_unsupported
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
@@ -133,6 +134,7 @@ def _convert(
         try:
             if columns:
                 row = rename_columns(row, columns)
+            refuse_unsupported(row)
             schema = schema or recognize(row)
             yield f"{label}: {location}", schema.convert(row, stem)
         except RowError as error:

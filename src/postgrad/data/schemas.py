@@ -83,9 +83,21 @@ def recognize(row: Row) -> Schema:
                 f"one column {column!r}; "
                 f"a csv file has commas between its columns, not {separator[0]!r}"
             )
+        if column == "text":
+            raise RowError(
+                "unknown schema with one column text; sft trains on responses to prompts: "
+                "give the columns prompt and completion, or messages"
+            )
     columns = ", ".join(map(str, row)) or "none"
-    known = "; ".join(f"{', '.join(schema.columns)} ({schema.name})" for schema in SCHEMAS)
-    raise RowError(f"unknown schema with columns {columns}; rename them to one of: {known}")
+    raise RowError(f"unknown schema with columns {columns}; rename them to one of: {_nearest(row)}")
+
+
+def _nearest(row: Row) -> str:
+    """The schemas that share a column with the row, or all of them."""
+    sharing = [schema for schema in SCHEMAS if set(schema.columns) & row.keys()]
+    return "; ".join(
+        f"{', '.join(schema.columns)} ({schema.name})" for schema in sharing or SCHEMAS
+    )
 
 
 def _answer_ends_in_hashes(row: Row) -> bool:
@@ -96,13 +108,18 @@ def _has_no_ground_truth(row: Row) -> bool:
     return "ground_truth" not in row
 
 
+def _label_is_truth(row: Row) -> bool:
+    """A label is a ground truth, unless it says whether a response is desirable."""
+    return _has_no_ground_truth(row) and not isinstance(row["label"], bool)
+
+
 def _has_ground_truth_or_no_answer(row: Row) -> bool:
     return "ground_truth" in row or not ANSWER_COLUMNS & row.keys()
 
 
 # The first schema that fits is used, so the more specific ones come first.
 SCHEMAS = (
-    Schema("verl", ("prompt", "reward_model", "data_source"), read_verl),
+    Schema("verl", ("prompt", "reward_model"), read_verl),
     Schema("preference pairs", ("prompt", "chosen", "rejected"), read_preference),
     Schema(
         "dialogue pairs",
@@ -119,6 +136,12 @@ SCHEMAS = (
     ),
     Schema("MMLU", ("question", "A", "B", "C", "D", "answer"), read_mmlu),
     Schema("MMLU of the hub", ("question", "choices", "answer"), read_mmlu),
+    Schema(
+        "MMLU-Pro",
+        ("question", "options", "answer"),
+        partial(read_mmlu, data_source="mmlu_pro"),
+        matches=lambda row: isinstance(row["options"], list),
+    ),
     Schema("ARC", ("question", "choices", "answerKey"), read_arc),
     Schema("GSM8K", ("question", "answer"), read_gsm8k, matches=_answer_ends_in_hashes),
     Schema("question and answer", ("question", "answer"), read_question_answer),
@@ -140,6 +163,27 @@ SCHEMAS = (
         partial(read_question_answer, question="prompt", answer="solution"),
         matches=_has_no_ground_truth,
     ),
+    *(
+        Schema(
+            f"{prompt} and {response}",
+            (prompt, response),
+            partial(read_prompt_response, response=response, prompt=prompt),
+        )
+        for prompt, response in (
+            ("question", "response"),
+            ("query", "response"),
+            ("input", "output"),
+        )
+    ),
+    *(
+        Schema(
+            f"{prompt} and label",
+            (prompt, "label"),
+            partial(read_question_answer, question=prompt, answer="label"),
+            matches=_label_is_truth,
+        )
+        for prompt in ("prompt", "input")
+    ),
     Schema(
         "problem and answer",
         ("problem", "answer"),
@@ -152,6 +196,11 @@ SCHEMAS = (
     ),
     Schema("MATH", ("problem", "solution"), read_math),
     Schema("instruction and output", ("instruction", "output"), read_instruction),
+    Schema(
+        "instruction and response",
+        ("instruction", "response"),
+        partial(read_instruction, output="response", context="context"),
+    ),
     Schema("chat", ("messages",), read_chat),
     Schema("ShareGPT", ("conversations",), read_sharegpt),
     Schema(
