@@ -117,6 +117,28 @@ def test_rms_norm_swiglu_and_rotary_and_their_gradients_equal_plain_torch(dtype,
         )
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 1.5e-2)])
+def test_down_projection_with_an_adapter_and_its_gradients_equal_plain_torch(dtype, bound):
+    from postgrad.model.lora import AdapterProducts
+    from postgrad.model.passes.kernels.swiglu import swiglu_down_with_adapter
+
+    torch.manual_seed(0)
+    shapes = [(300, 1152), (8, 576), (96, 8)]
+    inputs = [torch.randn(s, device="cuda", dtype=dtype, requires_grad=True) for s in shapes]
+    weight = torch.randn(96, 576, device="cuda", dtype=dtype)
+    out = swiglu_down_with_adapter(inputs[0], weight, None, AdapterProducts(*inputs[1:], 0.5))
+    doubles = [t.detach().double().requires_grad_() for t in inputs]
+    gate, up = doubles[0].chunk(2, 1)
+    activated = torch.nn.functional.silu(gate) * up
+    adapter = activated @ doubles[1].T @ doubles[2].T
+    expected = activated @ weight.double().T + adapter * 0.5
+    grad_out = torch.randn_like(out)
+    grads = torch.autograd.grad(out, inputs, grad_out)
+    expected_grads = torch.autograd.grad(expected, doubles, grad_out.double())
+    for a, b in zip((out, *grads), (expected, *expected_grads), strict=True):
+        assert (a - b).abs().max() / b.abs().max() < bound
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return make_llama(tmp_path_factory.mktemp("llama") / "llama", weight_scale=3.0)

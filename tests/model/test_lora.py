@@ -311,3 +311,13 @@ def test_the_memory_estimate_counts_adapters(tiny):
     assert lora_sizes.trained == num_adapter_weights
     assert lora_sizes.parameters == sizes.parameters + num_adapter_weights
     assert fit.state_bytes(lora_config, lora_sizes)["optimizer state"] == 8 * num_adapter_weights
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_adapters_have_the_dtype_of_their_layers(tiny, device):
+    """Where ranks read shards, and in the memory estimate, the model is on the meta device."""
+    config = config_of("grpo", tiny, *LORA, "model.dtype=bfloat16")
+    with torch.device(device):
+        model = simulate.build_model(config, model_config(config.model))
+        add_adapters(model, config.model.lora, 0)
+    assert {p.dtype for p in adapter_parameters(model).values()} == {torch.bfloat16}

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -24,7 +24,7 @@ from postgrad.config.schema import LoraConfig, ModelConfig
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.model.folder_checks import check_folder
 from postgrad.model.loaded import Loaded
-from postgrad.model.quantized import quantized_modules
+from postgrad.model.quantized import QuantizedLinear, quantized_modules
 
 ADAPTER_NAME = "default"  # peft's name for a model's only adapter
 FILE_PREFIX = "base_model.model."  # prefix of all parameter names in peft's files
@@ -58,10 +58,20 @@ def add_adapters(model: Any, config: LoraConfig, seed: int, base: str = "") -> N
     peft.inject_adapter_in_model(settings, model, adapter_name=ADAPTER_NAME)
     # peft turns the list into a set, whose order would differ from run to run in its files.
     settings.target_modules = sorted(settings.target_modules)
+    for module in adapted_modules(model).values():
+        _use_dtype_of_layer(module)
     generator = torch.Generator().manual_seed(seed)
     for name, p in adapter_parameters(model).items():
         if ".lora_A." in name and p.device.type != "meta":
             _draw_uniform(p, generator)
+
+
+def _use_dtype_of_layer(module: Any) -> None:
+    """Give the adapter its layer's dtype. peft does so too, except on the meta device."""
+    layer = base_layer(module)
+    dtype = layer.quantized.dtype if isinstance(layer, QuantizedLinear) else layer.weight.dtype
+    for matrices in (module.lora_A, module.lora_B):
+        matrices.to(dtype)
 
 
 @torch.no_grad()
@@ -169,6 +179,30 @@ def lora_output(module: Any, x: Tensor) -> Tensor | None:
     dropped = module.lora_dropout[ADAPTER_NAME](x)
     out = module.lora_B[ADAPTER_NAME](module.lora_A[ADAPTER_NAME](dropped))
     return out * module.scaling[ADAPTER_NAME]
+
+
+class AdapterProducts(NamedTuple):
+    """What a layer's adapter adds: scaling · (x @ first.T) @ second.T."""
+
+    first: Tensor
+    second: Tensor
+    scaling: float
+
+
+def adapter_products(module: Any) -> AdapterProducts | None:
+    """Return the products of a layer's active adapter; None if it does anything else.
+
+    That is dropout, or an exchange with other ranks, which hooks do.
+    """
+    if not hasattr(module, "base_layer") or module.disable_adapters:
+        return None
+    if ADAPTER_NAME not in module.lora_A:
+        return None
+    layers = [module.lora_A[ADAPTER_NAME], module.lora_B[ADAPTER_NAME], base_layer(module)]
+    has_hooks = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+    if has_hooks or not isinstance(module.lora_dropout[ADAPTER_NAME], nn.Identity):
+        return None
+    return AdapterProducts(*lora_matrices(module), module.scaling[ADAPTER_NAME])
 
 
 def add_lora_outputs(out: Tensor, modules: list[Any], x: Tensor) -> Tensor:

@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from transformers.activations import GELUTanh, SiLUActivation
 
-from postgrad.model.lora import add_lora_outputs
+from postgrad.model.lora import adapter_products, add_lora_outputs, base_layer
 from postgrad.model.passes.kernels.linear import fuse_linears, fused_linear
 from postgrad.model.passes.kernels.packed_attention import packed_attention
 from postgrad.model.passes.kernels.rms_norm import rms_norm
 from postgrad.model.passes.kernels.rotary import rotary
-from postgrad.model.passes.kernels.swiglu import swiglu, swiglu_down
+from postgrad.model.passes.kernels.swiglu import swiglu, swiglu_down, swiglu_down_with_adapter
 from postgrad.model.passes.packing import Packing
 from postgrad.model.passes.support import window_of
+from postgrad.model.quantized import QuantizedLinear
 
 ATTENTION_CLASSES = (
     "Gemma3Attention",
@@ -109,8 +110,17 @@ def _mlp_forward(module: Any, hidden_states: Tensor) -> Tensor:
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     projections = [module.gate_proj, module.up_proj]
     gate_up = add_lora_outputs(fused_linear(x, module.fused_params, projections), projections, x)
-    down = module.down_proj
-    if type(down) is not nn.Linear:  # an adapter's layer adds its own output
-        return down(swiglu(gate_up, is_gelu(module))).view(hidden_states.shape)
-    out = swiglu_down(gate_up, down.weight, down.bias, is_gelu(module))
+    out = _down_projection(module.down_proj, gate_up, is_gelu(module))
     return out.view(hidden_states.shape)
+
+
+def _down_projection(down: Any, gate_up: Tensor, gelu: bool) -> Tensor:
+    """Return the down projection of SwiGLU; its wide input is recomputed where it can be."""
+    if type(down) is nn.Linear:
+        return swiglu_down(gate_up, down.weight, down.bias, gelu)
+    adapter = adapter_products(down)
+    if adapter is None:
+        return down(swiglu(gate_up, gelu))
+    layer = base_layer(down)
+    weight = layer.quantized if isinstance(layer, QuantizedLinear) else layer.weight
+    return swiglu_down_with_adapter(gate_up, weight, layer.bias, adapter, gelu)

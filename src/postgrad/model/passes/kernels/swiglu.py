@@ -15,7 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
+from postgrad.model.lora import AdapterProducts
 from postgrad.model.passes.kernels import NO_FP_FUSION
+from postgrad.model.quantized import QuantizedWeight, dense
 
 BLOCK = 1024
 GELU_SCALE = tl.constexpr(1.5957691216057308)  # 2 · sqrt(2 / pi)
@@ -148,6 +150,40 @@ class _SwigluDown(torch.autograd.Function):
         return dx, dw, db, None
 
 
+class _SwigluDownWithAdapter(torch.autograd.Function):
+    """SwiGLU, the frozen down projection after it and its adapter.
+
+    Adds as peft's forward does. The backward pass recomputes the output of SwiGLU, which the
+    gradient of the adapter's first matrix needs.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gate_up: Tensor,
+        weight: Tensor | QuantizedWeight,
+        bias: Tensor | None,
+        first: Tensor,
+        second: Tensor,
+        scaling: float,
+        gelu: bool,
+    ) -> Tensor:
+        activated = swiglu_forward(gate_up, gelu)
+        inner = linear(activated, first)
+        ctx.save_for_backward(gate_up, first, second, inner)
+        ctx.weight, ctx.scaling, ctx.gelu = weight, scaling, gelu
+        return linear(activated, dense(weight), bias) + linear(inner, second) * scaling
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        gate_up, first, second, inner = ctx.saved_tensors
+        scaled = grads[0] * ctx.scaling
+        grad_inner = scaled @ second
+        grad_activated = grads[0] @ dense(ctx.weight) + grad_inner @ first
+        dx, activated = _swiglu_gradient(gate_up, grad_activated, ctx.gelu, recompute=True)
+        return dx, None, None, grad_inner.T @ activated, scaled.T @ inner, None, None
+
+
 def swiglu(gate_up: Tensor, gelu: bool = False) -> Tensor:
     """Return activation(gate) · up of gate_up (rows, 2 · width)."""
     return _Swiglu.apply(gate_up, gelu)  # type: ignore[return-value]
@@ -156,3 +192,14 @@ def swiglu(gate_up: Tensor, gelu: bool = False) -> Tensor:
 def swiglu_down(gate_up: Tensor, weight: Tensor, bias: Tensor | None, gelu: bool = False) -> Tensor:
     """Return the down projection of activation(gate) · up; gate_up is (rows, 2 · width)."""
     return _SwigluDown.apply(gate_up, weight, bias, gelu)  # type: ignore[return-value]
+
+
+def swiglu_down_with_adapter(
+    gate_up: Tensor,
+    weight: Tensor | QuantizedWeight,
+    bias: Tensor | None,
+    adapter: AdapterProducts,
+    gelu: bool = False,
+) -> Tensor:
+    """Return the frozen down projection of activation(gate) · up plus its adapter's output."""
+    return _SwigluDownWithAdapter.apply(gate_up, weight, bias, *adapter, gelu)  # type: ignore[return-value]
