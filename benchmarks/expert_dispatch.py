@@ -4,9 +4,7 @@
     tensor      each rank holds whole experts; all ranks of a group compute the same rows
     dispatch    each rank holds whole experts; tokens are sent to the ranks of their experts
 
-Bytes are those that ranks send to each other during one update, from the sizes of the collectives'
-tensors: an all-gather or a reduce-scatter of n bytes over k ranks sends n (k-1)/k, an all-reduce
-twice that, an all-to-all what goes to other ranks.
+Bytes are those that ranks send to each other during one update (tests/sent_bytes.py).
 
     python benchmarks/expert_dispatch.py
     python benchmarks/expert_dispatch.py --ranks 2 --width 32 --updates 1     a smoke test
@@ -16,19 +14,15 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
-from typing import Any
-
-import torch.distributed as dist
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from families import save_family
 from parallel import sharded_policy
 from ranks import run_on_ranks
+from sent_bytes import SentBytes
 from tiny_runs import random_batch
 
 
@@ -39,52 +33,17 @@ def modes(num_ranks: int) -> dict[str, list[str]]:
     return {"FSDP2": [], "tensor": [tensor, expert], "dispatch": [expert]}
 
 
-class SentBytes:
-    """Counts the bytes that this rank sends, by wrapping torch.distributed's collectives."""
-
-    def __init__(self) -> None:
-        self.total = 0.0
-        self._wrap("all_gather_single", lambda own, size: own.nbytes * (size - 1))
-        self._wrap("all_gather", lambda own, size: own.nbytes * (size - 1))
-        self._wrap("reduce_scatter_single", lambda own, size: own.nbytes * (size - 1) / size)
-        self._wrap("all_reduce", lambda own, size: 2 * own.nbytes * (size - 1) / size)
-        self._wrap_exchange()
-
-    def _wrap(self, name: str, count: Callable[[Any, int], float]) -> None:
-        function = getattr(dist, name)
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            tensors = [*args, kwargs.get("input_tensor"), kwargs.get("input")]
-            own = [tensor for tensor in tensors if isinstance(tensor, Tensor)][-1]
-            self.total += count(own, dist.get_world_size(kwargs.get("group")))
-            return function(*args, **kwargs)
-
-        setattr(dist, name, counted)
-
-    def _wrap_exchange(self) -> None:
-        function = dist.all_to_all_single
-
-        def counted(
-            result: Tensor, own: Tensor, received: list[int], sent: list[int], group: Any
-        ) -> Any:
-            kept = sent[dist.get_rank(group)]
-            self.total += own.nbytes * (1 - kept / max(1, sum(sent)))
-            return function(result, own, received, sent, group=group)
-
-        dist.all_to_all_single = counted
-
-
 def measure(folder: Path, settings: list[str], updates: int) -> tuple[float, float, int]:
     """Return the bytes that a rank sends per update, the seconds of the fastest, and its tokens."""
     batch = random_batch(1, groups=8, samples=4, longest_prompt=32, longest=96)
     policy = sharded_policy(folder, ["training.token_budget=1024", *settings])
     policy.update(batch, 1)
-    sent = SentBytes()
     seconds: list[float] = []
-    for step in range(updates):
-        began = time.perf_counter()
-        policy.update(batch, step + 2)
-        seconds.append(time.perf_counter() - began)
+    with SentBytes() as sent:
+        for step in range(updates):
+            began = time.perf_counter()
+            policy.update(batch, step + 2)
+            seconds.append(time.perf_counter() - began)
     num_tokens = int(batch.prompt.lengths.sum() + batch.response.lengths.sum())
     return sent.total / updates, min(seconds), num_tokens
 

@@ -1,5 +1,6 @@
 """Memory per device of a mesh: what ranks hold, and what the doctor says about it."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,13 @@ from ranks import run_on_ranks
 from tiny_runs import config_of, random_batch
 
 from postgrad.cli.main import main
-from postgrad.doctor.mesh import count_parameters, estimate_mesh, propose_meshes
+from postgrad.doctor.mesh import MeshEstimator
 from postgrad.model.load import load, model_config
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.ranks import Ranks
 from postgrad.model.sharded import ShardedPolicy
 from postgrad.model.views import FULL
+from postgrad.sizing.mesh_memory import count_parameters, estimate_mesh
 
 CPU = torch.device("cpu")
 MESHES = [
@@ -81,9 +83,11 @@ def test_slices_and_shards_divide_the_memory(tiny):
 def test_proposals_fit_and_begin_with_the_least_communication(tiny):
     config = make_config(tiny, [])
     model = model_config(config.model)
-    sizes = [(c.tensor_parallel, c.sequence_parallel) for c in propose_meshes(config, model, 2**40)]
+    estimator = MeshEstimator(config, model, {})
+    clusters = [proposal.cluster for proposal in estimator.propose(2**40)]
+    sizes = [(cluster.tensor_parallel, cluster.sequence_parallel) for cluster in clusters]
     assert sizes == [(1, 1), (2, 1), (1, 2)]
-    assert propose_meshes(config, model, 1000) == []
+    assert estimator.propose(1000) == []
 
 
 @needs_experts
@@ -100,15 +104,60 @@ def test_workers_compute_with_their_own_experts(tmp_path):
     assert own.outside_blocks == whole.outside_blocks
 
 
+def test_other_models_count(tiny):
+    config = make_config(tiny, [])
+    model = model_config(config.model)
+    whole = count_parameters(config, model).parameters
+    roles = {"reference": ("frozen", model), "critic": ("critic", model), "judge": ("chat", model)}
+    parts = estimate_mesh(config, model, roles).parts
+    each = 4  # float32
+    assert parts["reference"] == each * whole // 4
+    assert parts["critic"] == 16 * whole // 4
+    assert parts["judge"] == each * whole
+    config.cluster.pools["critic"] = 2
+    assert "critic" not in estimate_mesh(config, model, roles).parts
+
+
 @pytest.mark.slow
-def test_the_doctor_shows_the_mesh(tiny, capsys):
-    words = ["--fit", "grpo", f"model.path={tiny}", "data.train=arithmetic:1", "cluster=ray"]
-    assert main(["doctor", *words, "cluster.workers=8", "cluster.tensor_parallel=2"]) == 0
+def test_base_weights_of_adapters_have_no_optimizer_state(tiny):
+    adapted = make_config(tiny, ["model.lora.rank=2"])
+    model = model_config(adapted.model)
+    whole = count_parameters(make_config(tiny, []), model).parameters
+    counts = count_parameters(adapted, model)
+    assert counts.parameters - counts.trained == whole
+    state = estimate_mesh(adapted, model).parts["weights, Adam, gradients"]
+    assert state == (16 * counts.trained + 4 * whole) // 4
+
+
+def fit_words(folder, *more: str) -> list[str]:
+    settings = [f"model.path={folder}", "data.train=arithmetic:1", "cluster=ray"]
+    return ["doctor", "--fit", "grpo", *settings, "cluster.workers=8", *more]
+
+
+def test_the_doctor_shows_the_mesh(tiny, capsys, monkeypatch):
+    monkeypatch.setattr("postgrad.training.prepare.probe_threads", None)  # measures this machine
+    assert main(fit_words(tiny, "cluster.tensor_parallel=2")) == 0
     shown = capsys.readouterr().out
     assert "data 4 x sequence 1 x tensor 2" in shown
     assert "fits" in shown
-    assert main(["doctor", *words, "cluster.workers=8", "--device-gib", "0.5"]) == 0
+    assert "--device h200" in shown
+    assert main(fit_words(tiny, "--device-gib", "0.5")) == 0
     shown = capsys.readouterr().out
     assert "DOES NOT FIT" in shown
     assert "cluster.engines" in shown
-    assert main(["doctor", *words, "cluster.workers=8", "cluster.tensor_parallel=3"]) == 2
+    assert main(fit_words(tiny, "cluster.tensor_parallel=3")) == 2
+
+
+def test_the_doctor_shows_the_time_of_a_step(tiny, capsys):
+    assert main(fit_words(tiny, "cluster.tensor_parallel=2", "--device", "h200", "--json")) == 0
+    values = json.loads(capsys.readouterr().out)["values"]
+    time = values["time"]
+    assert time["total"] == pytest.approx(sum(time["stages"].values()))
+    assert {"computation", "sharding", "tensor", "optimizer"} == time["update"].keys()
+    fastest = values["proposals"][0]
+    assert fastest["step_s"] == min(proposal["step_s"] for proposal in values["proposals"])
+    assert fastest["step_s"] <= time["total"]
+    assert main(fit_words(tiny, "cluster.tensor_parallel=2", "--device", "h200")) == 0
+    shown = capsys.readouterr().out
+    assert f"{time['total']:.2f} s with 8 x h200" in shown
+    assert f"{values['links']['network'] / 1e9:g} GB/s between nodes" in shown

@@ -1,6 +1,7 @@
 """Memory and time of a run on a GPU, computed without one: by hand and against the trainer."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from postgrad.cli.main import main
 from postgrad.cli.train import compose_arguments
 from postgrad.config.schema import Config
+from postgrad.doctor.workload import read_workload
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.model.load import model_config
@@ -25,7 +27,7 @@ from postgrad.sizing.memory import optimizer_working_bytes, state_bytes
 from postgrad.sizing.packed import PackedSimulation, runs_packed
 from postgrad.sizing.plan import GroupLengths, Plan, Workload, pack_groups, pad_groups
 from postgrad.sizing.simulate import measure_size
-from postgrad.training.prepare import local_roles, make_method, row_kinds
+from postgrad.training.prepare import load_inputs, local_roles, make_method, row_kinds
 from postgrad.types import Batch, Trajectory
 
 GIB = 2**30
@@ -80,7 +82,7 @@ def test_the_rows_of_a_pair_are_in_one_pass(budget: int, padded: bool) -> None:
     [
         ("grpo", GroupLengths(100, (), 8)),
         ("sft", GroupLengths(100, (400,), 0)),
-        ("kto", GroupLengths(100, (400,), 0)),
+        ("kto", GroupLengths(100, (400, 400), 0)),
         ("dpo", GroupLengths(100, (400, 400), 0, 2)),
         ("reward_model", GroupLengths(100, (400, 400), 0, 2)),
         ("online_dpo", GroupLengths(100, (), 8, 2)),
@@ -96,6 +98,23 @@ def test_the_plan_has_the_rows_that_the_method_trains_on(
     plan = plan_of_settings(config, model_config(config.model), {}, row_kinds(method))
     assert set(plan.workload.groups) == {group}
     assert bool(plan.decode_rows) == method.trains_on_samples
+
+
+@pytest.mark.parametrize("recipe", ["kto", "dpo"])
+def test_a_pair_is_planned_as_the_rows_it_becomes(recipe: str, tiny: Path, tmp_path: Path) -> None:
+    pair = {"prompt": "1+2=", "chosen": "3", "rejected": "12"}
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(pair | {"uid": str(i)}) + "\n" for i in range(8)))
+    words = [f"model.path={tiny}", f"data.train={file}", "training.problems_per_step=4"]
+    words += ["model.threads=1", "rollout.max_response_tokens=16"]
+    config = compose_arguments([recipe, *words])
+    method = make_method(config)
+    inputs = load_inputs(method.config, method)
+    composed = read_workload(method.config, method, inputs)
+    inputs.scorer.close()
+    planned = plan_of_settings(config, model_config(config.model), {}, row_kinds(method)).workload
+    num_rows = [len(group.given) for group in planned.groups]
+    assert num_rows == [len(group.given) for group in composed.groups] == [2] * 4
 
 
 def test_an_engine_apart_gives_its_cache_back_while_the_trainer_works(

@@ -1,5 +1,6 @@
 """`postgrad doctor [--fit RECIPE key=value ...]`"""
 
+import json
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,8 @@ Without arguments: shows what this machine offers and what a run would use: devi
 threads, memory, engines, packages.
 With --fit: estimates whether a run fits into memory and on the disk, how long it takes, and which
 passes and decoding the model gets. It measures for less than half a minute, loads no weights and
-writes no run. With --device NAME the estimate is for a GPU that this machine need not have."""
+writes no run. With --device NAME the estimate is for a GPU that this machine need not have; with
+cluster=ray, for a mesh of such GPUs: memory per device, seconds per step, and meshes that fit."""
 DEFAULT_DEVICE_GIB = 80.0  # of the workers of cluster=ray
 
 
@@ -35,6 +37,7 @@ def make_parser() -> Parser:
         metavar="NAME",
         help="estimate for a GPU that this machine need not have: h200, h100, a100, ...",
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_overrides("settings of that run")
     return parser
 
@@ -49,7 +52,7 @@ def run(argv: list[str]) -> int:
             )
         from postgrad.doctor.machine import examine
 
-        show(examine())
+        show(examine(), arguments.json)
         return 0
     from postgrad.cli.train import compose_arguments
 
@@ -59,7 +62,8 @@ def run(argv: list[str]) -> int:
         from postgrad.doctor.mesh import describe_mesh
 
         device_gib = gpu.memory / 2**30 if gpu else arguments.device_gib
-        show(describe_mesh(config, device_gib or DEFAULT_DEVICE_GIB))
+        report = describe_mesh(config, device_gib or DEFAULT_DEVICE_GIB, gpu)
+        show(report, arguments.json)
         return 0
     if gpu is None and arguments.device_gib is not None:
         raise ConfigError(
@@ -69,7 +73,7 @@ def run(argv: list[str]) -> int:
     from postgrad.doctor.describe import describe
     from postgrad.doctor.estimate import estimate
 
-    show(describe(estimate(config, gpu)))
+    show(describe(estimate(config, gpu)), arguments.json)
     return 0
 
 
@@ -82,8 +86,14 @@ def _planned_gpu(name: str | None, gib: float | None) -> "GpuSpec | None":
     return find_gpu(name, gib)
 
 
-def show(report: "Report") -> None:
-    """Prints the report: a table on a terminal, aligned lines elsewhere; problems come last."""
+def show(report: "Report", as_json: bool) -> None:
+    """Prints the report: a table on a terminal, aligned lines elsewhere; problems come last.
+
+    `as_json` prints one JSON object instead.
+    """
+    if as_json:
+        print(json.dumps(report.to_dict()))
+        return
     if sys.stdout.isatty():
         _show_table(report)
         return

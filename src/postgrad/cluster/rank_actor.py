@@ -123,6 +123,7 @@ class RankActor:
         address: tuple[str, int] | None,
     ) -> Ports:
         from postgrad.cluster.engines import load_engine, read_engine_config
+        from postgrad.cluster.meshes import worker_mesh
         from postgrad.config.compose import from_yaml
         from postgrad.methods import find_method
         from postgrad.model.device import set_threads
@@ -138,7 +139,9 @@ class RankActor:
         if address is None:
             return _build_generating(config, port_names)
         device = self._init_process_group(config, rank, size, address)
-        return _build_sharded(config, port_names, Ranks.from_process_group(device, config.cluster))
+        method = find_method(config.method.name)(config)
+        cluster = worker_mesh(config, method.all_roles(), port_names, size)
+        return _build_sharded(config, port_names, Ranks.from_process_group(device, cluster))
 
     def _init_process_group(
         self, config: Any, rank: int, size: int, address: tuple[str, int]

@@ -1,170 +1,243 @@
-"""`postgrad doctor --fit RECIPE cluster=ray ...`: memory per device of a mesh of workers.
+"""`postgrad doctor --fit RECIPE cluster=ray ...`: memory and time on a mesh of workers.
 
-Everything is computed from the model's configuration; no weights are loaded. docs/scale.md has the
-formulas.
+Everything is computed from the models' configurations; no weights are loaded and nothing is
+measured. docs/scale.md has the formulas and the assumptions.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
-
-import torch
-from torch import nn
 
 from postgrad.config.schema import ClusterConfig, Config
 from postgrad.doctor.report import Report, gib
+from postgrad.doctor.workload import read_workload
 from postgrad.errors import ConfigError
-from postgrad.model.experts import dispatch_experts
-from postgrad.model.groups import Group
+from postgrad.methods.base import Method
+from postgrad.model.experts import count_experts
 from postgrad.model.load import model_config
-from postgrad.model.muon import find_blocks
-from postgrad.model.passes.layout import EAGER_GPU_TOKENS
-from postgrad.model.ranks import check_mesh
-from postgrad.model.tensor_parallel import divide_model
-from postgrad.sizing.simulate import build_model
+from postgrad.model.passes.support import CAPTURED_FAMILIES
+from postgrad.sizing.devices import GpuSpec
+from postgrad.sizing.mesh_memory import MeshMemory, MeshSizes, Roles, estimate_mesh
+from postgrad.sizing.mesh_time import MeshClock, StepTime
+from postgrad.sizing.plan import Plan, check_context
+from postgrad.sizing.traffic import Links
 from postgrad.training import prepare
 
-HEAD_BYTES = 3 * 2**29  # one chunk of logits, forward and backward
-# Bytes of activations per token and unit of width, of one block in bfloat16: what every worker of
-# a tensor-parallel group holds, and what is divided over the group.
-WHOLE_ACTIVATIONS = 10
-DIVIDED_ACTIVATIONS = 24
 MAX_PROPOSALS = 3
 SIZES = (1, 2, 4, 8, 16)
+GIB = 2**30
 
 
 @dataclass(frozen=True)
-class MeshMemory:
-    """Bytes on one device, by what holds them."""
+class Proposal:
+    """A mesh that fits."""
 
-    parts: dict[str, int]
+    cluster: ClusterConfig
+    memory: MeshMemory
+    step_s: float | None = None  # None if no GPU was named
 
     @property
-    def total(self) -> int:
-        return sum(self.parts.values())
+    def overrides(self) -> str:
+        """The settings that ask for it."""
+        words = [
+            f"cluster.tensor_parallel={self.cluster.tensor_parallel}",
+            f"cluster.sequence_parallel={self.cluster.sequence_parallel}",
+        ]
+        if self.cluster.expert_parallel > 1:
+            words.append(f"cluster.expert_parallel={self.cluster.expert_parallel}")
+        return " ".join(words)
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Parameters of one worker of a tensor- or expert-parallel group."""
+class MeshEstimator:
+    """Estimates one run on several meshes.
 
-    parameters: int  # what FSDP2 shards over the workers with the same slices
-    largest_block: int  # what a worker computes with, as are those outside
-    outside_blocks: int  # embedding, head and final norm
-
-
-def count_parameters(config: Config, model: Any) -> Counts:
-    """Count the parameters of one worker's slices on the meta device, which takes no memory.
-
-    Raises: ConfigError for a model that cannot be divided so.
+    Args:
+        config: of the run, resolved.
+        roles: the models besides the policy.
+        plan: the run with its data as lengths; None: memory only.
+        gpu: what each worker has; None: memory only.
+        stages: names of the method's stages.
     """
-    cluster = config.cluster
-    with torch.device("meta"):
-        built = build_model(config, model)
-    if cluster.tensor_parallel > 1:
-        group = Group(0, cluster.tensor_parallel)
-        divide_model(built, group, cluster.expert_parallel > 1)
-    total = count(built)
-    outside = total - sum(count(block) for block in find_blocks(built))
-    if cluster.tensor_parallel == 1 and cluster.expert_parallel > 1:
-        # Each worker computes with its own experts; all workers together still shard all of them.
-        dispatch_experts(built, Group(0, cluster.expert_parallel))
-    return Counts(total, max(count(block) for block in find_blocks(built)), outside)
 
+    def __init__(
+        self,
+        config: Config,
+        model: Any,
+        roles: Roles,
+        plan: Plan | None = None,
+        gpu: GpuSpec | None = None,
+        stages: tuple[str, ...] = (),
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.roles = roles
+        self.plan = plan
+        self.gpu = gpu
+        self.stages = stages
+        self.links = Links()
+        self.sizes = MeshSizes()
 
-def count(module: nn.Module) -> int:
-    """Return the number of parameters of a module."""
-    return sum(p.numel() for p in module.parameters())
+    def memory(self, cluster: ClusterConfig) -> MeshMemory:
+        """Return the memory per device on this mesh. Raises ConfigError."""
+        config = replace(self.config, cluster=cluster)
+        return estimate_mesh(config, self.model, self.roles, self.sizes)
 
+    def time(self, cluster: ClusterConfig) -> StepTime | None:
+        """Return the seconds of a step on this mesh; None without a GPU. Raises ConfigError."""
+        if self.plan is None or self.gpu is None:
+            return None
+        plan = replace(self.plan, config=replace(self.config, cluster=cluster))
+        return MeshClock(self.gpu, plan, self.links, self.sizes).step(self.stages)
 
-def estimate_mesh(config: Config, model: Any) -> MeshMemory:
-    """Return the memory of one worker that trains; engines of their own are not counted."""
-    cluster = config.cluster
-    check_mesh(cluster.workers, cluster)
-    counts = count_parameters(config, model)
-    text = model.get_text_config()
-    width = int(text.hidden_size)
-    blocks = int(text.num_hidden_layers)
-    each = 4 if config.model.dtype == "float32" else 2
-    shards = cluster.shard_workers or cluster.workers // cluster.tensor_parallel
-    budget = config.training.token_budget or EAGER_GPU_TOKENS
-    tokens = budget // cluster.sequence_parallel
-    per_token = width * (WHOLE_ACTIVATIONS + DIVIDED_ACTIVATIONS / cluster.tensor_parallel)
-    activations = tokens * per_token * (each / 2)
-    if config.model.activation_checkpointing:
-        activations += tokens * width * each * blocks
-    else:
-        activations *= blocks
-    parts = {
-        "weights, Adam, gradients": 0 if cluster.offload else 16 * counts.parameters // shards,
-        "gathered weights": each * (2 * counts.largest_block + counts.outside_blocks),
-        "gradients in flight": (each + 4) * (counts.largest_block + counts.outside_blocks),
-        "activations": round(activations),
-        "head": HEAD_BYTES,
-    }
-    if not cluster.engines and config.rollout.engine != "http":
-        whole = each * _whole_parameters(config, model)
-        parts["engine beside"] = whole // config.rollout.tensor_parallel
-    return MeshMemory(parts)
+    def propose(self, available: int) -> list[Proposal]:
+        """Return meshes of the same number of workers that fit into `available` bytes per device.
 
-
-def _whole_parameters(config: Config, model: Any) -> int:
-    with torch.device("meta"):
-        return count(build_model(config, model))
-
-
-def propose_meshes(config: Config, model: Any, available: int) -> list[ClusterConfig]:
-    """Return meshes of the same number of workers that fit, the least communication first."""
-    proposals: list[ClusterConfig] = []
-    for sequence in SIZES:
-        for tensor in SIZES:
-            cluster = replace(
-                config.cluster,
-                tensor_parallel=tensor,
-                sequence_parallel=sequence,
-                expert_parallel=1,
-                shard_workers=0,
-            )
+        The fastest is first; without a GPU, the one with the least communication.
+        """
+        proposals: list[Proposal] = []
+        for cluster in self._candidates():
             try:
-                memory = estimate_mesh(replace(config, cluster=cluster), model)
-            except ConfigError:
+                memory = self.memory(cluster)
+                if memory.total <= available:
+                    time = self.time(cluster)
+                    proposals.append(Proposal(cluster, memory, time.total if time else None))
+            except ConfigError:  # the model or the workers cannot be divided so
                 continue
-            if memory.total <= available:
-                proposals.append(cluster)
-    proposals.sort(key=lambda c: (c.tensor_parallel * c.sequence_parallel, c.sequence_parallel))
-    return proposals[:MAX_PROPOSALS]
+        proposals.sort(key=_order)
+        return proposals[:MAX_PROPOSALS]
+
+    def _candidates(self) -> list[ClusterConfig]:
+        has_experts = any(
+            count_experts(model) for model in (self.model, *(m for _, m in self.roles.values()))
+        )
+        candidates: list[ClusterConfig] = []
+        for tensor in SIZES:
+            expert_sizes = SIZES if tensor == 1 else (1, tensor)
+            for expert in expert_sizes if has_experts else (1,):
+                for sequence in SIZES:
+                    candidates.append(
+                        replace(
+                            self.config.cluster,
+                            tensor_parallel=tensor,
+                            sequence_parallel=sequence,
+                            expert_parallel=expert,
+                            shard_workers=0,
+                        )
+                    )
+        return candidates
 
 
-def describe_mesh(config: Config, device_gib: float) -> Report:
-    """Return the memory per device of the run's mesh, and meshes that fit, as rows."""
-    config = prepare.make_method(config).config
+def _order(proposal: Proposal) -> tuple[float, ...]:
+    cluster = proposal.cluster
+    sizes = (cluster.tensor_parallel, cluster.sequence_parallel, cluster.expert_parallel)
+    communication = (sizes[0] * sizes[1] * sizes[2], sizes[1], sizes[2])
+    return (proposal.step_s or 0.0, *communication)
+
+
+def describe_mesh(config: Config, device_gib: float, gpu: GpuSpec | None = None) -> Report:
+    """Return memory per device and time per step of the run's mesh, and meshes that fit, as rows.
+
+    Args:
+        config: of the run.
+        device_gib: memory of one device.
+        gpu: its rates; None: no time is estimated.
+
+    Raises: ConfigError for a run or a mesh that `postgrad train` would refuse.
+    """
+    method = _make_method(config, device_gib, gpu)
+    config = method.config
     model = model_config(config.model, config.seed)
-    cluster = config.cluster
-    memory = estimate_mesh(config, model)
-    available = round(device_gib * 2**30)
+    model_type = model.get_text_config().model_type
+    estimator = MeshEstimator(config, model, prepare.local_roles(config, method))
+    if gpu and model_type in CAPTURED_FAMILIES:
+        plan = _read_plan(config, method, model, estimator)
+        stages = tuple(stage.__name__ for stage in method.stages())
+        estimator = MeshEstimator(config, model, estimator.roles, plan, gpu, stages)
     report = Report()
+    cluster = config.cluster
     data = cluster.workers // (cluster.tensor_parallel * cluster.sequence_parallel)
     sizes = f"data {data} x sequence {cluster.sequence_parallel} x tensor {cluster.tensor_parallel}"
     report.add("mesh", f"{cluster.workers} workers: {sizes}")
-    fits = memory.total <= available
-    proposals = propose_meshes(config, model, available)
+    report.values["mesh"] = asdict(cluster)
+    proposals = estimator.propose(round(device_gib * GIB))
+    _add_memory(report, estimator, device_gib, proposals)
+    if gpu and model_type not in CAPTURED_FAMILIES:
+        known = ", ".join(CAPTURED_FAMILIES)
+        report.add("time per step", f"not estimated for {model_type}, only for {known}")
+    elif gpu is None:
+        report.add("time per step", "add --device NAME, such as --device h200")
+    else:
+        _add_time(report, estimator, gpu)
+    _add_proposals(report, proposals)
+    report.add("estimated by", "formulas of docs/scale.md; nothing was measured on several devices")
+    return report
+
+
+def _make_method(config: Config, device_gib: float, gpu: GpuSpec | None) -> Method:
+    """Return the method of a planned run: nothing of this machine is measured or used."""
+    if config.model.device == "cpu":
+        config.model.threads = config.model.threads or 1
+        return prepare.make_method(config)
+    return prepare.make_method(config, gpu or GpuSpec("device", round(device_gib * GIB), 1.0, 1.0))
+
+
+def _read_plan(config: Config, method: Method, model: Any, estimator: MeshEstimator) -> Plan:
+    inputs = prepare.load_inputs(config, method)
+    workload = read_workload(config, method, inputs)
+    inputs.scorer.close()
+    plan = Plan(config, model, workload, estimator.roles, packed=True)
+    check_context(plan, estimator.sizes.measure(config, model))
+    return plan
+
+
+def _add_memory(
+    report: Report, estimator: MeshEstimator, device_gib: float, proposals: list[Proposal]
+) -> None:
+    memory = estimator.memory(estimator.config.cluster)
+    fits = memory.total <= device_gib * GIB
     problem = ""
     if not fits:
         problem = f"{gib(memory.total)} per device needed, {device_gib:g} GiB available: "
-        problem += "use one of the meshes above" if proposals else _advice(config)
+        problem += "use one of the meshes above" if proposals else _advice(estimator.config)
     verdict = f"{device_gib:g} GiB: {'fits' if fits else 'DOES NOT FIT'}"
     report.add("memory per device", f"{gib(memory.total)} of {verdict}", problem)
     for name, size in memory.parts.items():
         report.add(f"  {name}", f"{gib(size):>10}")
+    report.values["memory"] = {"total": memory.total, "fits": fits, "parts": memory.parts}
+
+
+def _add_time(report: Report, estimator: MeshEstimator, gpu: GpuSpec) -> None:
+    cluster = estimator.config.cluster
+    time = estimator.time(cluster)
+    assert time is not None, "the plan and the GPU are known"
+    devices = cluster.workers + cluster.engines * estimator.config.rollout.tensor_parallel
+    devices += sum(size for name, size in cluster.pools.items() if name in estimator.roles)
+    overlap = "; sampling runs beside the rest" if time.overlaps else ""
+    report.add("time per step", f"{time.total:.2f} s with {devices} x {gpu.name}{overlap}")
+    for name, seconds in time.stages.items():
+        report.add(f"  {name}", f"{seconds:8.2f} s")
+        if name == "update":
+            for part, value in time.update.items():
+                report.add(f"    {part}", f"{value:8.2f} s")
+    report.values["time"] = {"total": time.total, "stages": time.stages, "update": time.update}
+    report.add("assumed links", str(estimator.links))
+    report.add(
+        "assumed", "full responses, no verifiers, no checkpoints; FSDP2 sends while it computes"
+    )
+    report.values["links"] = asdict(estimator.links)
+
+
+def _add_proposals(report: Report, proposals: list[Proposal]) -> None:
     for number, proposal in enumerate(proposals):
-        words = f"cluster.tensor_parallel={proposal.tensor_parallel} "
-        words += f"cluster.sequence_parallel={proposal.sequence_parallel}"
-        report.add("meshes that fit" if number == 0 else "", words)
-    report.add("estimated by", "formulas of docs/scale.md; nothing was measured on devices")
-    return report
+        step = "" if proposal.step_s is None else f", {proposal.step_s:.2f} s per step"
+        text = f"{proposal.overrides}: {gib(proposal.memory.total)}{step}"
+        report.add("meshes that fit" if number == 0 else "", text)
+    report.values["proposals"] = [
+        {"overrides": p.overrides, "memory": p.memory.total, "step_s": p.step_s} for p in proposals
+    ]
 
 
 def _advice(config: Config) -> str:
-    changes = []
+    changes: list[str] = []
     if not config.model.activation_checkpointing:
         changes.append("model.activation_checkpointing=true")
     if not config.cluster.engines:

@@ -1,20 +1,26 @@
 """The result of `postgrad doctor`: rows to read, and problems with what to do about them."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
 class Report:
-    """Rows of (name, value), and problems as lines that say what to do."""
+    """Rows of (name, value), problems as lines that say what to do, and values for programs."""
 
     rows: list[tuple[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)  # numbers for programs
 
     def add(self, name: str, value: str, problem: str = "") -> None:
         """Add a row, and a problem unless it is empty."""
         self.rows.append((name, value))
         if problem:
             self.problems.append(problem)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values; `values` has bytes and seconds."""
+        return {"rows": self.rows, "problems": self.problems, "values": self.values}
 
 
 def gib(size: float) -> str:

@@ -74,6 +74,8 @@ class Method:
     trains_on_samples: ClassVar[bool] = True
     # Rows of a group that one loss reads jointly; a pass holds all of them.
     rows_per_loss: ClassVar[int] = 1
+    # Rows that one problem of the data gives, at most, if the method does not train on samples.
+    given_per_problem: ClassVar[int] = 1
     # Every problem's demonstration becomes a row, so each must fit into max_response_tokens.
     trains_on_demonstrations: ClassVar[bool] = False
     # The trained model gives scores instead of log-probs: one per "response", or one per "step".

@@ -40,6 +40,7 @@ class KtoSettings(MethodSettings):
 
 class Kto(GivenResponses):
     Settings = KtoSettings
+    given_per_problem = 2  # of a pair
 
     # ---- checks
 

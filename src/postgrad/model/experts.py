@@ -18,13 +18,22 @@ WEIGHTS: tuple[str, ...] = ("gate_up_proj", "down_proj")
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of configurations
 
 
-def num_experts_of(model: Any) -> int:
-    """Return the number of experts per block. Raises ConfigError for a model without experts."""
-    config = model.config.get_text_config()
+def count_experts(model_config: Any) -> int:
+    """Return the number of experts per block, by the transformers configuration; 0 if none."""
+    config = model_config.get_text_config()
     for name in COUNTS:
         if getattr(config, name, None):
             return int(getattr(config, name))
-    raise ConfigError(f"cluster.expert_parallel: {config.model_type} has no experts")
+    return 0
+
+
+def num_experts_of(model: Any) -> int:
+    """Return the number of experts per block. Raises ConfigError for a model without experts."""
+    num_experts = count_experts(model.config)
+    if not num_experts:
+        model_type = model.config.get_text_config().model_type
+        raise ConfigError(f"cluster.expert_parallel: {model_type} has no experts")
+    return num_experts
 
 
 def divide_experts(module: Any, group: Group, by_expert: bool) -> dict[str, Division]:

@@ -24,12 +24,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from postgrad.config.schema import ClusterConfig
 from postgrad.errors import ConfigError
 from postgrad.model.divisions import division_of, full_shape, join_slices, slice_tensor
+from postgrad.model.experts import count_experts
 from postgrad.model.groups import ALONE, Group
 from postgrad.model.passes.layout import MicroBatch
 from postgrad.types import Batch
 
 # The most loaded rank may have this many times the mean before rows of one prompt are divided.
 MAX_IMBALANCE = 1.05
+# Kinds of roles whose models are sharded; those of other kinds are complete on each rank.
+SHARDED_KINDS = ("frozen", "critic")
 
 MakeMicroBatches = Callable[[Batch, list[int] | None], list[MicroBatch]]
 
@@ -222,6 +225,28 @@ class Ranks:
         """Return a short pass that predicts nothing: all its gradients are zero."""
         zero = torch.zeros(1, self.sequence.size, dtype=torch.int64)
         return MicroBatch([], zero, zero, None, torch.zeros(0, dtype=torch.int64))
+
+
+def mesh_of_models(
+    cluster: ClusterConfig, num_ranks: int, models: Sequence[Any], is_pool: bool = False
+) -> ClusterConfig:
+    """Return the settings of the ranks that hold these models; sizes that none of them uses are 1.
+
+    Args:
+        cluster: of the run.
+        num_ranks: of this group of workers.
+        models: transformers configurations of the models that are sharded over the ranks.
+        is_pool: the workers of a role. A copy of its weights is sharded over at most all of them.
+    """
+    if not models:  # reward models are complete on each rank
+        cluster = dataclasses.replace(
+            cluster, tensor_parallel=1, sequence_parallel=1, shard_workers=0
+        )
+    if not any(count_experts(model) for model in models):
+        cluster = dataclasses.replace(cluster, expert_parallel=1)
+    if is_pool and cluster.shard_workers > num_ranks // cluster.tensor_parallel:
+        cluster = dataclasses.replace(cluster, shard_workers=0)
+    return cluster
 
 
 def check_mesh(num_ranks: int, cluster: ClusterConfig) -> None:

@@ -21,7 +21,7 @@ from postgrad.errors import ConfigError
 from postgrad.model.async_writer import TensorsFile, copy_to_host
 from postgrad.model.checkpoint_parts import Layout, part_path, read_own_part, read_tensors
 from postgrad.model.divisions import WHOLE, Division, division_of, set_division
-from postgrad.model.experts import dispatch_experts
+from postgrad.model.experts import count_experts, dispatch_experts
 from postgrad.model.meta_model import allocate_shards, fill_shards, tensors_of
 from postgrad.model.muon import find_blocks
 from postgrad.model.optimizer import Optimizer
@@ -44,7 +44,7 @@ class ForwardRoot(nn.Module):
 
 
 def shard_model(
-    model: nn.Module,
+    model: Any,
     ranks: Ranks,
     compute: torch.dtype,
     masters: bool,
@@ -52,16 +52,18 @@ def shard_model(
 ) -> ForwardRoot:
     """Shard the model's blocks, then the rest; return the root that runs passes.
 
-    With tensor or expert parallelism the blocks are divided into slices first.
+    With tensor or expert parallelism the blocks are divided into slices first. Expert parallelism
+    leaves a model without experts as it is.
 
     `masters` keeps the shards of trained parameters in float32. `float32_module` is sharded too
     and computes in float32, whatever the model's compute type is.
     """
     before = tensors_of(model)
     divisions: dict[str, Division] = {}
+    has_experts = count_experts(model.config) > 0
     if ranks.tensor.size > 1:
-        divisions = divide_model(model, ranks.tensor, ranks.by_expert)
-    elif ranks.expert.size > 1:
+        divisions = divide_model(model, ranks.tensor, ranks.by_expert and has_experts)
+    elif ranks.expert.size > 1 and has_experts:
         divisions = dispatch_experts(model, ranks.expert)
     offload = OffloadPolicy()
     if ranks.offload:

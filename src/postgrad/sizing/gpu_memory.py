@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from postgrad.config.schema import Config
 from postgrad.model.device import DTYPES
+from postgrad.model.experts import count_experts
 from postgrad.model.passes.captured import MAX_BLOCK_OPERATIONS, padded_size
 from postgrad.rollout.native.pages import (
     KEPT_CACHE_BYTES,
@@ -47,9 +48,13 @@ class Widths(NamedTuple):
         heads = int(text.num_attention_heads)
         head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
         key_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+        intermediate = int(text.intermediate_size)
+        if count_experts(model_config):  # of the experts that a token uses
+            intermediate = int(getattr(text, "moe_intermediate_size", None) or intermediate)
+            intermediate *= int(text.num_experts_per_tok)
         return Widths(
             int(text.hidden_size),
-            int(text.intermediate_size),
+            intermediate,
             heads * head_dim,
             key_heads * head_dim,
         )

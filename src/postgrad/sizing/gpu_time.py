@@ -99,18 +99,28 @@ def count_work(plan: Plan, layout: StepLayout) -> Work:
 
 
 class GpuClock:
-    """Computes the seconds of passes, decode steps and updates on one GPU."""
+    """Computes the seconds of passes, decode steps and updates on one GPU.
 
-    def __init__(self, gpu: GpuSpec, plan: Plan) -> None:
+    Args:
+        gpu: where the run computes.
+        plan: the run.
+        shape: of the policy, if it was counted before.
+        captures: short passes run as captured graphs, as they do in one process.
+    """
+
+    def __init__(
+        self, gpu: GpuSpec, plan: Plan, shape: Shape | None = None, captures: bool = True
+    ) -> None:
         self.gpu = gpu
         self.plan = plan
-        self.shape = Shape.of(plan, plan.model)
+        self.shape = shape or Shape.of(plan, plan.model)
+        self.captures = captures
 
     # ---- passes
 
     def forward_s(self, work: Work, shape: Shape) -> float:
         """Return the seconds of log-probs without gradient."""
-        flops = 2 * shape.size.block * shape.size.blocks * work.tokens
+        flops = 2 * shape.size.active_block * shape.size.blocks * work.tokens
         flops += 2 * shape.head * work.response_tokens
         seconds = flops / (TRAINING_PRODUCTS * self.gpu.flops)
         seconds += self._attention_s(work, shape, ATTENTION_FORWARD)
@@ -124,7 +134,7 @@ class GpuClock:
         is_full = not config.model.lora.rank
         products = 3 if is_full else 2  # forward, gradient of inputs, gradient of weights
         products += int(bool(config.model.activation_checkpointing))
-        blocks = shape.size.block * shape.size.blocks
+        blocks = shape.size.active_block * shape.size.blocks
         flops = 2.0 * products * blocks * work.tokens
         # The head's logits are computed twice.
         flops += 2.0 * (4 if is_full else 3) * shape.head * work.response_tokens
@@ -148,7 +158,7 @@ class GpuClock:
     def _launches_s(self, work: Work, shape: Shape) -> float:
         """Return the host's seconds for passes that are not captured as graphs."""
         tokens = work.tokens // max(1, work.num_passes)
-        if is_captured(self.plan.config, shape.size, tokens):
+        if self.captures and is_captured(self.plan.config, shape.size, tokens):
             return 0.0
         return LAUNCH_S * work.num_passes * shape.size.blocks
 
@@ -182,7 +192,8 @@ class GpuClock:
         """
         shape = self.shape
         each = shape.itemsize
-        products = self._products_s(shape.size.block, rows)
+        size = shape.size
+        products = self._products_s(size.active_block, rows, size.touched_block(rows))
         cache = (own + shared) * rows * token_cache_bytes(self.plan) / shape.size.blocks
         attention = cache / (DECODE_ATTENTION * self.gpu.bandwidth)
         other = rows * each * (3 * shape.widths.intermediate + 12 * shape.widths.hidden)
@@ -190,11 +201,12 @@ class GpuClock:
         block += max(attention, KERNEL_S)
         block += max(other / self.gpu.bandwidth, DECODE_OTHER_KERNELS * KERNEL_S)
         logits = DECODE_LOGIT_TRAFFIC * rows * shape.size.vocabulary / self.gpu.bandwidth
-        return shape.size.blocks * block + self._products_s(shape.head, rows) + logits
+        return shape.size.blocks * block + self._products_s(shape.head, rows, shape.head) + logits
 
-    def _products_s(self, weights: int, rows: int) -> float:
+    def _products_s(self, weights: float, rows: int, read: float) -> float:
+        """Return the seconds of products with `weights` per row; `read` weights are loaded."""
         flops = 2 * weights * rows / (DECODE_PRODUCTS * self.gpu.flops)
-        return max(flops, weights * self.shape.itemsize / self.gpu.bandwidth)
+        return max(flops, read * self.shape.itemsize / self.gpu.bandwidth)
 
     def generation_s(
         self, num_rows: int, prompt_tokens: int, num_prompts: int, length: int, cache: int

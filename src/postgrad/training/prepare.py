@@ -10,6 +10,7 @@ import torch
 from postgrad.agents.runner import Agents, open_agents
 from postgrad.cluster.engines import engine_config
 from postgrad.cluster.host import is_base_model
+from postgrad.cluster.meshes import check_meshes
 from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import ClusterConfig, Config, ModelConfig
 from postgrad.data.cursor import Cursor
@@ -34,7 +35,6 @@ from postgrad.model.device import (
 )
 from postgrad.model.load import load_tokenizer, model_config, model_hidden_size
 from postgrad.model.passes.layout import default_token_budget
-from postgrad.model.ranks import check_mesh
 from postgrad.model.threads import probe_threads
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import TurnRunner, make_turns
@@ -93,6 +93,8 @@ def resolve(config: Config, method: Method | None = None, planned: GpuSpec | Non
     resumed run uses them. Raises ConfigError.
     """
     check_cluster(config.cluster)
+    if config.cluster.backend == "ray":
+        check_meshes(config, method.all_roles() if method else {})
     if config.training.profile_steps and config.cluster.backend != "local":
         raise ConfigError(
             f"training.profile_steps profiles this process only, but cluster.backend="
@@ -176,8 +178,11 @@ def row_kinds(method: Method | None) -> RowKinds:
     """Return which rows the method trains on; sampled ones if there is none."""
     if method is None or method.trains_on_samples:
         return SAMPLED if method is None else RowKinds(rows_per_loss=method.rows_per_loss)
-    rows = method.rows_per_loss
-    return RowKinds(rows, rows, samples_in_validation=method.needs_verifier())
+    return RowKinds(
+        method.given_per_problem,
+        method.rows_per_loss,
+        samples_in_validation=method.needs_verifier(),
+    )
 
 
 def _passes_note(budget: int, checkpointing: bool, gpu: GpuSpec) -> str:
@@ -233,7 +238,6 @@ def check_cluster(cluster: ClusterConfig) -> None:
                 raise ConfigError(
                     f"cluster.pools.{name}={size} is out of range; it must be at least 1"
                 )
-        check_mesh(cluster.workers, cluster)
         return
     ray_settings = {
         "workers": cluster.workers > 1,

@@ -39,6 +39,7 @@ class GivenPairs(GivenResponses):
     """
 
     rows_per_loss = 2
+    given_per_problem = 2
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         check_pairs(self, problems, "data.train")
