@@ -4,45 +4,57 @@
     python benchmarks/simulate_scale.py --shape 70b --rows 4096 --tokens 8192
     python benchmarks/simulate_scale.py --check            one device, beside measured steps
 
-Nothing here was measured on several devices. The rates of one device are those measured on an H200
-(docs/results.md); links, jitter and failures are assumptions, printed with the table. Each step is
-simulated with random response lengths and random delays of devices; the mean of many steps is
-shown.
+Nothing here was measured on several devices. Seconds and bytes are those of `postgrad doctor --fit
+... cluster=ray --device h200` (sizing/mesh_time.py); here, responses have random lengths, devices
+are randomly late, and some fail. Each step is simulated many times; the mean is shown.
 """
 
 import argparse
+import heapq
 import math
 import random
 import statistics
-from dataclasses import dataclass, replace
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "gpu"))
+
+from sizes import make_config
+
+from postgrad.cli.train import compose_arguments
+from postgrad.sizing.devices import GpuSpec, find_gpu
+from postgrad.sizing.gpu_memory import wanted_cache_bytes
+from postgrad.sizing.gpu_time import GpuClock
+from postgrad.sizing.mesh_memory import MeshSizes
+from postgrad.sizing.mesh_time import MeshClock, elapsed
+from postgrad.sizing.plan import GroupLengths, Plan, Workload, lay_out_step
+from postgrad.sizing.traffic import Links
+
+NODE = 8
+COPY = 64  # devices over which one copy of the weights is sharded; more devices hold more copies
 
 
 @dataclass(frozen=True)
-class Device:
-    """What one device and its links do. Rates are reached ones, not those of a data sheet."""
+class Cluster:
+    """Devices, links and what goes wrong. All but the rates of the device are assumptions."""
 
-    train_flops: float = 394e12  # 4B update on an H200: 6 x parameters x tokens / seconds
-    decode_bandwidth: float = 3.1e12  # 4B rollout on an H200: bytes read per second
-    memory: float = 141e9
-    node_link: float = 350e9  # bytes per second and device within a node of NODE devices
-    network: float = 40e9  # bytes per second and device between nodes
-    latency_s: float = 20e-6  # per collective and doubling of the number of devices
-    jitter: float = 0.03  # standard deviation of a device's time per pass, as a share
+    gpu: GpuSpec = field(default_factory=lambda: find_gpu("h200"))
+    links: Links = field(default_factory=Links)
+    jitter: float = 0.03  # standard deviation of a device's time per stage, as a share
     years_between_failures: float = 5.0
     restart_s: float = 300.0  # until a run continues from its checkpoint
 
-
-@dataclass(frozen=True)
-class Shape:
-    """A model."""
-
-    parameters: float
-    blocks: int
-    cache_bytes: float  # of keys and values, per token
+    def __str__(self) -> str:
+        return (
+            f"{self.gpu.name}; {self.links}; jitter {self.jitter:.0%}; a failure per device in "
+            f"{self.years_between_failures:g} years, {self.restart_s:g} s to restart"
+        )
 
 
 @dataclass(frozen=True)
-class Work:
+class Step:
     """One GRPO step: rows sampled and trained, and how checkpoints are written."""
 
     rows: int = 1024
@@ -53,142 +65,201 @@ class Work:
     staleness: int = 0  # 1: sample the next step during the update, on half of the devices
 
 
-NODE = 8
-SHAPES = {
-    "1.7b": Shape(1.7e9, 28, 114_688),
-    "4b": Shape(4.0e9, 36, 147_456),
-    "8b": Shape(8.2e9, 36, 147_456),
-    "32b": Shape(32.8e9, 64, 262_144),
-    "70b": Shape(70.6e9, 80, 327_680),
-}
+# Hidden size, intermediate size, blocks, heads; the others are in gpu/sizes.py.
+LARGE_SHAPES = {"32b": (5120, 25_600, 64, 64), "70b": (8192, 28_672, 80, 64)}
+SHAPES = ("1.7b", "4b", "8b", *LARGE_SHAPES)
 # Measured on one H200 with random weights, so that every response has its full length.
 MEASURED = {
-    ("4b", Work(256, 1024, 100), "sampling"): 256 * 1024 / 25_200,
-    ("1.7b", Work(1024, 512, 100), "sampling"): 1024 * 512 / 61_000,
+    ("4b", Step(256, 1024, 100)): 256 * 1024 / 25_200,
+    ("1.7b", Step(1024, 512, 100)): 1024 * 512 / 61_000,
 }
 
 
-def link_speed(device: Device, size: int) -> float:
-    """Return the bytes per second and device of a collective over `size` devices."""
-    return device.node_link if size <= NODE else device.network
+def make_model(shape: str) -> Any:
+    """Return the transformers configuration of a model of this shape."""
+    if shape not in LARGE_SHAPES:
+        return make_config(shape)
+    hidden, intermediate, blocks, heads = LARGE_SHAPES[shape]
+    config = make_config("8b")
+    return type(config)(
+        **config.to_dict()
+        | {
+            "hidden_size": hidden,
+            "intermediate_size": intermediate,
+            "num_hidden_layers": blocks,
+            "num_attention_heads": heads,
+            "layer_types": None,
+        }
+    )
 
 
-def collective_s(device: Device, size: int, num_bytes: float) -> float:
-    """Return the seconds to gather or reduce `num_bytes` over `size` devices in a ring."""
-    if size == 1:
-        return 0.0
-    latency = device.latency_s * math.ceil(math.log2(size))
-    return latency + num_bytes * (size - 1) / size / link_speed(device, size)
+class Simulation:
+    """Simulates the steps of one model on clusters of different sizes."""
+
+    def __init__(self, shape: str, cluster: Cluster, step: Step) -> None:
+        self.cluster = cluster
+        self.step = step
+        self.model = make_model(shape)
+        self.sizes = MeshSizes()
+        plan = self.plan(1, [])
+        self.size = self.sizes.measure(plan.config, self.model)
+
+    def engine_devices(self) -> int:
+        """Return over how many devices an engine is divided: weights take half of their memory."""
+        size = 1
+        while self.size.weights / size > self.cluster.gpu.memory / 2 and size < NODE:
+            size *= 2
+        return size
+
+    def plan(self, num_devices: int, groups: list[GroupLengths], divided: int = 1) -> Plan:
+        """Return a step with these groups on a cluster of this size."""
+        step = self.step
+        trainers = max(1, num_devices // 2) if step.staleness else num_devices
+        engines = max(1, (num_devices - trainers) // divided) if step.staleness else 0
+        settings = {
+            "model.path": "qwen3",
+            "data.train": "problems.jsonl",
+            "model.device": "cuda",
+            "model.dtype": "bfloat16",
+            "model.activation_checkpointing": "true",
+            "training.token_budget": 16_384,
+            "rollout.max_rows": 2048,
+            "rollout.max_response_tokens": step.tokens,
+            "rollout.tensor_parallel": divided,
+            "rollout.staleness": step.staleness,
+            "cluster": "ray",
+            "cluster.workers": trainers,
+            "cluster.shard_workers": COPY if trainers > COPY else 0,
+            "cluster.engines": engines,
+        }
+        config = compose_arguments(["grpo", *(f"{key}={value}" for key, value in settings.items())])
+        return Plan(config, self.model, Workload(groups, step.prompt), packed=True)
+
+    def draw_lengths(self, rng: random.Random) -> list[list[int]]:
+        """Return the lengths of the responses by group: a long tail up to the limit."""
+        step = self.step
+        median = math.log(step.tokens / 3)
+        lengths = [
+            min(step.tokens, max(16, round(rng.lognormvariate(median, 0.7))))
+            for _ in range(step.rows)
+        ]
+        return [lengths[start : start + step.group] for start in range(0, step.rows, step.group)]
+
+    def clock(self, plan: Plan, lengths: list[list[int]]) -> MeshClock:
+        """Return the clock of a step whose responses have these lengths."""
+        groups = [GroupLengths(self.step.prompt, tuple(own), 0) for own in lengths]
+        workload = Workload(groups, self.step.prompt)
+        plan = replace(plan, workload=workload)
+        return MeshClock(self.cluster.gpu, plan, self.cluster.links, self.sizes)
+
+    def run(self, num_devices: int, num_steps: int = 20) -> dict[str, float]:
+        """Return mean seconds by stage, and the share of time lost to failures."""
+        rng = random.Random(0)
+        base = self.plan(num_devices, [], self.engine_devices())
+        samples: dict[str, list[float]] = {"sampling": [], "update": [], "weights": []}
+        for _ in range(num_steps):
+            lengths = self.draw_lengths(rng)
+            clock = self.clock(base, lengths)
+            late = slowest_of(rng, self.cluster, num_devices)
+            layout = lay_out_step(clock.plan, self.step.tokens)
+            update = elapsed(clock.update_parts(clock.policy, layout))
+            samples["sampling"].append(late * sampling_s(clock, lengths))
+            samples["update"].append(late * update)
+            samples["weights"].append(clock.publish_s())
+        means = {name: statistics.mean(values) for name, values in samples.items()}
+        trained = means["update"] + means["weights"]
+        both = max if self.step.staleness else lambda a, b: a + b
+        step_s = both(means["sampling"], trained)
+        failures = num_devices * step_s / (self.cluster.years_between_failures * 365 * 86_400)
+        lost = failures * (self.cluster.restart_s + self.step.checkpoint_every * step_s / 2)
+        return means | {"step": step_s + lost, "lost": lost / (step_s + lost)}
 
 
-def tensor_parallel(shape: Shape, device: Device) -> int:
-    """Return over how many devices an engine divides the model: weights take half the memory."""
-    size = 1
-    while 2 * shape.parameters / size > device.memory / 2 and size < NODE:
-        size *= 2
-    return size
-
-
-def sampling_s(shape: Shape, device: Device, work: Work, devices: int, lengths: list[int]) -> float:
-    """Return the seconds until the last response is complete."""
-    tensor = tensor_parallel(shape, device)
-    engines = max(1, devices // tensor)
-    by_engine: list[list[int]] = [[] for _ in range(engines)]
-    for index in range(0, len(lengths), work.group):
-        by_engine[(index // work.group) % engines] += lengths[index : index + work.group]
-    bandwidth = device.decode_bandwidth * tensor
-    room = 0.9 * device.memory * tensor - 2 * shape.parameters
+def sampling_s(clock: MeshClock, lengths: list[list[int]]) -> float:
+    """Return the seconds until the last engine has sampled its groups."""
+    num_engines = clock.num_engines
     slowest = 0.0
-    for rows in by_engine:
-        # Every decode step reads the weights once, and the cache of every row that is left.
-        cache = sum(n * (work.prompt + n / 2) for n in rows) * shape.cache_bytes
-        held = sum(work.prompt + n for n in rows) * shape.cache_bytes
-        waves = max(1.0, held / room)
-        steps = waves * max(rows, default=0)
-        exchange = 2 * shape.blocks * collective_s(device, tensor, 0) * steps
-        seconds = (steps * 2 * shape.parameters + cache) / bandwidth + exchange
-        slowest = max(slowest, seconds)
+    for number in range(min(num_engines, len(lengths))):
+        slowest = max(slowest, engine_s(clock, lengths[number::num_engines]))
     return slowest
 
 
-def update_s(shape: Shape, device: Device, work: Work, devices: int, lengths: list[int]) -> float:
-    """Return the seconds of forward, backward and optimizer with weights sharded over devices.
+def engine_s(clock: MeshClock, lengths: list[list[int]]) -> float:
+    """Return the seconds of one engine; rows start as others end, if its cache holds not all."""
+    prompt = clock.plan.workload.longest_prompt
+    own = [GroupLengths(prompt, (), len(group)) for group in lengths]
+    plan = replace(clock.plan, workload=Workload(own, prompt))
+    rows = [length for group in lengths for length in group]
+    cache = clock.engine_cache(plan)
+    slots = max(1, min(len(rows), plan.max_rows, int(len(rows) * cache / wanted_cache_bytes(plan))))
+    engine = clock.engine_clock(plan)
+    prefill = engine.generation_s(len(rows), prompt * len(own), len(own), 0, cache)
+    num_tokens, decoding = decode_s(engine, rows, slots, prompt * len(own) / len(rows))
+    return prefill + decoding + clock.decode_exchange_s(num_tokens, sum(rows) / num_tokens)
 
-    Weights are gathered twice and gradients reduced once per pass, beside the computation.
+
+def decode_s(engine: GpuClock, rows: list[int], slots: int, shared: float) -> tuple[int, float]:
+    """Return the number of decode steps of rows of these lengths, and their seconds.
+
+    Args:
+        engine: its clock.
+        rows: tokens of each response.
+        slots: rows that decode at the same time, at most.
+        shared: prompt tokens per row, those of one prompt divided by its rows.
     """
-    tokens = sum(lengths) + len(lengths) / work.group * work.prompt
-    share = tokens / devices
-    passes = max(1, math.ceil(share / 16_384))
-    compute = 6 * shape.parameters * share / device.train_flops / passes
-    shard_group = min(devices, 64)  # hybrid sharding: copies over more devices
-    gather = 2 * collective_s(device, shard_group, 2 * shape.parameters)
-    reduce = collective_s(device, shard_group, 4 * shape.parameters)
-    between = 0.0
-    if devices > shard_group:
-        copies = devices // shard_group
-        between = collective_s(device, copies, 4 * shape.parameters / shard_group)
-    return passes * max(compute, gather + reduce) + between
+    ends = [0] * slots
+    changes: dict[int, int] = {}
+    for length in rows:
+        start = heapq.heappop(ends)
+        heapq.heappush(ends, start + length)
+        changes[start] = changes.get(start, 0) + 1
+        changes[start + length] = changes.get(start + length, 0) - 1
+    mean_position = sum(length**2 / 2 for length in rows) / sum(rows)
+    seconds = 0.0
+    alive = 0
+    previous = 0
+    for position in sorted(changes):
+        if alive:
+            seconds += (position - previous) * engine.decode_step_s(alive, mean_position, shared)
+        alive += changes[position]
+        previous = position
+    return previous, seconds
 
 
-def weights_s(shape: Shape, device: Device, devices: int) -> float:
-    """Return the seconds to bring new weights to the engines, every device its share."""
-    return collective_s(device, devices, 2 * shape.parameters / tensor_parallel(shape, device))
-
-
-def slowest_of(rng: random.Random, device: Device, devices: int) -> float:
+def slowest_of(rng: random.Random, cluster: Cluster, num_devices: int) -> float:
     """Return the factor by which the slowest of many devices is late."""
-    return max(1.0, *(1 + abs(rng.gauss(0, device.jitter)) for _ in range(devices)))
+    return max(1.0, *(1 + abs(rng.gauss(0, cluster.jitter)) for _ in range(num_devices)))
 
 
-def simulate(shape: Shape, device: Device, work: Work, devices: int, steps: int = 20) -> dict:
-    """Return mean seconds by stage, and the share of time lost to failures."""
-    rng = random.Random(0)
-    samples: dict[str, list[float]] = {"sampling": [], "update": [], "weights": []}
-    for _ in range(steps):
-        # Lengths of reasoning responses: a long tail up to the limit.
-        lengths = [
-            min(work.tokens, max(16, round(rng.lognormvariate(math.log(work.tokens / 3), 0.7))))
-            for _ in range(work.rows)
-        ]
-        trainers = devices if not work.staleness else max(1, devices // 2)
-        samplers = devices if not work.staleness else max(1, devices - trainers)
-        late = slowest_of(rng, device, devices)
-        samples["sampling"].append(late * sampling_s(shape, device, work, samplers, lengths))
-        samples["update"].append(late * update_s(shape, device, work, trainers, lengths))
-        samples["weights"].append(weights_s(shape, device, devices))
-    means = {name: statistics.mean(values) for name, values in samples.items()}
-    both = max if work.staleness else lambda a, b: a + b
-    step = both(means["sampling"], means["update"]) + means["weights"]
-    failures = devices * step / (device.years_between_failures * 365 * 86400)
-    lost = failures * (device.restart_s + work.checkpoint_every * step / 2)
-    return means | {"step": step + lost, "lost": lost / (step + lost)}
-
-
-def print_table(shape_name: str, device: Device, work: Work) -> None:
+def print_table(shape: str, cluster: Cluster, step: Step) -> None:
     """Print one row per number of devices."""
-    shape = SHAPES[shape_name]
-    print(f"{shape_name}: {work.rows} rows of at most {work.tokens} tokens per step; {device}\n")
+    simulation = Simulation(shape, cluster, step)
+    ahead = Simulation(shape, cluster, replace(step, staleness=1))
+    print(f"{shape}: {step.rows} rows of at most {step.tokens} tokens per step; {cluster}\n")
     print("| devices | sampling | update | weights | lost to failures | step | with staleness 1 |")
     print("|---|---|---|---|---|---|---|")
     for power in range(13):
-        devices = 2**power
-        if 16 * shape.parameters / devices > 0.8 * device.memory:
+        num_devices = 2**power
+        if 16 * simulation.size.parameters / num_devices > 0.8 * cluster.gpu.memory:
             continue  # weights, gradients and Adam state do not fit
-        now = simulate(shape, device, work, devices)
-        ahead = simulate(shape, device, replace(work, staleness=1), devices)
-        stale = f"{ahead['step']:.1f} s" if devices > 1 else ""
+        now = simulation.run(num_devices)
+        stale = ""
+        if 16 * simulation.size.parameters / num_devices < 0.4 * cluster.gpu.memory:
+            stale = f"{ahead.run(num_devices)['step']:.1f} s"
         stages = " | ".join(f"{now[name]:.1f} s" for name in ("sampling", "update", "weights"))
-        print(f"| {devices} | {stages} | {now['lost']:.1%} | {now['step']:.1f} s | {stale} |")
+        print(f"| {num_devices} | {stages} | {now['lost']:.1%} | {now['step']:.1f} s | {stale} |")
 
 
-def print_check(device: Device) -> None:
+def print_check(cluster: Cluster) -> None:
     """Print simulated beside measured seconds of one device."""
-    for (shape, work, stage), measured in MEASURED.items():
-        lengths = [work.tokens] * work.rows
-        simulated = sampling_s(SHAPES[shape], device, work, 1, lengths)
+    for (shape, step), measured in MEASURED.items():
+        simulation = Simulation(shape, cluster, step)
+        lengths = [[step.tokens] * step.group] * (step.rows // step.group)
+        simulated = sampling_s(simulation.clock(simulation.plan(1, []), lengths), lengths)
         ratio = simulated / measured
         print(
-            f"{shape} {stage}: simulated {simulated:.1f} s, measured {measured:.1f} s ({ratio:.2f})"
+            f"{shape} sampling: simulated {simulated:.1f} s, measured {measured:.1f} s "
+            f"({ratio:.2f})"
         )
 
 
@@ -200,9 +271,9 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="one device beside measured figures")
     args = parser.parse_args()
     if args.check:
-        print_check(Device())
+        print_check(Cluster())
     else:
-        print_table(args.shape, Device(), Work(args.rows, args.tokens))
+        print_table(args.shape, Cluster(), Step(args.rows, args.tokens))
 
 
 if __name__ == "__main__":

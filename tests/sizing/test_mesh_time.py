@@ -1,6 +1,8 @@
 """The time of a step on a mesh: what ranks send, what links take, one device as a mesh of one."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
 
@@ -19,6 +21,10 @@ from postgrad.sizing.mesh_memory import check_model_mesh, count_parameters, sent
 from postgrad.sizing.mesh_time import MeshClock, elapsed
 from postgrad.sizing.plan import GroupLengths, Plan, Workload, lay_out_step
 from postgrad.sizing.traffic import Links, Mesh, count_traffic, expected_owners, traffic_s
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import simulate_scale  # pyright: ignore[reportMissingImports]
 
 RECOMPUTED = "model.activation_checkpointing=true"
 MESHES = {
@@ -198,3 +204,24 @@ def test_experts_that_a_token_does_not_use_cost_no_arithmetic():
     assert block == (64 - 8) * (3 * 512 * 256 + 512)  # and a row of the router
     active = many.policy.shape.size.active_block - few.policy.shape.size.active_block
     assert active == pytest.approx((64 - 8) * 512)
+
+
+def test_the_simulation_of_equal_responses_is_the_estimate():
+    step = simulate_scale.Step(rows=256, tokens=512, prompt=100)
+    simulation = simulate_scale.Simulation("1.7b", simulate_scale.Cluster(), step)
+    lengths = [[512] * 8] * 32
+    groups = [GroupLengths(100, (), 8)] * 32
+    plan = simulation.plan(8, groups)
+    expected = MeshClock(H200, plan, Links(), simulation.sizes).step(STAGES)
+    clock = simulation.clock(plan, lengths)
+    update = clock.update_parts(clock.policy, lay_out_step(clock.plan, 512))
+    assert update == pytest.approx(expected.update)
+    assert simulate_scale.sampling_s(clock, lengths) == pytest.approx(expected.stages["sample"])
+    assert clock.publish_s() == expected.stages["weights to the engines"]
+
+
+def test_short_responses_leave_the_engine_to_long_ones():
+    """Rows of 4 and 8 tokens: 4 steps of both, then 4 of one; with one slot, 12 of one."""
+    engine = SimpleNamespace(decode_step_s=lambda rows, own, shared: 10.0 if rows == 2 else 1.0)
+    assert simulate_scale.decode_s(engine, [4, 8], 2, 0.0) == (8, 44.0)
+    assert simulate_scale.decode_s(engine, [4, 8], 1, 0.0) == (12, 12.0)

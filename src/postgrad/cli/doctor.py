@@ -86,7 +86,7 @@ def _planned_gpu(name: str | None, gib: float | None) -> "GpuSpec | None":
     return find_gpu(name, gib)
 
 
-def show(report: "Report", as_json: bool) -> None:
+def show(report: "Report", as_json: bool = False) -> None:
     """Prints the report: a table on a terminal, aligned lines elsewhere; problems come last.
 
     `as_json` prints one JSON object instead.

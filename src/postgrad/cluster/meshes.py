@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from postgrad.cluster.rank_actor import POLICY
+from postgrad.cluster.ports import POLICY
 from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import ClusterConfig, Config
 from postgrad.errors import ConfigError

@@ -10,6 +10,9 @@ from safetensors import SafetensorError
 
 from postgrad.errors import ConfigError, RunError
 
+# Names of the ports that every run has; the others are named after their roles.
+POLICY = "policy"
+ENGINE = "engine"
 # The methods of each kind of port. No other attribute of an object can be called.
 METHODS = {
     "policy": (

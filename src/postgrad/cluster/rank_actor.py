@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from postgrad.cluster.ports import Ports, attempt, call_port
+from postgrad.cluster.ports import ENGINE, POLICY, Ports, attempt, call_port
 
-POLICY = "policy"
-ENGINE = "engine"
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 

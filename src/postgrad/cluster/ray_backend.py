@@ -13,7 +13,7 @@ from postgrad.cluster.engines import (
 )
 from postgrad.cluster.host import GENERATING
 from postgrad.cluster.placement import Placement, reserve_groups
-from postgrad.cluster.rank_actor import ENGINE, POLICY
+from postgrad.cluster.ports import ENGINE, POLICY
 from postgrad.cluster.ray_connection import connect
 from postgrad.cluster.ray_resources import VERIFIER, actor_resources, check_capacity
 from postgrad.cluster.remote_ports import RemoteEngine, RemoteModel

@@ -13,8 +13,7 @@ from postgrad.cluster.actor_pool import (
     split_requests,
 )
 from postgrad.cluster.placement import Placement
-from postgrad.cluster.ports import LOST_PEER, to_exception
-from postgrad.cluster.rank_actor import ENGINE
+from postgrad.cluster.ports import ENGINE, LOST_PEER, to_exception
 from postgrad.cluster.remote_ports import START_S
 from postgrad.cluster.weights_ref import Part, WeightsRef
 from postgrad.cluster.wire import decode, encode
