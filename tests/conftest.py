@@ -1,6 +1,7 @@
 """Fixtures for all tests: one thread, no network, and a tiny model on disk."""
 
 import os
+import random
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -34,8 +35,17 @@ OPTIONAL = {
     "scale": "every family or method on several ranks: make test-scale runs it",
 }
 EXIT_STATUS = pytest.StashKey[int]()
-settings.register_profile("any speed", deadline=None)
-settings.load_profile("any speed")
+# The same examples each time, at any speed of the machine: a test fails always or never.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Seeds the global generators, so that no test depends on those that ran before it."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -305,7 +305,7 @@ def test_runs_end_when_the_benchmark_is_killed(tmp_path):
     pid = next(int(line) for line in lines if line.strip().isdigit())
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while is_running(pid):
         assert time.monotonic() < deadline, "the run goes on without its benchmark"
         time.sleep(0.05)

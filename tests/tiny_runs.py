@@ -19,7 +19,7 @@ from postgrad import files
 from postgrad.config.compose import compose
 from postgrad.config.schema import Config
 from postgrad.methods import find_method
-from postgrad.training.log import is_timing
+from postgrad.training.log import RunLog, is_timing
 from postgrad.types import Batch, Trajectory
 
 NUM_TOKENS = 18  # of the tiny tokenizer; the last is the end
@@ -201,6 +201,21 @@ def run_words(overrides: list[str], output: str, slow_sync: bool = False) -> Non
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def hold_at_step(number: int, file: Path) -> None:
+    """Makes runs of this process wait, while the file exists, before they log a step.
+
+    A test can then act during a run without a race against its end.
+    """
+    write = RunLog.write
+
+    def wait_and_write(self: RunLog, step: int, metrics: dict[str, float]) -> dict[str, float]:
+        while step == number and file.exists():
+            time.sleep(0.01)
+        return write(self, step, metrics)
+
+    RunLog.write = wait_and_write  # type: ignore[method-assign]
 
 
 def sharpened(folder: Path) -> Path:

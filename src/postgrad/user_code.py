@@ -6,6 +6,7 @@ itself at import. From Python they may also be given as objects (PythonObject).
 
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -96,11 +97,31 @@ def load_module(place: str, label: str) -> ModuleType:
         if place.endswith(".py"):
             file = find_file(place)
             return _load_file(file, file.stat().st_mtime_ns)
+        _check_not_shadowed(place)
         return importlib.import_module(place)
+    except ConfigError as error:
+        raise ConfigError(f"{label}: {error}") from error
     except Exception as error:
         lines = str(error).split("\n")
         reason = f"{type(error).__name__}: {lines[0]}" if lines[0] else type(error).__name__
         raise ConfigError(f"{label} cannot be imported: {reason}") from error
+
+
+def _check_not_shadowed(place: str) -> None:
+    """Raise ConfigError if a module was imported from another file than a new process would use.
+
+    That happens when a Python program starts runs in two folders that have modules of one name.
+    """
+    top = place.partition(".")[0]
+    loaded = getattr(sys.modules.get(top), "__file__", None)
+    found = importlib.machinery.PathFinder.find_spec(top)
+    if not loaded or found is None or not found.origin:
+        return
+    if Path(loaded).resolve() != Path(found.origin).resolve():
+        raise ConfigError(
+            f"the module {top} was imported from {loaded}, but is now found at {found.origin}; "
+            "give your own file as file.py:NAME, or start a new Python process"
+        )
 
 
 def refuse_object_name(text: str, label: str) -> None:

@@ -164,7 +164,7 @@ def test_a_program_is_killed_with_its_children_at_the_time_limit(tmp_path):
     (done,), _ = play(agents, prompts, ["x"], problem)
     assert done.episode.failure.kind == "timeout" and time.monotonic() - began < 30
     if file.exists():  # the machine was fast enough for the program to start its child
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while _runs(int(file.read_text())):
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -3,6 +3,7 @@
 The sampled tokens must equal those of the native engine.
 """
 
+import itertools
 import json
 import shutil
 import threading
@@ -364,6 +365,22 @@ def slowly(monkeypatch, seconds=0.03) -> list[int]:
     return steps
 
 
+def pause_at(monkeypatch, *numbers: int) -> dict[int, threading.Event]:
+    """Decode steps of these numbers wait for their event; the first step has number 0."""
+    real = LiveDecodeLoop.step
+    events = {number: threading.Event() for number in numbers}
+    count = itertools.count()
+
+    def step(self):
+        number = next(count)
+        if number in events:
+            assert events[number].wait(60), f"step {number} was never released"
+        return real(self)
+
+    monkeypatch.setattr(LiveDecodeLoop, "step", step)
+    return events
+
+
 LONG = {"model": "tiny", "prompt": [1], "max_tokens": 200, "temperature": 0}
 
 
@@ -373,15 +390,22 @@ def test_the_long_answer_of_these_tests_is_long(native):
 
 
 @pytest.mark.slow
-def test_requests_join_those_that_decode(client, monkeypatch):
-    """The short request arrives while the long one decodes, and ends first."""
-    steps = slowly(monkeypatch)
+def test_requests_join_those_that_decode(server, client, monkeypatch):
+    """The short request arrives at step 3 of the long one, and ends before step 60."""
+    pauses = pause_at(monkeypatch, 3, 60)
     stream = client.completions.create(**LONG, stream=True)
     next(stream)
-    client.completions.create(model="tiny", prompt=PROMPT, max_tokens=2, seed=1)
-    steps_at_short_end = len(steps)
+    short = threading.Thread(
+        target=client.completions.create,
+        kwargs={"model": "tiny", "prompt": PROMPT, "max_tokens": 2, "seed": 1},
+    )
+    short.start()
+    wait_for(lambda: server.rows() == 2, "the short request to arrive")
+    pauses[3].set()
+    short.join(50)
+    assert not short.is_alive(), "the short answer waits for the long one"
+    pauses[60].set()
     assert sum(1 for _ in stream) > 20
-    assert steps_at_short_end + 20 < len(steps), "the long answer went on after the short one"
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -403,7 +427,7 @@ def test_a_client_that_leaves_frees_its_rows(server, monkeypatch, stream):
 @pytest.mark.slow
 def test_a_full_queue_says_so_and_when_to_come_again(tiny, monkeypatch):
     with live(tiny, rows=1, queue=1) as small:
-        slowly(monkeypatch, 0.02)
+        pauses = pause_at(monkeypatch, 3)
         threads = [
             threading.Thread(target=small.ask, args=("/v1/completions", LONG)) for _ in range(2)
         ]
@@ -418,7 +442,7 @@ def test_a_full_queue_says_so_and_when_to_come_again(tiny, monkeypatch):
         )
         status, answer, _ = small.ask("/v1/completions", LONG | {"n": 3})
         assert status == 400 and "3 completions" in answer["error"]["message"]
-        monkeypatch.undo()
+        pauses[3].set()
         for thread in threads:
             thread.join()
         assert small.ask("/v1/completions", LONG)[0] == 200

@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import threading
-import time
 import urllib.request
 from random import Random
 
@@ -448,16 +447,19 @@ def test_a_mapping_is_shared_and_each_server_takes_its_own_entries_away(tmp_path
         with servers_file.list_servers(
             file, {f"m{i}": servers_file.make_entry("127.0.0.1", i, "m", 0, "t")}
         ):
-            time.sleep(0.05)
+            all_listed.wait(60)
             seen.append(set(json.loads(file.read_text())))
+            all_read.wait(60)
 
     seen: list[set[str]] = []
+    all_listed, all_read = threading.Barrier(8), threading.Barrier(8)
     threads = [threading.Thread(target=name, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert json.loads(file.read_text()) == {} and max(len(names) for names in seen) > 1
+    assert json.loads(file.read_text()) == {}
+    assert seen == [{f"m{i}" for i in range(8)}] * 8
 
 
 # ---- vLLM

@@ -1,6 +1,6 @@
 """`postgrad serve --train`: checkpoints, limits, errors, and the wire format."""
 
-import time
+import threading
 
 import httpx
 import numpy as np
@@ -310,14 +310,22 @@ def test_results_that_are_not_there_yet(client, server, monkeypatch):
     from postgrad.serving.tinker import futures
 
     monkeypatch.setattr(futures, "POLL_S", 0.05)
-    model = server.service.model
-    train = model.forward_backward
+    results, model = server.service.results, server.service.model
+    wait, train = results.wait, model.forward_backward
+    poll_ended = threading.Event()
 
-    def slow(*arguments):
-        time.sleep(0.3)
+    async def wait_and_note(request_id):
+        result = await wait(request_id)
+        if result is None:
+            poll_ended.set()
+        return result
+
+    def train_after_a_poll(*arguments):
+        assert poll_ended.wait(60)
         return train(*arguments)
 
-    monkeypatch.setattr(model, "forward_backward", slow)
+    monkeypatch.setattr(results, "wait", wait_and_note)
+    monkeypatch.setattr(model, "forward_backward", train_after_a_poll)
     assert train_step(client, DATA) > 0
 
 

@@ -128,11 +128,11 @@ def test_dead_actor_is_restarted_and_a_response_fails_after_two_deaths(make_pool
 
 
 def test_hung_actor_is_restarted(make_pool, tmp_path, capsys):
-    pool = make_pool(1, "cluster.wait_s=1", "reward.timeout_s=1")
+    pool = make_pool(1, "cluster.wait_s=6", "reward.timeout_s=1")
     items = [(f"stop {tmp_path / 'mark'}", problem())]
     (verdict,) = pool.verify(items, [f"{DEADLY}:by_command"])
     assert verdict.value > 4
-    assert "the verifier worker did not answer verify within 2 s" in capsys.readouterr().err
+    assert "the verifier worker did not answer verify within 7 s" in capsys.readouterr().err
 
 
 def test_error_of_an_actor_is_raised(make_pool, tmp_path):

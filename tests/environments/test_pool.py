@@ -92,7 +92,7 @@ def test_public_methods_are_tools(host):
 )  # fmt: skip
 def test_a_failure_is_a_value(action, kind, host):
     sessions = host.new_sessions()
-    sessions.open(0, spec("Hostile", timeout_s=0.3 if action == "hang" else 60.0), problem(), 0)
+    sessions.open(0, spec("Hostile", timeout_s=2.0 if action == "hang" else 60.0), problem(), 0)
     collect(sessions, 1)
     sessions.act(0, action, [])
     result = collect(sessions, 1)[0]

@@ -83,7 +83,7 @@ def test_a_class_behind_a_server_is_the_class(serve):
 @pytest.mark.parametrize(("action", "kind"), [("raise", "error"), ("nan", "error"),
                                               ("wrong", "error"), ("hang", "timeout")])  # fmt: skip
 def test_a_failure_behind_a_server_is_a_value(action, kind, serve):
-    timeout_s = 0.5 if action == "hang" else 30.0
+    timeout_s = 3.0 if action == "hang" else 30.0
     sessions = open_sessions(serve(game("Hostile")), timeout_s=timeout_s)
     collect(sessions, 1)
     sessions.act(0, action, [])
@@ -107,7 +107,7 @@ def test_a_full_server_is_waited_for_and_named_when_it_stays_full(serve):
     sessions = open_sessions(url)
     collect(sessions, 1)
     with pytest.raises(EnvironmentFailure, match="1 of 1 sessions") as error:
-        RemoteEnvironment(url, timeout_s=0.5).reset(problem(), 0)
+        RemoteEnvironment(url, timeout_s=3.0).reset(problem(), 0)
     assert error.value.failure.kind == "capacity"
     late = open_sessions(url, (6,))
     sessions.close(0)

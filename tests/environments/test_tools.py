@@ -1,5 +1,6 @@
 """Tools and turns: parsing and answering calls; tool text is in no loss and no verifier sees it."""
 
+import os
 import string
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ from postgrad.config.schema import EnvironmentConfig, RolloutConfig
 from postgrad.data.render import Prompts
 from postgrad.environments.calls import Call, CallParser
 from postgrad.environments.lookup import Environments
+from postgrad.environments.session import Session
 from postgrad.environments.tools import Toolbox
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
@@ -106,6 +108,18 @@ def test_answers_whatever_a_tool_does(mine):
     assert ask("long") == "a" * 45 + " ... " + "b" * 45
     many = box.answer_turn([Call("add", {"a": i}) for i in range(10)], one, {})
     assert many == [*map(str, range(1, 9)), *["error: at most 8 calls in a turn"] * 2]
+
+
+def test_a_second_run_of_a_process_uses_the_file_as_it_is_then(tmp_path):
+    file = tmp_path / "own.py"
+    answers = []
+    for number in (1, 2):
+        text = f'def find() -> str:\n    """Find it."""\n    return "{number}"\n'
+        file.write_text(text)
+        os.utime(file, ns=(number, number))
+        spec = tools(f"{file}:find").spec_for(problem())
+        answers += Session(spec, problem(), 0).act("", [Call("find")]).messages
+    assert [answer["content"] for answer in answers] == ["1", "2"]
 
 
 BARRIER_TOOL = """

@@ -13,6 +13,7 @@ from tiny_runs import config_of, forkserver, run_words, tree
 from postgrad.cli.main import main
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
+from postgrad.evaluation import run
 from postgrad.evaluation.folder import locked_folder, stored_settings
 from postgrad.evaluation.model import find_model, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig, full_key, read_settings
@@ -148,6 +149,12 @@ def test_child_process_gives_the_same_results(reference, tiny, verifier, tmp_pat
     assert (tmp_path / "out" / "one.jsonl").read_bytes() == (reference / "one.jsonl").read_bytes()
 
 
+def run_without_summary(overrides: list[str], output: str) -> None:
+    """Runs the command in a forked process, which waits for its end before the summary."""
+    run._write_summary = lambda *_: time.sleep(600)
+    run_words(overrides, output)
+
+
 @pytest.mark.slow
 def test_evaluation_continues_after_kill_9(reference, tiny, verifier, tmp_path):
     """Killed after loading, in the first set and in the second; the files are equal in the end."""
@@ -167,10 +174,10 @@ def test_evaluation_continues_after_kill_9(reference, tiny, verifier, tmp_path):
     num_killed = 0
     for should_kill in kill_conditions:
         process = forkserver().Process(
-            target=run_words, args=(overrides, str(tmp_path / "output.txt"))
+            target=run_without_summary, args=(overrides, str(tmp_path / "output.txt"))
         )
         process.start()
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 300
         while process.is_alive() and not should_kill():
             assert time.monotonic() < limit, "the evaluation hangs"
             time.sleep(0.001)

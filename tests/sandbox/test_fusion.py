@@ -386,7 +386,7 @@ def test_a_test_that_takes_too_long_fails_alone(fusion, tmp_path):
         def f(x):
             time.sleep(60 * x)
     """
-    sandbox = FusionSandbox(fusion.url, limits=Limits(time_s=0.5))
+    sandbox = FusionSandbox(fusion.url, limits=Limits(time_s=3.0))
     results = sandbox.test_asserts(program, ["f(0)", "f(1)", "f(0)"], total_s=30.0)
     assert [result.passed for result in results] == [True, False, True]
     assert "took too long" in results[1].reason

@@ -182,3 +182,12 @@ def test_run_is_the_same_with_model_and_engine_in_child_processes(home, ran, tin
         assert pq.read_table(file).equals(
             pq.read_table(home / "runs" / "apart" / "rollouts" / file.name)
         ), file.name
+
+
+def test_method_without_a_loss_is_one_line(home, tiny, monkeypatch, capsys):
+    (home / "empty.py").write_text(
+        "from postgrad.methods.base import Method\n\n\nclass Empty(Method):\n    pass\n"
+    )
+    assert run(home, tiny, monkeypatch, "empty", "method=empty.py:Empty") == 2
+    error = capsys.readouterr().err
+    assert "Empty has no loss" in error and "Traceback" not in error

@@ -19,6 +19,7 @@ import pytest
 from tiny_runs import (
     config_of,
     forkserver,
+    hold_at_step,
     metrics_of,
     metrics_without_timing,
     overrides_of,
@@ -81,17 +82,38 @@ def reference(overrides, tmp_path_factory) -> Path:
     return runs / "test"
 
 
-class Run:
-    """One process that runs the command."""
+def run_held(held_at: int | None, hold: Path, *arguments) -> None:
+    """Runs the command in a forked process; see Run."""
+    if held_at is not None:
+        hold_at_step(held_at, hold)
+    run_words(*arguments)
 
-    def __init__(self, server, overrides, runs: Path, slow_sync: bool = False) -> None:
+
+class Run:
+    """One process that runs the command; it logs step `held_at` only after `release`."""
+
+    def __init__(
+        self,
+        server,
+        overrides,
+        runs: Path,
+        slow_sync: bool = False,
+        held_at: int | None = None,
+    ) -> None:
         self.runs = runs
         self.folder = runs / "test"
         self.output = runs / "output.txt"
+        self.hold = runs / "hold"
+        self.release()
+        if held_at is not None:
+            self.hold.touch()
         self.process = server.Process(
-            target=run_words, args=(overrides(runs), str(self.output), slow_sync)
+            target=run_held, args=(held_at, self.hold, overrides(runs), str(self.output), slow_sync)
         )
         self.process.start()
+
+    def release(self) -> None:
+        self.hold.unlink(missing_ok=True)
 
     def steps(self) -> int:
         """Return the last step in metrics.jsonl, -1 if there is none yet."""
@@ -107,7 +129,7 @@ class Run:
 
     def wait_until(self, condition) -> bool:
         """Wait until the condition holds; False if the process ended first."""
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 300
         while self.process.is_alive():
             if condition():
                 return True
@@ -173,7 +195,7 @@ def test_kill_9_at_any_moment(server, overrides, reference, tmp_path):
         time.sleep(seconds)
         run.kill()
     for step in (0, 1, 3, 6):  # 0: after the first validation
-        run = Run(server, overrides, tmp_path)
+        run = Run(server, overrides, tmp_path, held_at=STEPS - 1)
         assert run.wait_until(lambda run=run, step=step: run.steps() >= step), (
             run.output.read_text()
         )
@@ -194,7 +216,7 @@ def test_kill_9_with_adapters(server, overrides, tmp_path):
     complete = Run(server, adapted, tmp_path / "complete")
     assert complete.exit_code() == 0, complete.output.read_text()
     for step in (1, 5):
-        run = Run(server, adapted, tmp_path / "cut")
+        run = Run(server, adapted, tmp_path / "cut", held_at=STEPS - 1)
         assert run.wait_until(lambda run=run, step=step: run.steps() >= step), (
             run.output.read_text()
         )
@@ -237,9 +259,10 @@ def test_kill_9_while_a_checkpoint_is_written(server, overrides, reference, tmp_
 def test_ctrl_c_saves_and_the_same_command_continues(
     server, overrides, reference, tmp_path, number
 ):
-    run = Run(server, overrides, tmp_path)
+    run = Run(server, overrides, tmp_path, held_at=STEPS - 1)
     assert run.wait_until(lambda: run.steps() >= 4), run.output.read_text()
     run.interrupt(number)
+    run.release()
     assert run.exit_code() == 130, run.output.read_text()
     step = run.steps()
     text = run.output.read_text()
@@ -254,25 +277,20 @@ def test_ctrl_c_saves_and_the_same_command_continues(
 def test_second_ctrl_c_stops_at_once_and_keeps_the_checkpoints(
     server, overrides, reference, tmp_path
 ):
-    for attempt in range(5):
-        folder = tmp_path / str(attempt)
-        folder.mkdir()
-        run = Run(server, overrides, folder)
-        assert run.wait_until(lambda run=run: run.steps() >= 5)
-        run.interrupt()
-        run.interrupt()
-        if run.exit_code() != 0:  # 0: on a busy machine the run ended before the signals
-            break
+    run = Run(server, overrides, tmp_path, held_at=STEPS - 1)
+    assert run.wait_until(lambda: run.steps() >= 5), run.output.read_text()
+    run.interrupt()
+    run.interrupt()
+    run.release()
     assert run.exit_code() == 130
     assert "continues" in run.output.read_text() and "Traceback" not in run.output.read_text()
-    finish(server, overrides, folder, reference)
+    finish(server, overrides, tmp_path, reference)
 
 
 @pytest.mark.slow
 def test_ctrl_c_before_the_first_step_prints_no_traceback(server, overrides, tmp_path):
-    run = Run(server, overrides, tmp_path)
-    assert run.wait_until(lambda: run.output.exists())
-    time.sleep(0.1)
+    run = Run(server, overrides, tmp_path, held_at=0)
+    assert run.wait_until(lambda: (run.folder / "config.yaml").exists()), run.output.read_text()
     # While modules load, Python drops a signal that hits a destructor: people press again.
     for _ in range(40):
         with contextlib.suppress(ProcessLookupError):

@@ -162,10 +162,12 @@ def test_rows_beyond_the_engine_wait_outside_of_it(tiny):
 
 
 def test_resumed_run_trains_on_every_problem_once_and_keeps_complete_groups(tiny):
-    whole = make_stream(tiny, bound=2, steps=8)
+    # Long rows never end before the state is saved.
+    engine = CheckedEngine(lambda prompt, seed: 10**6 if prompt[0] % 4 == 0 else SHORT)
+    whole = make_stream(tiny, bound=2, steps=8, engine=engine)
     before = run_steps(whole, [1, 2, 3])
     with whole.changed:  # a moment when a complete group waits
-        assert whole.changed.wait_for(lambda: whole.queue.ready, timeout=10)
+        assert whole.changed.wait_for(lambda: whole.queue.ready, timeout=60)
     state = decode(encode(whole.state()))
     cursor = whole.feed.state()
     whole.close()

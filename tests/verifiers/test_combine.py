@@ -1,5 +1,6 @@
 """Weighted sums of verifiers: parsing, the parts of a sum, malformed sums."""
 
+import json
 import re
 
 import pytest
@@ -191,7 +192,7 @@ def test_rows_tried_are_spaced_over_the_set():
         ("exact + 0.5*length", "answer", False),  # of a sum it is exact.answer
         ("environment", "anything", True),  # known with the first scores
         ("llm_judge", "anything", True),
-        ("code", "anything", True),  # which cannot score the first row
+        ("code", "anything", True),  # which can score no row
     ],
 )
 def test_part_that_no_built_in_verifier_reports_is_refused_before_the_run(verifier, part, known):
@@ -203,3 +204,15 @@ def test_part_that_no_built_in_verifier_reports_is_refused_before_the_run(verifi
             return
         with pytest.raises(ConfigError, match=r"method\.reward_weights\..*answer"):
             scorer.check_parts(sums, settings)
+
+
+def test_parts_are_checked_for_every_verifier_of_the_rows_and_past_rows_that_fail():
+    broken = Problem("b", (), "no tests", "code")
+    good = Problem("g", (), json.dumps(["assert add(1, 2) == 3"]), "code")
+    gsm8k = Problem("c", (), "#### 3", "gsm8k")
+    with Scorer("auto", workers=1, timeout_s=30) as scorer:
+        scorer.check_parts([gsm8k, broken, good], {"method.reward_weights.format": "format"})
+        with pytest.raises(ConfigError, match="code reports no part steps"):
+            scorer.check_parts([broken, good], {"method.reward_weights.steps": "steps"})
+        with pytest.raises(ConfigError, match="gsm8k reports no part passed"):
+            scorer.check_parts([broken, good, gsm8k], {"method.reward_weights.passed": "passed"})

@@ -6,8 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from postgrad.api.callbacks import Callback, CallbackReporter, check_callbacks
 from postgrad.api.request import make_request
 from postgrad.api.rewards import Reward
@@ -15,7 +13,7 @@ from postgrad.api.run import Run
 from postgrad.api.signature import with_arguments_of
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
-from postgrad.model.device import set_threads
+from postgrad.model.device import kept_threads, set_threads
 from postgrad.training.display import make_reporter
 from postgrad.training.driver import Driver, open_driver
 from postgrad.training.report import MultiReporter, Reporter, print_line
@@ -165,10 +163,11 @@ class Trainer:
         except _WarmupStopped:
             raise StopIteration from None
         assert self._steps is not None, "an open driver has steps"
-        if self.config.cluster.backend == "local":
-            set_threads(self.config.model.threads)  # another trainer may have changed it
         try:
-            return next(self._steps)
+            with kept_threads():
+                if self.config.cluster.backend == "local":
+                    set_threads(self.config.model.threads)
+                return next(self._steps)
         except StopIteration:
             self._finish(driver)
             raise
@@ -230,8 +229,7 @@ class Trainer:
             return self._driver
         if self._result is not None:
             raise RunError("the run has ended; trainer.resume() continues a run that was stopped")
-        with ExitStack() as stack:
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
+        with kept_threads(), ExitStack() as stack:
             stack.enter_context(self._request.stored())
             started = run_warmup(self._request.config, self._make_display())
             if isinstance(started, Result):

@@ -11,7 +11,7 @@ from postgrad.environments.host import Host, ThreadHost
 from postgrad.environments.pool import ChildPool
 from postgrad.environments.port import tool_methods
 from postgrad.environments.remote import check_remote, is_url
-from postgrad.environments.session import SessionSpec, load_environment
+from postgrad.environments.session import SessionSpec, forget_loaded_code, load_environment
 from postgrad.environments.tools import Toolbox, tool_schema
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Problem
@@ -34,6 +34,7 @@ class Environments:
     """
 
     def __init__(self, environment: EnvironmentConfig, rollout: RolloutConfig) -> None:
+        forget_loaded_code()
         self.workers = environment.workers
         self.limits = {
             "timeout_s": environment.timeout_s,

@@ -59,6 +59,12 @@ def _load_toolbox(tools: tuple[str, ...], timeout_s: float, max_chars: int) -> T
     return Toolbox(tools, timeout_s, max_chars)
 
 
+def forget_loaded_code() -> None:
+    """Drop the classes and tools of earlier runs of this process: their files may have changed."""
+    load_environment.cache_clear()
+    _load_toolbox.cache_clear()
+
+
 class Session:
     """The environment object of one trajectory and the tools that its policy may call.
 

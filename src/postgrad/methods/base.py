@@ -20,7 +20,7 @@ from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
 from postgrad.config.schema import Config, setting
 from postgrad.data.overlong import RowEncoder
 from postgrad.data.render import Prompts as PromptEncoder
-from postgrad.errors import RunError
+from postgrad.errors import ConfigError
 from postgrad.methods.ports import Ports, Role
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.checks import (
@@ -48,7 +48,7 @@ from postgrad.model.views import FULL, View
 from postgrad.rollout.engine import Completion, Sampling, make_sampling, trajectory_seed
 from postgrad.rollout.episodes import failed_environments, row_problems, turn_metrics
 from postgrad.rollout.respond import Answer, respond
-from postgrad.types import DEMONSTRATION, Batch, Failure, Problem, Trajectory
+from postgrad.types import Batch, Failure, Problem, Trajectory
 from postgrad.verifiers.model_terms import asks_judge, model_terms
 
 
@@ -318,7 +318,10 @@ class Method:
 
         Micro-batches add up: any split of the rows gives the same total.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no loss")
+        raise ConfigError(
+            f"method={self.config.method.name}: the class {type(self).__name__} has no loss; "
+            "define loss(self, batch, current, metrics), or derive it from a method that has one"
+        )
 
     # ---- validation and state
 
@@ -366,15 +369,3 @@ class Method:
     def rng(self, step: Step, purpose: str, index: int = 0) -> Random:
         """A random generator seeded by run, step, purpose and index, so that resumed runs agree."""
         return Random(trajectory_seed(self.config.seed, step.number, purpose, index))
-
-    def demonstration_row(self, problem: Problem, number: int = 0) -> Trajectory:
-        """A problem's demonstration as a row. Raises RunError if it is too long."""
-        tokens = self.ports.prompts.encode_demonstrations(problem)[number]
-        limit = self.config.rollout.max_response_tokens
-        if len(tokens) > limit:
-            raise RunError(
-                f"the demonstration of problem {problem.uid} has {len(tokens)} tokens; "
-                f"raise rollout.max_response_tokens (now {limit})"
-            )
-        prompt = self.ports.prompts.encode(problem)
-        return Trajectory(problem.uid, prompt, tokens, source=DEMONSTRATION, finish="given")

@@ -14,7 +14,8 @@ import resource
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -270,6 +271,16 @@ def set_threads(threads: int) -> None:
     """Set the number of CPU threads, and let the process keep the memory it frees."""
     torch.set_num_threads(threads)
     _keep_freed_memory()
+
+
+@contextmanager
+def kept_threads() -> Iterator[None]:
+    """Set the caller's number of CPU threads again after the block."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _keep_freed_memory() -> None:

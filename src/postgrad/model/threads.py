@@ -5,7 +5,7 @@ import os
 import torch
 from torch import Tensor, nn
 
-from postgrad.model.device import DTYPES, best_seconds
+from postgrad.model.device import DTYPES, best_seconds, kept_threads
 
 
 def probe_threads(hidden_size: int, dtype: str) -> int:
@@ -18,7 +18,6 @@ def probe_threads(hidden_size: int, dtype: str) -> int:
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     candidates = sorted({1, 2, 4, 8, cores} & set(range(1, cores + 1)))
-    before = torch.get_num_threads()
     mlp = nn.Sequential(
         nn.Linear(hidden_size, 4 * hidden_size), nn.SiLU(), nn.Linear(4 * hidden_size, hidden_size)
     ).to(DTYPES[dtype])
@@ -32,14 +31,11 @@ def probe_threads(hidden_size: int, dtype: str) -> int:
 
     best = 1
     least = float("inf")
-    try:
+    with kept_threads(), torch.no_grad():
         for threads in candidates:
             torch.set_num_threads(threads)
-            with torch.no_grad():
-                seconds = best_seconds(work, repeats=8)
+            seconds = best_seconds(work, repeats=8)
             if seconds < 0.85 * least:
                 best = threads
                 least = seconds
-    finally:
-        torch.set_num_threads(before)
     return best

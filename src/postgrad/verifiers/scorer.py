@@ -24,7 +24,7 @@ from postgrad.verifiers.table import NOTES, VERIFIERS, choose
 
 AUTO = "auto"
 ENVIRONMENT = "environment"  # the verifier that reads what an environment gave during the run
-NUM_PROBED = 16  # problems of a set that check_fit() tries
+NUM_PROBED = 16  # problems that check_fit() tries of a set, and check_parts() per verifier
 _AUTO_TERM = re.compile(r"(?<![\w./:-])auto(?![\w./:-])")
 
 
@@ -148,15 +148,15 @@ class Scorer:
             return
         if self.rules in ("", LLM_JUDGE):
             return
-        first_problems: dict[str, Problem] = {}
+        by_verifier: dict[str, list[Problem]] = {}
         for problem in problems:
-            first_problems.setdefault(self.name_for(problem), problem)
-        for verifier, problem in first_problems.items():
+            by_verifier.setdefault(self.name_for(problem), []).append(problem)
+        for verifier, own in by_verifier.items():
             terms = [term.name for term in parse_sum(verifier) if term.name]
             if any(name not in VERIFIERS or name == ENVIRONMENT for name in terms):
                 continue
-            (score,) = self.backend.verify([("", problem)], [verifier])
-            if isinstance(score, Failure):
+            score = self._first_score(verifier, own[:NUM_PROBED])
+            if score is None:
                 continue
             known = [*score.parts, *(term.role for term in self.model_terms)]
             for setting, part in settings.items():
@@ -167,6 +167,14 @@ class Scorer:
                         f"name one of its parts: {names} (a method that adds parts lists them in "
                         "own_reward_parts)"
                     )
+
+    def _first_score(self, verifier: str, problems: Sequence[Problem]) -> Score | None:
+        """Return the score of an empty response to the first problem that can be scored."""
+        for problem in problems:
+            (result,) = self.backend.verify([("", problem)], [verifier])
+            if isinstance(result, Score):
+                return result
+        return None
 
     def notes(self, problems: Iterable[Problem]) -> list[str]:
         """Return what the user should know about the verifiers that `auto` chose."""

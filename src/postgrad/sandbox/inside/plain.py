@@ -143,11 +143,6 @@ READERS = {kind.__name__: read for kind, (_, read) in CODECS.items()}
 READERS["namedtuple"] = _read_namedtuple
 
 
-def is_plain_type(kind: type) -> bool:
-    """Return whether values of exactly this type are plain, apart from their items."""
-    return kind in CODECS or kind is bool or kind is type(None)
-
-
 def plain_base(value: Any) -> type | None:
     """Return the plain type that a value's class is or derives from, or None."""
     for kind in type(value).__mro__:

@@ -1,0 +1,132 @@
+"""Runs that follow each other in one Python process equal runs in processes of their own."""
+
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from api_rows import ROWS
+from tiny_runs import forkserver, metrics_without_timing
+
+import postgrad
+from postgrad import user_code
+from postgrad.errors import ConfigError
+
+# Both folders have a file mine.py with a reward and a loss.
+MINE = """
+from postgrad.algorithms.losses import Loss, TokenLoss
+
+
+def reward(response, problem):
+    return sum(character in "{good}" for character in response) / 4 + 0.01 * len(response)
+
+
+def weigh(logprobs, advantages):
+    return TokenLoss(-{scale} * advantages * logprobs.exp(), {{}})
+
+
+loss = Loss(weigh, reads=("logprobs", "advantages"))
+"""
+RUNS = {
+    "a": (
+        {"good": "13579", "scale": 1.0},
+        {"recipe": "grpo", "seed": 1, "loss": "mine.py:loss", "temperature": 0.7},
+    ),
+    "b": (
+        {"good": "02468", "scale": 3.0},
+        {
+            "recipe": "ppo",
+            "seed": 2,
+            "loss": "mine.py:loss",
+            "settings": {"model.lora.rank": 2, "model.lora.alpha": 4},
+        },
+    ),
+}
+
+
+def process_state() -> dict:
+    """What a run must not leave changed in its process."""
+    return {
+        "threads": torch.get_num_threads(),
+        "dtype": str(torch.get_default_dtype()),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "grad": torch.is_grad_enabled(),
+        "signals": [str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM)],
+        "handlers": [str(handler) for handler in logging.getLogger().handlers],
+        "hooks": str(sys.excepthook),
+        "folder": str(Path.cwd()),
+    }
+
+
+def train_in(folder: str, names: str, model: str) -> None:
+    """Runs the trainings of these names one after the other; writes the state around them."""
+    os.environ["POSTGRAD_CACHE"] = f"{folder}/cache"
+    torch.set_num_threads(2)
+    before = process_state()
+    start = Path.cwd()
+    for name in names:
+        own = Path(folder) / name
+        own.mkdir(parents=True)
+        values, arguments = RUNS[name]
+        (own / "mine.py").write_text(MINE.format(**values))
+        os.chdir(own)
+        postgrad.train(
+            **arguments,
+            model=model,
+            data=ROWS,
+            reward="mine.py:reward",
+            steps=2,
+            batch_size=2,
+            group_size=4,
+            max_tokens=4,
+            lr=3e-3,
+            device="cpu",
+            dtype="float32",
+            threads=1,
+            template="plain",
+            name="test",
+            runs=own,
+            progress=False,
+        )
+        os.chdir(start)
+    (Path(folder) / "state.json").write_text(json.dumps([before, process_state()]))
+
+
+@pytest.mark.slow
+def test_runs_of_one_process_equal_runs_of_their_own_processes(tiny, tmp_path):
+    context = forkserver()
+    orders = ("a", "b", "ab", "ba")
+    for order in orders:
+        process = context.Process(target=train_in, args=(str(tmp_path / order), order, str(tiny)))
+        process.start()
+        process.join(300)
+        assert process.exitcode == 0, order
+        before, after = json.loads((tmp_path / order / "state.json").read_text())
+        assert before == after, order
+    for name in "ab":
+        alone = metrics_without_timing(tmp_path / name / name / "test")
+        assert len(alone) == 2 and alone[0]["grad_norm"] > 0
+        for order in ("ab", "ba"):
+            assert metrics_without_timing(tmp_path / order / name / "test") == alone, (order, name)
+
+
+def test_a_module_of_another_folder_is_refused(tmp_path, monkeypatch):
+    """A new process would import the other file, so the name means two modules."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "own_module_of_a_user.py").write_text(f"NAME = {name!r}\n")
+    try:
+        monkeypatch.chdir(tmp_path / "first")
+        assert user_code.load_module("own_module_of_a_user", "method=x").NAME == "first"
+        assert user_code.load_module("own_module_of_a_user", "method=x").NAME == "first"
+        monkeypatch.chdir(tmp_path / "second")
+        with pytest.raises(ConfigError, match=r"method=x.*own_module_of_a_user"):
+            user_code.load_module("own_module_of_a_user", "method=x")
+    finally:
+        sys.modules.pop("own_module_of_a_user", None)
