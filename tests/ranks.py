@@ -2,7 +2,7 @@
 
 import io
 import multiprocessing
-import socket
+import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,13 +18,12 @@ def run_on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[A
     Raises: AssertionError with the traceback of a rank that failed.
     """
     context = multiprocessing.get_context("fork")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     pipes = [context.Pipe() for _ in range(size)]
     processes: list[Any] = []
+    folder = tempfile.TemporaryDirectory()  # of the file where the ranks find each other
     for rank, (_, sender) in enumerate(pipes):
         process = context.Process(
-            target=_rank_main, args=(rank, size, port, sender, work, arguments)
+            target=_rank_main, args=(rank, size, folder.name, sender, work, arguments)
         )
         process.start()
         processes.append(process)
@@ -37,24 +36,25 @@ def run_on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[A
         for process in processes:
             process.kill()
             process.join()
+        folder.cleanup()
     failures = [failure for failure, _ in answers if failure]
     assert not failures, "\n".join(failures)
     return [torch.load(io.BytesIO(result), weights_only=False) for _, result in answers]
 
 
-def _rank_main(rank: int, size: int, port: int, sender: Any, work: Any, arguments: Any) -> None:
+def _rank_main(rank: int, size: int, folder: str, sender: Any, work: Any, arguments: Any) -> None:
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
             "gloo",
-            init_method=f"tcp://127.0.0.1:{port}",
+            init_method=f"file://{folder}/store",
             rank=rank,
             world_size=size,
-            timeout=timedelta(seconds=60),
+            timeout=timedelta(seconds=200),
         )
         result = io.BytesIO()  # tensors in shared memory would vanish with their process
         torch.save(work(*arguments), result)
-        dist.barrier()  # the first rank hosts the store, which the others may still need
+        dist.barrier()  # a rank that ends closes connections that others may still need
         sender.send(("", result.getvalue()))
     except BaseException:
         sender.send((traceback.format_exc(), None))

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from waiting import wait_for
 
 from postgrad import web
 from postgrad.config.schema import ModelConfig
@@ -37,7 +38,7 @@ class Live:
         self, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any, dict[str, str]]:
         """Status, JSON and headers of one request; bytes go out as they are."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         own = {"Content-Type": "application/json"} | (
             {"Authorization": f"Bearer {self.token}"} if self.token else {}
         )
@@ -97,7 +98,7 @@ def running(server: Any, served: list[ServedModel], token: str = "") -> Iterator
         yield Live(listener.getsockname()[1], served[0], token)
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(300)
         assert all(one.worker.end() for one in served) and not thread.is_alive()
 
 
@@ -108,7 +109,7 @@ def openai_client(model: Path) -> Iterator[Any]:
 
     with (
         live(model) as running,
-        openai.OpenAI(base_url=running.url, api_key="none", max_retries=0, timeout=60) as made,
+        openai.OpenAI(base_url=running.url, api_key="none", max_retries=0, timeout=600) as made,
     ):
         yield made
 
@@ -131,15 +132,8 @@ def command(*arguments: str) -> Iterator[Live]:
         yield Live(int(said[-1].split(":")[2].split("/")[0]), token=token, process=process)
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
-
-
-def wait_for(met: Any, what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.02)

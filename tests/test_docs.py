@@ -21,7 +21,7 @@ def build(folder: Path, out: Path) -> subprocess.CompletedProcess:
         "-d",
         str(out),
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def test_every_page_is_in_the_site_and_every_link_is_found(tmp_path):

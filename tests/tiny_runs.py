@@ -151,7 +151,7 @@ def postgrad(
     """Runs the real command in its own process."""
     command = [sys.executable, "-m", "postgrad.cli.main", *overrides]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=cwd, env={**os.environ}, **options
+        command, capture_output=True, text=True, timeout=600, cwd=cwd, env={**os.environ}, **options
     )
 
 

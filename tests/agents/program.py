@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 def call(path="/chat/completions", status=200, **body):
     url = urlsplit(os.environ["OPENAI_BASE_URL"])
-    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
+    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=600)
     connection.request(
         "POST", url.path + path, json.dumps(body), {"Content-Type": "application/json"}
     )
@@ -92,9 +92,9 @@ def crash(problem):
 def hang(problem):
     """A child that would outlive the program."""
     chat(problem["messages"])
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(problem["extra"]["pid_file"]).write_text(str(child.pid))
-    time.sleep(60)
+    time.sleep(600)
 
 
 def silent(problem):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tool_model import CALL, KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
+from waiting import wait_for
 
 from postgrad.agents.program import read_reward
 from postgrad.agents.runner import Agents
@@ -157,17 +158,14 @@ def test_a_program_that_gives_up_at_the_length_has_the_reward_0():
 
 @pytest.mark.slow
 def test_a_program_is_killed_with_its_children_at_the_time_limit(tmp_path):
-    agents, prompts = make_agents("hang", timeout_s=1.0)
+    agents, prompts = make_agents("hang", timeout_s=4.0)
     file = tmp_path / "pid"
     problem = Problem("p1", (USER,), "", extra={"pid_file": str(file)})
     began = time.monotonic()
     (done,), _ = play(agents, prompts, ["x"], problem)
-    assert done.episode.failure.kind == "timeout" and time.monotonic() - began < 30
+    assert done.episode.failure.kind == "timeout" and time.monotonic() - began < 300
     if file.exists():  # the machine was fast enough for the program to start its child
-        deadline = time.monotonic() + 60
-        while _runs(int(file.read_text())):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: not _runs(int(file.read_text())), "the child of the program to end")
 
 
 def _runs(pid: int) -> bool:

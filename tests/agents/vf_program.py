@@ -8,4 +8,4 @@ endpoint, secret, model, prompt = sys.argv[1:]
 body = {"model": model, "messages": [{"role": "user", "content": prompt}]}
 headers = {"Content-Type": "application/json", "Authorization": f"Bearer {secret}"}
 request = urllib.request.Request(f"{endpoint}/chat/completions", json.dumps(body).encode(), headers)
-print(urllib.request.urlopen(request, timeout=60).read())
+print(urllib.request.urlopen(request, timeout=600).read())

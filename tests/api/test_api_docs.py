@@ -156,7 +156,7 @@ def test_notebooks_run_and_show_a_panel(file, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "cache"))
     notebook = nbformat.read(file, as_version=4)
     resources = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=120, resources=resources).execute()
+    NotebookClient(notebook, timeout=600, resources=resources).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     panels = [one for one in outputs if "step 10/10" in str(one) or "step 30/30" in str(one)]
     if file.stem.startswith(("1", "2")):

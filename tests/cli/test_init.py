@@ -38,7 +38,7 @@ def test_the_written_files_pass_their_own_test(arguments, command, tmp_path, mon
         [*pytest_command, f"test_{name}.py"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         cwd=tmp_path,
         env={**os.environ},
     )

@@ -39,7 +39,7 @@ def server(tiny):
 
 @pytest.fixture(scope="module")
 def client(server):
-    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60) as made:
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=600) as made:
         yield made
 
 
@@ -302,7 +302,7 @@ def test_a_chat_streams_with_its_role_first(client, native, prompts):
 def test_the_bytes_of_a_stream(server):
     import http.client
 
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "stream": True}
     connection.request(
         "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
@@ -374,7 +374,7 @@ def pause_at(monkeypatch, *numbers: int) -> dict[int, threading.Event]:
     def step(self):
         number = next(count)
         if number in events:
-            assert events[number].wait(60), f"step {number} was never released"
+            assert events[number].wait(300), f"step {number} was never released"
         return real(self)
 
     monkeypatch.setattr(LiveDecodeLoop, "step", step)

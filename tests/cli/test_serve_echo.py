@@ -17,7 +17,7 @@ def server(tiny):
 
 @pytest.fixture(scope="module")
 def client(server):
-    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60) as made:
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=600) as made:
         yield made
 
 

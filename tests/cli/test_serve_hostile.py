@@ -447,9 +447,9 @@ def test_a_mapping_is_shared_and_each_server_takes_its_own_entries_away(tmp_path
         with servers_file.list_servers(
             file, {f"m{i}": servers_file.make_entry("127.0.0.1", i, "m", 0, "t")}
         ):
-            all_listed.wait(60)
+            all_listed.wait(300)
             seen.append(set(json.loads(file.read_text())))
-            all_read.wait(60)
+            all_read.wait(300)
 
     seen: list[set[str]] = []
     all_listed, all_read = threading.Barrier(8), threading.Barrier(8)
@@ -613,7 +613,7 @@ def serve_until_named(overrides, servers, name):
             lambda: servers.exists() and name in json.loads(servers.read_text()), "the mapping"
         )
         found.append(parse_served_path(f"{servers}#{name}")[0])
-        urllib.request.urlopen(found[0].replace(f"/v1#{name}", "/health"), timeout=60).close()
+        urllib.request.urlopen(found[0].replace(f"/v1#{name}", "/health"), timeout=600).close()
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop_when_ready, daemon=True).start()

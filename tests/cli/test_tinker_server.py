@@ -298,7 +298,7 @@ def test_a_request_that_is_sent_again_is_run_once(client, server):
     assert answers[0] == answers[1]
     for _ in range(2):
         response = httpx.post(
-            f"{server.url}/api/v1/retrieve_future", json=answers[0], headers=headers, timeout=60
+            f"{server.url}/api/v1/retrieve_future", json=answers[0], headers=headers, timeout=600
         )
         assert "error" not in response.json()
     gone = httpx.post(f"{server.url}/api/v1/retrieve_future", json={"request_id": "no"})
@@ -321,7 +321,7 @@ def test_results_that_are_not_there_yet(client, server, monkeypatch):
         return result
 
     def train_after_a_poll(*arguments):
-        assert poll_ended.wait(60)
+        assert poll_ended.wait(300)
         return train(*arguments)
 
     monkeypatch.setattr(results, "wait", wait_and_note)

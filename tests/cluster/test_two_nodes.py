@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from tiny_runs import metrics_without_timing, overrides_of, toy_run
+from waiting import wait_for
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
 
@@ -111,7 +112,7 @@ class Nodes:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -150,13 +151,6 @@ def nodes(tmp_path_factory) -> Iterator[Nodes]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def wait_for(condition, what: str, limit_s: float = 120.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {limit_s:g} s"
-        time.sleep(0.1)
-
-
 def checkpoint_of(folder: Path) -> dict[str, bytes]:
     """Returns the files of the last checkpoint."""
     latest = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text().strip()
@@ -184,7 +178,7 @@ def test_lost_node_is_one_line_and_the_run_ends_bit_exact_on_a_new_node(nodes, t
 
     def run(name: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            command(name), env=nodes.environment, capture_output=True, text=True, timeout=240
+            command(name), env=nodes.environment, capture_output=True, text=True, timeout=600
         )
 
     complete = run("complete")
@@ -205,7 +199,7 @@ def test_lost_node_is_one_line_and_the_run_ends_bit_exact_on_a_new_node(nodes, t
     assert nodes.kill(1) > 0
     killed = time.monotonic()
     (tmp_path / "hold").unlink()
-    _, errors = process.communicate(timeout=180)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 1, errors
     lines = [line for line in errors.splitlines() if line.startswith("postgrad: ")]
     assert len(lines) == 1, errors

@@ -141,7 +141,7 @@ def test_a_run_that_is_killed_in_a_turn_ends_with_the_same_weights(
         [sys.executable, "-m", "postgrad.cli.main", *again],
         env=os.environ | {"COUNT_FILE": str(tmp_path / "killed.count"), "KILL_AT": "30"},
         capture_output=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert metrics_of(killed / "test")[-1]["step"] == 1, "killed within the rollouts of step 2"

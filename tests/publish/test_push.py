@@ -215,7 +215,7 @@ def test_push_in_its_own_process(hub: Hub, run_of):
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
     command = [sys.executable, "-m", "postgrad.cli.main", "push", str(policy), "me/counts"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0 and "pushed" in done.stdout and done.stderr == "", done.stderr
     assert (
         hub.files("me/counts")["model.safetensors"] == (policy / "model.safetensors").read_bytes()

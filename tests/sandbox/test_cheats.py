@@ -40,7 +40,7 @@ def run_tests(
         input=json.dumps(message),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     messages = [json.loads(line) for line in process.stdout.splitlines()]
     assert messages, process.stderr

@@ -57,9 +57,9 @@ class Server:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         url = f"http://127.0.0.1:{self.port}{path}"
         if body is None:
-            response = httpx.get(url, headers=headers, timeout=120)
+            response = httpx.get(url, headers=headers, timeout=600)
         else:
-            response = httpx.post(url, content=content, headers=headers, timeout=120)
+            response = httpx.post(url, content=content, headers=headers, timeout=600)
         if response.text.startswith("{"):
             return response.status_code, response.json()
         return response.status_code, {"error": response.text}
@@ -83,7 +83,7 @@ def stop(server: Server, signal_number: int = signal.SIGTERM) -> int:
     """Send a signal, wait, and return the exit code."""
     server.process.send_signal(signal_number)
     try:
-        return server.process.wait(60)
+        return server.process.wait(300)
     finally:
         server.process.kill()
         server.process.wait()
@@ -252,7 +252,7 @@ def test_a_client_that_disconnects_frees_its_place(server):
         }
     )
     for _ in range(3):
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
         headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
         connection.request("POST", "/test_program", body, headers)
         time.sleep(0.1)
@@ -288,7 +288,7 @@ def test_clean_shutdown_while_a_program_runs(number, children):
         time.sleep(0.05)
     time.sleep(0.3)
     assert inside and stop(server, number) == 0
-    thread.join(60)
+    thread.join(300)
     end = time.monotonic() + 60
     while any(alive(pid) for pid in inside) and time.monotonic() < end:
         time.sleep(0.05)
@@ -457,7 +457,7 @@ def test_run_code_accepts_the_token_as_a_password(server):
             "Content-Type": "application/json",
             "Authorization": f"{kind} {base64.b64encode(word).decode()}",
         }
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
         connection.request("POST", "/run_code", json.dumps(code_request("")), header)
         assert connection.getresponse().status == status
         connection.close()

@@ -167,7 +167,7 @@ def test_resumed_run_trains_on_every_problem_once_and_keeps_complete_groups(tiny
     whole = make_stream(tiny, bound=2, steps=8, engine=engine)
     before = run_steps(whole, [1, 2, 3])
     with whole.changed:  # a moment when a complete group waits
-        assert whole.changed.wait_for(lambda: whole.queue.ready, timeout=60)
+        assert whole.changed.wait_for(lambda: whole.queue.ready, timeout=600)
     state = decode(encode(whole.state()))
     cursor = whole.feed.state()
     whole.close()

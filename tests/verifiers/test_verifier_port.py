@@ -249,7 +249,7 @@ def test_scorer_imports_neither_torch_nor_math_verify():
         assert result.value == 1, result
         assert "sympy" not in sys.modules and "math_verify" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 def test_async_functions_score(tmp_path, problem):

@@ -356,7 +356,7 @@ def test_live_stream_sends_new_lines(runs, tmp_path):
 
     written = WrittenRun(tmp_path / "live").steps(2)
     with serving(tmp_path) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
         connection.request("GET", "/api/live?run=live&from=2&generation=0")
         answer = connection.getresponse()
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -417,5 +417,5 @@ def test_ctrl_c_and_sigterm_end_it_without_output(runs, number):
             break
         time.sleep(0.1)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0 and err == ""

@@ -278,7 +278,7 @@ class Server:
     def get(
         self, path: str, method: str = "GET", **headers: str
     ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         try:
             named = {key.replace("_", "-"): value for key, value in headers.items()}
             connection.putrequest(
