@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
@@ -29,6 +28,11 @@ def add_digest(digest: int, token: int) -> int:
 def next_token(digest: int, uniform: float) -> int:
     """Return the token after a context with this digest."""
     return int(digest + float(uniform) * 1000) % VOCABULARY
+
+
+def logits_after(digest: int) -> Tensor:
+    """Return the logits (vocabulary,) after a context with this digest."""
+    return (digest + 7 * torch.arange(VOCABULARY)) % VOCABULARY / 50
 
 
 class Tokenizer:
@@ -94,8 +98,8 @@ class RecordingDecoder:
         return SimpleNamespace(last_hidden_state=torch.tensor(states)[None, :, None])
 
     def compute_logits(self, states: Tensor) -> Tensor:
-        """Return logits (tokens, vocabulary): the token that the digest names is more likely."""
-        return one_hot(states[:, 0].long() % VOCABULARY, VOCABULARY).float()
+        """Return logits (tokens, vocabulary) that differ for each digest and token."""
+        return torch.stack([logits_after(int(digest)) for digest in states[:, 0]])
 
     def read(self, lines: list[int]) -> int:
         """Return the digest of the tokens of these lines; each was computed after the others."""

@@ -136,15 +136,13 @@ def make_loop(num_pages: int) -> Any:
 
 def prompt_logprobs(prompt: list[int]) -> list[float]:
     """Return what RecordingDecoder's logits give the prompt's tokens from the second on."""
-    from recording_decoder import VOCABULARY, add_digest
+    from recording_decoder import add_digest, logits_after
 
     logprobs: list[float] = []
     digest = 0
     for token, target in pairwise(prompt):
         digest = add_digest(digest, token)
-        logits = torch.zeros(VOCABULARY)
-        logits[digest % VOCABULARY] = 1.0
-        logprobs.append(float(logits.log_softmax(0)[target]))
+        logprobs.append(float(logits_after(digest).log_softmax(0)[target]))
     return logprobs
 
 
@@ -216,16 +214,18 @@ def test_a_turn_over_pages_is_bounded(monkeypatch):
 
 @needs_triton
 def test_the_samples_of_an_echoed_prompt_share_its_pages():
-    """Another request for the same log-probs has its own."""
+    """Another request for the same log-probs has its own, and so has one without log-probs."""
     loop = make_loop(60)
-    for _ in range(2):
-        job = LiveJob(Request([3] * 70, [1, 2, 3], 5), Sampling(), scores_prompt=True)
+    prompt = [3, 4] * 35
+    loop.add(LiveJob(Request(prompt, [1], 5), Sampling()))
+    jobs = [LiveJob(Request(prompt, [1, 2, 3], 5), Sampling(), scores_prompt=True) for _ in "ab"]
+    for job in jobs:
         loop.add(job)
-        while loop.busy:
-            loop.step()
-        assert loop.decoder.num_prefilled == [69]
-        assert job.prompt_logprobs == pytest.approx(prompt_logprobs([3] * 70))
-        loop.decoder.num_prefilled.clear()
+    while loop.busy:
+        loop.step()
+    assert sum(loop.decoder.num_prefilled) == 3 * 69
+    for job in jobs:
+        assert job.prompt_logprobs == pytest.approx(prompt_logprobs(prompt))
 
 
 # ---- over pages, with the kernels
