@@ -8,6 +8,7 @@ import contextlib
 import hmac
 import ipaddress
 import json
+import re
 import secrets
 import signal
 import socket
@@ -25,6 +26,7 @@ from postgrad.errors import ConfigError
 HEADER_TIMEOUT_S = 20.0  # for the request line and the headers to arrive
 MAX_WEBSOCKET_MESSAGE = 16 << 20  # bytes
 KEEP_ALIVE_S = 15  # an idle connection is closed after this
+SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 FIRST_REQUEST_S = 2.0  # a stopping server waits this long for the first request of a connection
 
 
@@ -101,13 +103,26 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> Any:
     """Returns the JSON of a request.
 
     Raises:
-        HttpError: 400 not JSON, 408 not complete within `timeout_s`, 413 more than `max_bytes`.
+        HttpError: 400 not JSON or not text, 408 not complete within `timeout_s`, 413 more than
+            `max_bytes`.
     """
     content = await read_body(request, "application/json", max_bytes, timeout_s)
     try:
-        return json.loads(content, parse_constant=_reject_constant)
+        value = json.loads(content.decode("utf-8-sig"), parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise HttpError(400, "the request is not JSON") from error
+    if SURROGATE_ESCAPE.search(content):
+        _check_surrogates(value)
+    return value
+
+
+def _check_surrogates(value: Any) -> None:
+    """Raises HttpError for half of a surrogate pair, which is no character and has no encoding."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])[1:-1]
+        raise HttpError(400, f"the request has {half}, half of a character; send both") from error
 
 
 async def read_body(request: Request, media_type: str, max_bytes: int, timeout_s: float) -> bytes:

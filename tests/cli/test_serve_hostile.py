@@ -28,12 +28,17 @@ from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.native.jobs import LiveJob
 from postgrad.rollout.served_path import parse_served_path
 from postgrad.rollout.stops import StopStrings
 from postgrad.serving import app as app_module
 from postgrad.serving import servers_file, vllm_server
-from postgrad.serving.detokenizer import Detokenizer
+from postgrad.serving.detokenizer import Detokenizer, raw_bytes
+from postgrad.serving.model_text import ModelText
 from postgrad.serving.options import ServeOptions
+from postgrad.serving.requests import parse_request
+from postgrad.serving.responses import ResponseBuilder
+from postgrad.serving.worker import RowUpdate
 
 TOKEN = "a-secret-word"
 GOOD = {"model": "tiny", "prompt": "1+2=", "max_tokens": 3}
@@ -134,6 +139,22 @@ def test_completions_with_a_wrong_field_are_refused(server, change, param):
     assert_refused(post(server, GOOD | change), 400, param=param)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", GOOD | {"prompt": "\ud83d"}),
+        ("/v1/chat/completions", CHAT | {"chat_template_kwargs": {"\ude00": 1}}),
+        ("/v1/responses", {"model": "tiny", "input": [{"role": "user", "content": "\ud83d"}]}),
+    ],
+)
+def test_half_of_a_character_is_refused(server, path, body):
+    """JSON can write one half of a surrogate pair, which no tokenizer and no response can."""
+    assert_refused(post(server, body, path), 400, "half of a character")
+    whole = json.dumps(GOOD | {"user": "\U0001f600"})
+    assert "\\ud83d\\ude00" in whole
+    assert post(server, whole.encode())[0] == 200
+
+
 def test_errors_suggest_the_nearest_name(server):
     assert_refused(post(server, GOOD | {"temprature": 1}), 400, "did you mean temperature?")
     unknown = post(server, GOOD | {"model": "tinny"})
@@ -162,6 +183,10 @@ def test_errors_suggest_the_nearest_name(server):
         ({"chat_template_kwargs": {"enable_thinking": False}}, "messages"),
         ({"chat_template_kwargs": 3}, "chat_template_kwargs"),
         ({"prompt": "a"}, "prompt"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": 3}]}]},
+            "messages[0].tool_calls",
+        ),
     ],
 )
 def test_chats_with_a_wrong_field_are_refused(server, change, param):
@@ -715,6 +740,44 @@ def test_pieces_are_the_text_and_no_character_is_halved(byte_tokenizer, text, cu
             now, rest = rest[:cut], rest[cut:]
             pieces.append(stream.push(now, "" if rest else "length"))
     assert "".join(pieces) == text and not any("\ufffd" in piece for piece in pieces)
+
+
+def answer_in_bytes(byte_tokenizer, text, **fields):
+    """The choice of a response whose tokens are the bytes of a text, in updates of two tokens."""
+    served = ModelText("tiny", byte_tokenizer, {byte_tokenizer.eos_token_id}, 257)
+    request = parse_request({"model": "tiny", "logprobs": 1, **fields}, "messages" in fields)
+    ids = byte_tokenizer(text)["input_ids"]
+    job = LiveJob(Request(byte_tokenizer("é=")["input_ids"], [0]), Sampling())
+    job.prompt_logprobs = [-1.0, -1.0]
+    job.prompt_top_tokens = [[(0, -1.0)], [(0, -1.0)]]
+    builder = ResponseBuilder(request, served, [job])
+    for start in range(0, len(ids), 2):
+        new = ids[start : start + 2]
+        finish = "length" if start + 2 >= len(ids) else ""
+        logprobs = [-1.0] * len(new)
+        builder.add(RowUpdate(0, 0, new, logprobs, [[(7, -1.0)] for _ in new], finish))
+    return builder.complete()["choices"][0]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_offsets_of_tokens_point_into_the_text(byte_tokenizer, echo):
+    """A character of several tokens counts once."""
+    choice = answer_in_bytes(byte_tokenizer, "a😀é1", prompt="x", echo=echo)
+    assert choice["text"] == "é=" * echo + "a😀é1"
+    own = [0, 1, 1, 1, 1, 2, 2, 3]
+    expected = [0, 0, 1, *[2 + offset for offset in own]] if echo else own
+    assert choice["logprobs"]["text_offset"] == expected
+
+
+def test_bytes_of_tokens_give_the_text(byte_tokenizer):
+    """OpenAI's field for characters of several tokens: joined, the bytes are the text."""
+    messages = [{"role": "user", "content": "x"}]
+    choice = answer_in_bytes(
+        byte_tokenizer, "a😀é1", messages=messages, logprobs=True, top_logprobs=1
+    )
+    entries = choice["logprobs"]["content"]
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == "a😀é1"
+    assert raw_bytes("<0xE2>") == b"\xe2" and raw_bytes("▁a") == b""
 
 
 def test_byte_fallback_tokens_that_are_not_utf8_raise_nothing():

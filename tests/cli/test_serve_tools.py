@@ -5,7 +5,7 @@ import json
 import openai
 import pytest
 from serve_process import openai_client
-from tool_model import CALL, KNOWS_TOOLS, chat_model
+from tool_model import CALL, KNOWS_TOOLS, chat_model, chat_tokenizer
 
 from postgrad.serving.tool_calls import find_tool_calls, template_message
 
@@ -125,3 +125,20 @@ def test_templates_get_arguments_as_objects():
     made = template_message(message)
     assert made["content"] == "" and "name" not in made
     assert made["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+
+
+def test_messages_of_the_developer_are_the_system_s_unless_the_template_knows_them():
+    """The template of Qwen3 leaves out messages with a role that it does not know."""
+    from postgrad.serving.model_text import ModelText
+    from postgrad.serving.requests import parse_request
+
+    known = "{% for m in messages if m.role in ['system', 'user'] %}{{ m.content }}{% endfor %}"
+    for template, written in (
+        (known, "7112"),
+        (known + "{% for m in messages if m.role == 'developer' %}={% endfor %}", "12="),
+    ):
+        tokenizer = chat_tokenizer("0123456789+=", template)
+        served = ModelText("tiny", tokenizer, set(), len(tokenizer))
+        messages = [{"role": "developer", "content": "71"}, {"role": "user", "content": "12"}]
+        request = parse_request({"model": "tiny", "messages": messages}, is_chat=True)
+        assert tokenizer.decode(served.encode(request, request.prompts[0])) == written

@@ -139,6 +139,32 @@ def prefilled(stream: PagedStream) -> list[int]:
     return sizes
 
 
+def test_new_weights_compute_a_prompt_again():
+    """Rows that wait, and rows that join, do not read keys of older weights."""
+    prompt = [5] * 100
+    seeds: list[int] = []
+    while len(seeds) < 11:
+        seed = seeds[-1] + 1 if seeds else 0
+        while len(expected(Request(prompt, [seed], 30), 0, SAMPLING).tokens) < 30:
+            seed += 1
+        seeds.append(seed)
+    with open_stream(200, SAMPLING, 8) as stream:
+        stream.add(Request(prompt, seeds[:9], 30), list(range(9)))  # 8 rows decode, one waits
+        stream.poll()
+        assert prefilled(stream) == [99]
+        stream.refresh_weights()
+        stream.add(Request(prompt, seeds[9:], 30), [9, 10])
+        found = dict(stream.poll())
+        while stream.busy:
+            found |= dict(stream.poll())
+        assert prefilled(stream) == [99], "one more time, for the three rows"
+        assert stream.loop is not None
+        for key in list(found):
+            stream.forget(key)
+        assert len(set(stream.loop.free_pages)) == stream.decoder.sizes.pages
+    assert len(found) == 11
+
+
 def test_a_turn_computes_only_its_new_tokens():
     with open_stream(200, SAMPLING, 2) as stream:
         prompt = [5] * 100

@@ -189,8 +189,9 @@ class Api:
     ) -> Response:
         served = self.find_model(request.model)
         jobs = await run_in_threadpool(served.make_jobs, request)
+        # An echo decodes the prompt token by token, which would keep all others waiting.
+        builder = await run_in_threadpool(make_builder, request, served, jobs)
         pending = PendingRequest(jobs, per_token=request.stream)
-        builder = make_builder(request, served, jobs)
         served.worker.submit(pending)
         if request.stream:
             events = self._stream_events(pending, builder)
@@ -198,7 +199,7 @@ class Api:
         try:
             async with asyncio.timeout(self.time_limit_s):
                 await unless_disconnected(http_request, _collect(pending, builder))
-            return JSONResponse(make_body(builder))
+            return JSONResponse(await run_in_threadpool(make_body, builder))
         except TimeoutError as error:
             raise self._timeout_error() from error
         finally:

@@ -4,9 +4,11 @@ tokenizers' DecodeStream does the first half of this, but it raises an exception
 tokens that are not valid UTF-8, which a model may sample.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+BYTE_NAME = re.compile("<0x[0-9A-F]{2}>")
 REPLACEMENT = "\ufffd"  # the decoded text of bytes that are not a complete character
 
 
@@ -98,3 +100,30 @@ class Detokenizer:
             if any(stop.startswith(tail) for stop in self.stops):
                 return len(self.text) - length
         return len(self.text)
+
+
+def raw_bytes(name: str) -> bytes:
+    """Return the bytes of a token from its name in the vocabulary; b"" if the name has no bytes.
+
+    Byte-level tokenizers write each byte as one character, and byte fallback writes <0xE2>.
+    """
+    if BYTE_NAME.fullmatch(name):
+        return bytes([int(name[3:5], 16)])
+    if all(character in BYTE_OF for character in name):
+        return bytes(BYTE_OF[character] for character in name)
+    return b""
+
+
+def _byte_characters() -> dict[str, int]:
+    """Return the byte of each character that a byte-level tokenizer writes for it.
+
+    Printable bytes of Latin-1 are their own characters. The others, in order, are those from U+0100
+    on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    found = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    return found | {chr(0x100 + number): byte for number, byte in enumerate(others)}
+
+
+BYTE_OF = _byte_characters()

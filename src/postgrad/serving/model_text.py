@@ -7,7 +7,7 @@ from typing import Any
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
-from postgrad.serving.detokenizer import Detokenizer
+from postgrad.serving.detokenizer import REPLACEMENT, Detokenizer, raw_bytes
 from postgrad.serving.requests import ApiError, ChatRequest, GenerationRequest
 from postgrad.serving.tool_calls import find_tool_calls
 
@@ -42,6 +42,7 @@ class ModelText:
         self.plain_prompts = Prompts(tokenizer, "plain")
         self.chat_prompts = Prompts(tokenizer, template, options=self.options)
         self.lock = threading.Lock()  # tokenizers are not thread-safe
+        self._token_texts: dict[int, str] = {}
 
     def encode(self, request: GenerationRequest, prompt: Any) -> list[int]:
         """Return the token ids of a text, a list of messages or a list of ids. Raises ApiError."""
@@ -51,7 +52,9 @@ class ModelText:
                     400, f"prompt has a token id outside 0 to {self.vocabulary_size - 1}", "prompt"
                 )
             return prompt
-        messages = tuple(prompt) if request.is_chat else ({"role": "user", "content": prompt},)
+        messages = ({"role": "user", "content": prompt},)
+        if request.is_chat:
+            messages = tuple(self._known_role(message) for message in prompt)
         try:
             with self.lock:
                 return self.prompts_for(request).encode(Problem("", messages, ""))
@@ -59,7 +62,18 @@ class ModelText:
             reason = str(error).removeprefix("problem : ")
             reason = reason.replace("data.template_options", "chat_template_kwargs")
             reason = reason.replace("rollout.tools", "tools")
+            reason = reason.replace(" or use data.template=plain", "")
             raise ApiError(400, reason, request.prompt_field) from error
+
+    def _known_role(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return the message; one of the developer is the system's if the template has none.
+
+        Many templates would leave it out without a word.
+        """
+        knows_developer = "developer" in str(self.tokenizer.chat_template)
+        if message["role"] != "developer" or knows_developer:
+            return message
+        return {**message, "role": "system"}
 
     def prompts_for(self, request: GenerationRequest) -> Prompts:
         """Return what renders the prompt of a request. Raises ConfigError."""
@@ -96,6 +110,18 @@ class ModelText:
         )
 
     def token_text(self, token: int) -> str:
-        return self.tokenizer.decode(
-            [token], skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        """Return the text of one token; that of special tokens, too."""
+        text = self._token_texts.get(token)
+        if text is None:
+            text = self.tokenizer.decode(
+                [token], skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+            self._token_texts[token] = text
+        return text
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token, also of one that is a part of a character."""
+        text = self.token_text(token)
+        if REPLACEMENT not in text:
+            return text.encode()
+        return raw_bytes(self.tokenizer.convert_ids_to_tokens(token)) or text.encode()

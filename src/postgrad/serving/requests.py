@@ -9,6 +9,7 @@ from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -118,6 +119,17 @@ def _join_text_parts(value: Any) -> Any:
     return "".join(texts)
 
 
+def _check_calls(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the calls of an earlier turn, as they are, if each names a function."""
+    for call in calls:
+        function = call.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise PydanticCustomError(
+                "tool_call", 'must have a function: {"name": ..., "arguments": ...}'
+            )
+    return calls
+
+
 TokenCount = Annotated[int, Field(ge=1, le=NO_LIMIT)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 NumTopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
@@ -136,7 +148,7 @@ class ChatMessage(BaseModel):
 
     role: str
     content: Annotated[str | None, BeforeValidator(_join_text_parts)] = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], AfterValidator(_check_calls)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 

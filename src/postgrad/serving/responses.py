@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -46,7 +47,7 @@ class Choice:
     logprobs: list[float] = field(default_factory=list)
     top_tokens: list[TopTokens] = field(default_factory=list)
     text: str = ""
-    offset: int = 0  # characters of all tokens sent so far
+    offsets: "TokenOffsets | None" = None  # of the tokens sent so far, if there are log-probs
     started: bool = False  # whether a chunk of it was sent
     echo: "EchoedPrompt | None" = None  # the prompt, until it was sent
 
@@ -59,18 +60,35 @@ class Choice:
         self.echo = None
 
 
-class EchoedPrompt:
-    """The text of a prompt, and where each of its tokens begins in it.
+class TokenOffsets:
+    """Where each token of a text begins.
 
     The tokens of one character that has several begin at the same place.
+
+    Args:
+        detokenizer: a new one, without stop strings.
+        start: number of characters before the first token.
     """
+
+    def __init__(self, detokenizer: Detokenizer, start: int = 0) -> None:
+        self.detokenizer = detokenizer
+        self.start = start
+
+    def add(self, tokens: Sequence[int]) -> list[int]:
+        """Return the offset of each of the next tokens."""
+        offsets: list[int] = []
+        for token in tokens:
+            offsets.append(self.start + len(self.detokenizer.text))
+            self.detokenizer.push([token])
+        return offsets
+
+
+class EchoedPrompt:
+    """The text of a prompt, and where each of its tokens begins in it."""
 
     def __init__(self, served: ModelText, request: GenerationRequest, ids: list[int]) -> None:
         detokenizer = served.make_detokenizer(request, stops=())
-        self.offsets: list[int] = []
-        for token in ids:
-            self.offsets.append(len(detokenizer.text))
-            detokenizer.push([token])
+        self.offsets = TokenOffsets(detokenizer).add(ids)
         detokenizer.push([], finish="length")
         self.text = detokenizer.text
 
@@ -255,10 +273,11 @@ class ResponseBuilder:
             logprobs += [None, *job.prompt_logprobs]
             top_tokens += [None, *job.prompt_top_tokens]
             offsets += choice.echo.offsets
-            choice.offset = len(choice.echo.text)
-        for token in choice.tokens:
-            offsets.append(choice.offset)
-            choice.offset += len(self.served.token_text(token))
+        if choice.offsets is None:
+            start = len(choice.echo.text) if choice.echo is not None else 0
+            detokenizer = self.served.make_detokenizer(self.request, stops=())
+            choice.offsets = TokenOffsets(detokenizer, start)
+        offsets += choice.offsets.add(choice.tokens)
         tokens += choice.tokens
         logprobs += choice.logprobs
         top_tokens += choice.top_tokens
@@ -301,7 +320,7 @@ class ResponseBuilder:
         return {
             "token": self._token_name(token),
             "logprob": logprob,
-            "bytes": list(self.served.token_text(token).encode()),
+            "bytes": list(self.served.token_bytes(token)),
         }
 
     def _token_name(self, token: int) -> str:

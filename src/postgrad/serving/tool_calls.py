@@ -40,7 +40,7 @@ def template_message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _template_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = dict(call.get("function") or {})
+    function = dict(call["function"])
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:

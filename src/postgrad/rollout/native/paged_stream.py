@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from postgrad.rollout.engine import Completion, Request, Sampling, check_context
-from postgrad.rollout.native.jobs import StreamJob
+from postgrad.rollout.native.jobs import Job, StreamJob
 from postgrad.rollout.native.paged import PagedDecodeLoop
 from postgrad.rollout.native.paged_rows import PagedRow
 from postgrad.rollout.native.paged_slots import draw_uniforms, read_completions, write_sampling
@@ -218,11 +218,23 @@ class GrowingLoop(PagedDecodeLoop):
         )
 
     def use_version(self, version: int) -> None:
-        """Note the version of the weights; what is kept of another one is dropped."""
-        if version != self.weights_version:
-            self.weights_version = version
-            for key in list(self.kept):
-                self.forget(key)
+        """Note the version of the weights; what is kept of another one is dropped.
+
+        Active rows keep the keys and values of their prompts; rows that wait compute them again.
+        """
+        if version == self.weights_version:
+            return
+        self.weights_version = version
+        for key in list(self.kept):
+            self.forget(key)
+        for row in self.waiting:
+            row.prompt = self.share_prompt(row.job)
+        for prompt in list(self.prompts_in_pages):
+            self.release_prompt(prompt)
+
+    def prompt_key(self, job: Job) -> Hashable:
+        """Return the prompt's tokens and the weights that compute it."""
+        return self.weights_version, super().prompt_key(job)
 
     def join(self, job: StreamJob) -> None:
         """Add a job that fits."""
