@@ -9,7 +9,7 @@ import pytest
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.lookup import find_verifier, load_verifier
-from postgrad.verifiers.port import as_score
+from postgrad.verifiers.port import as_score, run_verifier
 from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.table import SOURCES, VERIFIERS, choose
 
@@ -118,7 +118,7 @@ def test_a_function_with_verl_arguments_gets_them_by_name(tmp_path):
         "    score = float(solution_str == ground_truth)\n"
         "    known = data_source == 'sums'\n"
         "    return {'score': score, 'index': extra_info['index'], 'known': known}\n"
-        "def short(solution_str, ground_truth, data_source):\n"
+        "def short(solution_str, ground_truth, method='strict'):\n"
         "    return len(solution_str) - len(ground_truth)\n"
     )
     problem = Problem(
@@ -131,7 +131,16 @@ def test_a_function_with_verl_arguments_gets_them_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments", ["completions, **columns", "response", "*, response, problem"]
+    "arguments",
+    [
+        "completions, **columns",
+        "completions, ground_truth, **columns",
+        "prompts, completions, **columns",
+        "response, ground_truth",
+        "completion, answer",
+        "response",
+        "*, response, problem",
+    ],
 )
 def test_a_function_with_other_arguments_is_refused(arguments, tmp_path):
     (tmp_path / "odd.py").write_text(f"def odd({arguments}):\n    return 1.0\n")
@@ -146,6 +155,7 @@ def test_a_function_with_other_arguments_is_refused(arguments, tmp_path):
         ("gsm8", "did you mean gsm8k?"),
         ("", "known: bold"),
         (":right", "is not a verifier"),
+        ("mine.py", "reward.verifier=mine.py:FUNCTION"),
         ("postgrad.verifiers.answers:exactly", "did you mean exact?"),
         ("postgrad.nowhere:exact", "cannot be imported"),
         ("nowhere.py:right", "there is no such file"),
@@ -161,6 +171,16 @@ def test_wrong_names_are_refused_in_one_line(name, message, hostile, tmp_path):
         find_verifier(name)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_failure_names_the_line_of_the_users_code(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import json\ndef score(response, problem):\n    return json.loads(response)\n"
+    )
+    verifier = load_verifier(find_verifier(f"{tmp_path}/mine.py:score").path)
+    failure = run_verifier(verifier, "{", Problem("u", (), "2"))
+    assert isinstance(failure, Failure)
+    assert failure.reason.endswith(" (mine.py, line 3)")
 
 
 def test_as_score_accepts_numbers_dicts_and_scores():

@@ -32,7 +32,6 @@ def as_verifier_setting(
     factors = _check_weights(rewards, weights)
     if all(isinstance(one, str) for one in rewards):
         return _sum_text([str(one) for one in rewards], factors)
-    _refuse_trl(rewards)
     terms = [
         WeightedReward(weight, _name(one), Scorer(one) if isinstance(one, str) else one)
         for one, weight in zip(rewards, factors, strict=True)
@@ -79,15 +78,3 @@ def _name(reward: Any) -> str:
     if isinstance(reward, str):
         return reward
     return getattr(reward, "__name__", type(reward).__name__).strip("<>")
-
-
-def _refuse_trl(rewards: Sequence[Any]) -> None:
-    """Refuse functions that take TRL's lists of completions. Raises ConfigError."""
-    for reward in rewards:
-        code = getattr(reward, "__code__", None)
-        if code is not None and "completions" in code.co_varnames[: code.co_argcount]:
-            raise ConfigError(
-                f"reward {_name(reward)} takes completions, as in TRL; here a reward scores one "
-                "response: def reward(response, problem), where problem.ground_truth and "
-                "problem.extra hold the columns of the row"
-            )

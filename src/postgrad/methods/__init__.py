@@ -55,10 +55,14 @@ def find_method(name: str) -> "type[Method]":
     if name in METHODS:
         module_name, _, class_name = METHODS[name].partition(":")
         return getattr(importlib.import_module(module_name), class_name)
+    if name.endswith(".py"):
+        raise ConfigError(
+            f"method={name} names a file without a class; write method={name}:CLASS"
+        )
     if not is_path(name):
         raise ConfigError(
             f"method={name} is unknown; {did_you_mean(name, METHODS)} "
-            "Your own: method=package.module:Class or method=file.py:Class"
+            "(your own is given as package.module:Class or file.py:Class)"
         )
     return load_object(name, f"method={name}", _is_method, "method class")
 

@@ -15,7 +15,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.combine import Term, add_term
 from postgrad.verifiers.loading import as_verifier
-from postgrad.verifiers.port import as_score, one_line, run_verifier
+from postgrad.verifiers.port import as_score, one_line, place_of, run_verifier
 
 
 class BatchReward(Protocol):
@@ -109,7 +109,7 @@ def _score_batch(
     try:
         results = list(reward.reward.score(problems, responses))
     except Exception as error:
-        return [Failure("error", one_line(error))] * len(responses)
+        return [Failure("error", one_line(error) + place_of(error))] * len(responses)
     if len(results) != len(responses):
         raise RunError(
             f"reward {reward.name} returned {len(results)} scores for {len(responses)} responses; "
@@ -135,7 +135,7 @@ def _run_async(
         except TimeoutError:
             return Failure("timeout", f"no score within {timeout_s:g} s")
         except Exception as error:
-            return Failure("error", one_line(error))
+            return Failure("error", one_line(error) + place_of(error))
 
     async def score_all() -> list[Score | Failure]:
         pairs = zip(responses, problems, strict=True)

@@ -10,7 +10,8 @@ from postgrad.problem import Problem
 from postgrad.user_code import load_object
 from postgrad.verifiers.port import Verifier
 
-VERL_ARGUMENTS = {"data_source", "solution_str", "ground_truth"}
+# Names of a second argument that expects the answer, where a verifier gets the whole problem.
+ANSWER_NAMES = ("answer", "gold", "ground_truth", "label", "reference", "solution", "target")
 
 
 def load_function(path: str, kind: str) -> Any:
@@ -37,8 +38,8 @@ def load_verifier_function(path: str) -> Verifier:
 def as_verifier(function: Any, label: str) -> Verifier:
     """Return a function as a verifier; `label` starts the error message.
 
-    A function with verl's arguments (data_source, solution_str, ground_truth, extra_info) is
-    wrapped; it gets them by name.
+    A function with verl's argument solution_str is wrapped; it gets those of data_source,
+    solution_str, ground_truth and extra_info that it takes, by name.
 
     Raises:
         ConfigError: it cannot be called as function(response, problem).
@@ -47,8 +48,20 @@ def as_verifier(function: Any, label: str) -> Verifier:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions written in C have no signature
         return function
-    if signature.parameters.keys() >= VERL_ARGUMENTS:
-        return _with_verl_arguments(function, "extra_info" in signature.parameters)
+    names = list(signature.parameters)
+    if "solution_str" in names:
+        return _with_verl_arguments(function, names)
+    if "completions" in names:
+        raise ConfigError(
+            f"{label}{signature} takes completions, as in TRL; here a reward scores one response: "
+            "def reward(response, problem), where problem.ground_truth and problem.extra hold the "
+            "columns of the row"
+        )
+    if len(names) > 1 and names[1] in ANSWER_NAMES:
+        raise ConfigError(
+            f"{label}{signature}: the second argument {names[1]} would be a Problem; "
+            "write def reward(response, problem), and read the answer as problem.ground_truth"
+        )
     try:
         # Further arguments are numbers from the setting, as in brief(limit=100).
         signature.bind_partial("response", "problem")
@@ -70,15 +83,14 @@ def _run_to_its_end(function: Any) -> Any:
     return call
 
 
-def _with_verl_arguments(function: Any, takes_extra_info: bool) -> Verifier:
+def _with_verl_arguments(function: Any, names: list[str]) -> Verifier:
     def verifier(response: str, problem: Problem) -> Any:
-        arguments: dict[str, Any] = {
+        arguments = {
             "data_source": problem.data_source,
             "solution_str": response,
             "ground_truth": problem.ground_truth,
+            "extra_info": problem.extra.get("extra_info") or {},
         }
-        if takes_extra_info:
-            arguments["extra_info"] = problem.extra.get("extra_info") or {}
-        return function(**arguments)
+        return function(**{name: value for name, value in arguments.items() if name in names})
 
     return verifier

@@ -29,6 +29,11 @@ def find_verifier(name: str) -> VerifierSpec:
     if is_sum(name):
         return _find_sum(name)
     module_path, colon, function = name.rpartition(":")
+    if name.endswith(".py"):
+        raise ConfigError(
+            f"reward.verifier={name} names a file without a function; "
+            f"write reward.verifier={name}:FUNCTION"
+        )
     if not colon or not module_path or not function:
         raise ConfigError(
             f"reward.verifier={name} is not a verifier; {did_you_mean(name, VERIFIERS)} "

@@ -5,12 +5,21 @@ a Failure.
 """
 
 import math
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from postgrad.problem import Failure, Problem, Score
 
 Verifier = Callable[[str, Problem], Any]  # returns a Score, a Failure, or a value for as_score
+
+# Folders of code that is not the user's: Python's, installed packages, and Postgrad's own.
+_LIBRARIES = (
+    "<frozen",
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(__file__).parents[1]),
+)
 
 
 def run_verifier(verifier: Verifier, response: str, problem: Problem) -> Score | Failure:
@@ -24,7 +33,7 @@ def run_verifier(verifier: Verifier, response: str, problem: Problem) -> Score |
     except (MemoryError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        return Failure("error", one_line(error))
+        return Failure("error", one_line(error) + place_of(error))
 
 
 def as_score(result: Any) -> Score | Failure:
@@ -51,7 +60,8 @@ def as_score(result: Any) -> Score | Failure:
         parts = {name: part for name, part in result.items() if _is_numeric_part(name, part)}
     score = _as_float(value)
     if score is None:
-        return Failure("invalid", f"the verifier returned {type(value).__name__}, not a number")
+        kind = "None" if value is None else type(value).__name__
+        return Failure("invalid", f"the verifier returned {kind}, not a number")
     numbers = {str(name): _as_float(part) for name, part in parts.items()}
     for name, number in ({"score": score} | numbers).items():
         if number is None or not math.isfinite(number):
@@ -80,3 +90,18 @@ def one_line(error: BaseException) -> str:
     except Exception:  # __str__ of an exception may raise
         message = ""
     return f"{type(error).__name__}: {message}"[:200].removesuffix(": ")
+
+
+def place_of(error: BaseException) -> str:
+    """Return the last line of the user's own code that an exception passed, e.g. ` (a.py, line 3)`.
+
+    Empty if it passed none.
+    """
+    place = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not file.startswith(_LIBRARIES):
+            place = f" ({Path(file).name}, line {traceback.tb_lineno})"
+        traceback = traceback.tb_next
+    return place
