@@ -295,6 +295,17 @@ def test_bad_json_line_has_its_number(tmp_path: Path):
     assert "row 1: int" in refused(str(tmp_path / "a.json"))
 
 
+def test_a_table_or_an_array_in_a_jsonl_file_names_the_right_extension(tmp_path: Path):
+    assert "ends in .csv" in refused(jsonl(tmp_path, "prompt,ground_truth", "2+2=,4"))
+    assert "ends in .json" in refused(jsonl(tmp_path, '[{"prompt": "2+2="}]'))
+
+
+def test_a_misspelled_column_is_named(tmp_path: Path):
+    message = refused(jsonl(tmp_path, {"promt": "2+2=", "ground_truth": "4"}))
+    assert "did you mean prompt instead of promt?" in message
+    assert len(refused(jsonl(tmp_path, {"color": "blue", "size": 3}))) < 300
+
+
 def test_invalid_utf8_and_invalid_gzip(tmp_path: Path):
     (tmp_path / "a.jsonl").write_bytes(b'{"question": "a", "answer": "1"}\n\xff\n')
     assert "line 2: not UTF-8" in refused(str(tmp_path / "a.jsonl"))
@@ -343,8 +354,8 @@ def test_csv_with_semicolons(tmp_path: Path):
 def test_unknown_schema_lists_columns(tmp_path: Path):
     message = refused(jsonl(tmp_path, {"ask": "a", "reply": "b"}))
     assert "columns ask, reply;" in message
-    assert "prompt, reward_model (verl)" in message
-    assert "messages (chat)" in message
+    assert "prompt and ground_truth" in message and "docs/data.md" in message
+    assert "messages" in message
 
 
 def test_unknown_schema_names_those_that_share_a_column(tmp_path: Path):

@@ -104,6 +104,7 @@ def test_run_folder_has_the_documented_files(learned):
         "checkpoints",
         "eval",
         "events.jsonl",
+        "inputs.json",
         "tokenizer.json",
     }
     assert sorted(p.name for p in (folder / "rollouts").iterdir()) == [

@@ -78,8 +78,8 @@ def run(argv: list[str]) -> int:
 
 
 def _print_result(config: Config, result: "Result") -> None:
-    from postgrad.training import checkpoint
-    from postgrad.training.report import print_line
+    from postgrad.training import checkpoint, input_files
+    from postgrad.training.report import counted, print_line
 
     if result.step == 0:
         print_line(
@@ -88,6 +88,14 @@ def _print_result(config: Config, result: "Result") -> None:
         )
         return
     model = result.folder / "checkpoints" / f"step-{result.step}" / "policy"
-    print_line(f"done: {result.step} steps in {result.folder}; the trained model is {model}")
+    steps = counted(result.step, "step")
+    print_line(f"done: {steps} in {result.folder}; the trained model is {model}")
+    if result.start == result.step:
+        changed = input_files.changed(result.folder, config)
+        reason = f" ({', '.join(changed)} changed since then)" if changed else ""
+        print_line(
+            f"nothing was trained now{reason}; for a new run add name=NEW, for more steps raise "
+            f"training.steps={config.training.steps}"
+        )
     if best := checkpoint.best(result.folder):
         print_line(f"best by {config.training.keep_best}: {best}/policy")

@@ -23,7 +23,7 @@ from omegaconf.errors import (
 )
 
 from postgrad.config.limits import check_limits
-from postgrad.config.overrides import apply_overrides, first_line
+from postgrad.config.overrides import apply_overrides, explain_wrong_type, first_line
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.config.suggestions import suggest
 from postgrad.errors import ConfigError, did_you_mean
@@ -236,7 +236,7 @@ def _merge(schema: DictConfig, values: DictConfig, prefix: str, known: list[str]
         merged = OmegaConf.merge(schema, values)
     except (ValidationError, ConfigKeyError, OmegaConfBaseException) as error:
         key = f"{prefix}{error.full_key}" if error.full_key else prefix.rstrip(".")
-        raise ConfigError(f"{key or 'configuration'}: {first_line(error)}") from error
+        raise ConfigError(explain_wrong_type(key, error)) from error
     assert isinstance(merged, DictConfig)
     schema_class: Any = OmegaConf.get_type(schema)
     missing_keys = OmegaConf.missing_keys(merged)

@@ -1,5 +1,6 @@
 """`key=value` overrides in Hydra's grammar."""
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -97,3 +98,23 @@ def first_line(error: Exception) -> str:
     """Returns the first line of an error's text, or the name of its class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+# What OmegaConf says about a value of the wrong type, and what a user reads.
+_WRONG_TYPES = (
+    (r"Value '(.*)' of type '.*' could not be converted to Integer", "={} is not a whole number"),
+    (r"Value '(.*)' of type '.*' could not be converted to Float", "={} is not a number"),
+    (r"Value '(.*)' is not a valid bool.*", "={} is neither true nor false"),
+    (r"Cannot convert '.*' to string: '(.*)'", "={} is not a text; put it in quotes"),
+    (r"Incompatible value 'None' .*", "=null: it needs a value"),
+    (r"Invalid value assigned: .* is not a ListConfig.*", " is a list; write [VALUE,VALUE]"),
+)
+
+
+def explain_wrong_type(key: str, error: Exception) -> str:
+    """Returns the line for a value that the setting `key` cannot have."""
+    text = first_line(error)
+    for pattern, reason in _WRONG_TYPES:
+        if match := re.fullmatch(pattern, text):
+            return key + reason.format(*match.groups())
+    return f"{key or 'configuration'}: {text}"

@@ -137,18 +137,19 @@ def _parse_json_line(path: Path, location: str, text: str) -> Any:
         reason = one_line(error)
         if isinstance(error, json.JSONDecodeError):
             reason = f"{error.msg} at column {error.colno}"
-        raise ConfigError(
-            f"{path}: {location}: not JSON ({reason}); write one JSON object per line"
-        ) from error
+        advice = "write one JSON object per line"
+        if location == "line 1" and not text.lstrip().startswith("{"):
+            advice += f"; the name of a table ends in .csv, not {path.suffix}"
+        raise ConfigError(f"{path}: {location}: not JSON ({reason}); {advice}") from error
 
 
 def _check_objects(path: Path, items: Iterable[tuple[str, Any]]) -> Rows:
     for location, item in items:
         if not isinstance(item, dict):
-            raise ConfigError(
-                f"{path}: {location}: {type(item).__name__}, not an object; "
-                "each row must be an object of columns"
-            )
+            advice = "each row must be an object of columns"
+            if location == "line 1" and isinstance(item, list):
+                advice += "; the name of a file with one array ends in .json"
+            raise ConfigError(f"{path}: {location}: {type(item).__name__}, not an object; {advice}")
         yield location, item
 
 

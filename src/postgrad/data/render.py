@@ -75,11 +75,13 @@ class Prompts:
         self.max_prompt_tokens = max_prompt_tokens
         self.overlong = overlong
         self.style = find_style(style)
+        self.is_plain_by_default = False  # nobody chose plain text
         if self.style.text:
             check_text_style(tokenizer, style, self.style.form, template)
             template = "plain"
         elif template == "auto":
             template = "chat" if tokenizer.chat_template else "plain"
+            self.is_plain_by_default = template == "plain"
         self.template = template
         self.tools = list(tools)
         self.chat_template: ChatTemplate | None = None

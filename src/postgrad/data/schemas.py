@@ -3,6 +3,7 @@
 The first row of a file decides which schema the file has.
 """
 
+import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,15 +90,28 @@ def recognize(row: Row) -> Schema:
                 "give the columns prompt and completion, or messages"
             )
     columns = ", ".join(map(str, row)) or "none"
-    raise RowError(f"unknown schema with columns {columns}; rename them to one of: {_nearest(row)}")
+    raise RowError(f"unknown schema with columns {columns}; {_rename_hint(row)}")
+
+
+def _rename_hint(row: Row) -> str:
+    """What to rename: a misspelled column, or the columns of the schemas that share one."""
+    known = sorted({column for schema in SCHEMAS for column in schema.columns})
+    for column in map(str, row):
+        similar = difflib.get_close_matches(column, known, n=1, cutoff=0.8)
+        if similar and similar[0] not in row:
+            return f"did you mean {similar[0]} instead of {column}?"
+    if not any(set(schema.columns) & row.keys() for schema in SCHEMAS):
+        return (
+            "rename them to prompt and ground_truth, question and answer, prompt and completion, "
+            "messages, or prompt, chosen and rejected; docs/data.md lists all schemas"
+        )
+    return f"rename them to one of: {_nearest(row)}"
 
 
 def _nearest(row: Row) -> str:
-    """The schemas that share a column with the row, or all of them."""
+    """The schemas that share a column with the row."""
     sharing = [schema for schema in SCHEMAS if set(schema.columns) & row.keys()]
-    return "; ".join(
-        f"{', '.join(schema.columns)} ({schema.name})" for schema in sharing or SCHEMAS
-    )
+    return "; ".join(f"{', '.join(schema.columns)} ({schema.name})" for schema in sharing)
 
 
 def _answer_ends_in_hashes(row: Row) -> bool:

@@ -56,9 +56,7 @@ def find_method(name: str) -> "type[Method]":
         module_name, _, class_name = METHODS[name].partition(":")
         return getattr(importlib.import_module(module_name), class_name)
     if name.endswith(".py"):
-        raise ConfigError(
-            f"method={name} names a file without a class; write method={name}:CLASS"
-        )
+        raise ConfigError(f"method={name} names a file without a class; write method={name}:CLASS")
     if not is_path(name):
         raise ConfigError(
             f"method={name} is unknown; {did_you_mean(name, METHODS)} "

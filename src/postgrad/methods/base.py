@@ -29,6 +29,7 @@ from postgrad.methods.support.checks import (
     check_monitor,
     check_numbers,
     check_sampling,
+    check_stages,
     check_staleness,
     check_stream,
     check_tools,
@@ -118,6 +119,7 @@ class Method:
         check_agent(self)
         check_staleness(self)
         check_stream(self, Method)
+        check_stages(self)
         check_numbers(self.config)
         check_memory_saving(self.config)
         check_validation(self.config)

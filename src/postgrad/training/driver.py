@@ -12,7 +12,7 @@ from postgrad.data.feed import Feed
 from postgrad.training.checkpoint import checkpoint_due
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
-from postgrad.training.log import RunLog, batch_metrics, timed
+from postgrad.training.log import RunLog, batch_metrics, returned, timed
 from postgrad.training.memory import explained_memory_errors
 from postgrad.training.prepare import load_inputs, make_method
 from postgrad.training.profile import profiled
@@ -118,7 +118,7 @@ class Driver:
             for stage in stages:
                 name = stage.__name__
                 with timed(step, name), explained_memory_errors(name, self.method.ports.policy):
-                    work = stage(work, step)
+                    work = returned(stage(work, step), stage)
             seconds = time.perf_counter() - started
         assert isinstance(work, Batch), "the last stage returns the batch"
         speed = {"step_s": seconds, "tokens_per_second": work.num_tokens / seconds}
@@ -138,4 +138,4 @@ class Driver:
 
     def result(self) -> Result:
         """Return how the run ended."""
-        return Result(self.folder, self.number, self.interrupt.requested, self.reached)
+        return Result(self.folder, self.number, self.interrupt.requested, self.reached, self.start)

@@ -16,7 +16,7 @@ import torch
 
 from postgrad.errors import RunError
 from postgrad.files import atomic_file, atomic_write_text, fsync_path
-from postgrad.methods.base import Step
+from postgrad.methods.base import Stage, Step
 from postgrad.types import SOURCE_NAMES, Batch
 
 # Small row groups let a reader load one problem's rows from a large file.
@@ -117,6 +117,16 @@ def timed(step: Step, name: str) -> Iterator[None]:
         raise
     metric = f"stage/{name.removeprefix('compute_')}_s"
     step.metrics[metric] = time.perf_counter() - started
+
+
+def returned(work: Any, stage: Stage) -> Any:
+    """Return what a stage returned. Raises RunError if that is None: a forgotten `return`."""
+    if work is None:
+        name = getattr(stage, "__qualname__", stage.__name__)
+        raise RunError(
+            f"{name} returned None, but the next stage takes its result; end it with return batch"
+        )
+    return work
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

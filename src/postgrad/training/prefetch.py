@@ -15,7 +15,7 @@ from typing import Any
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.methods.base import Method, Stage, Step
-from postgrad.training.log import is_timing, timed
+from postgrad.training.log import is_timing, returned, timed
 
 Rollout = tuple[Step, Any]  # a step and its batch after sampling
 
@@ -96,7 +96,7 @@ class RolloutPrefetcher:
         at = stages.index(self.method.sample)
         for stage in stages[:at]:
             with timed(step, stage.__name__):
-                work = stage(work, step)
+                work = returned(stage(work, step), stage)
         self.in_flight = InFlight(step, stages[at], work)
 
     def _join(self) -> None:

@@ -292,6 +292,10 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     scorer = _make_scorer(config, method, environments, agents, [*train, *held_out])
     _check_fit(method, scorer, train, validation)
     notes = [*([too_long] if too_long else []), *method.data_notes(prompts, train)]
+    if prompts.is_plain_by_default and config.model.path != "tiny":
+        notes.append(
+            "the tokenizer has no chat template, so prompts are plain text (data.template=plain)"
+        )
     if method.needs_verifier():
         notes += scorer.notes(train)
     return Inputs(

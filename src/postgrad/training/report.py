@@ -97,10 +97,12 @@ class LineReporter(Reporter):
     def started(self, folder: Path, config: Config, start: int) -> None:
         self.progress.start(start, config.training.steps)
         action = f"continuing at step {start}" if start else "starting"
+        if start >= config.training.steps:
+            action = "already finished"
         model = config.model
         print_line(
             f"{action}: {folder} ({config.method.name}, {model.path}, "
-            f"{model.device} {model.dtype}, {model.threads} threads)"
+            f"{model.device} {model.dtype}, {counted(model.threads, 'thread')})"
         )
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
@@ -252,6 +254,11 @@ def _discard_output() -> None:
         if os.path.samestat(os.fstat(stream.fileno()), closed_pipe):
             os.dup2(null, stream.fileno())
     os.close(null)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, such as `1 step` and `2 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def duration(seconds: float) -> str:

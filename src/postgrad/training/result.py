@@ -42,3 +42,4 @@ class Result:
     step: int
     interrupted: bool = False  # somebody stopped it; the same command continues it
     reached: bool = False  # a validation reached training.stop_at
+    start: int = 0  # the step of the checkpoint that it continued from

@@ -1,6 +1,6 @@
 """The run folder: creating it, locking it, and whether a command continues the run in it.
 
-runs/NAME/ holds config.yaml, metrics.jsonl, events.jsonl, tokenizer.json, rollouts/,
+runs/NAME/ holds config.yaml, metrics.jsonl, events.jsonl, inputs.json, tokenizer.json, rollouts/,
 checkpoints/, eval/, and profile/ for profiled steps.
 """
 

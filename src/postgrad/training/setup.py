@@ -9,7 +9,7 @@ from postgrad.cluster.backends import open_models
 from postgrad.config.schema import Config
 from postgrad.methods.base import Method, Ports
 from postgrad.methods.support.judging import connect_scorer
-from postgrad.training import run
+from postgrad.training import input_files, run
 from postgrad.training.engine_gap import check_engine_gap
 from postgrad.training.events import Events
 from postgrad.training.log import RunLog, missing_steps
@@ -49,6 +49,7 @@ def open_run(method: Method, inputs: Inputs, reporter: Reporter) -> Iterator[Ope
         if not exists:
             stack.enter_context(run.locked_folder(folder, new=True))
         run.create_folder(config)
+        input_files.record(folder, config)
         inputs.prompts.save(folder / "tokenizer.json")
         events = stack.enter_context(Events(folder))
         connect_scorer(config, scorer, models.models, folder)
@@ -77,6 +78,13 @@ def announced(opened: OpenRun, log: RunLog, start: int) -> Iterator[None]:
                     f"metrics.jsonl has no line for {len(missing)} of the {start} steps so far; "
                     f"the first is step {missing[0]}"
                 )
+            is_finished = start >= opened.config.training.steps
+            if start and not is_finished:
+                for file in input_files.changed(opened.folder, opened.config):
+                    reporter.note(
+                        f"{file} has changed since the run began; steps from {start + 1} on use "
+                        "the new content"
+                    )
             gap = check_engine_gap(opened.config, opened.method.ports, opened.inputs.train)
             if gap is not None:
                 reporter.note(str(gap))

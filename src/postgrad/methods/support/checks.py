@@ -1,6 +1,7 @@
 """Checks of settings for every method, before a run writes anything. All raise ConfigError."""
 
 import dataclasses
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -313,3 +314,16 @@ def check_unread(config: Config) -> None:
         raise ConfigError(
             f"training.stop_at={config.training.stop_at:g} needs validation accuracy; add {missing}"
         )
+
+
+def check_stages(method: Any) -> None:
+    """Refuses a stage that cannot be called with the work and the step."""
+    for name in ("draw", "compose", "sample", "enrich", "score", "estimate", "update", "publish"):
+        stage = getattr(method, name)
+        try:
+            inspect.signature(stage).bind(None, None)
+        except TypeError as error:
+            raise ConfigError(
+                f"method={method.config.method.name}: {name}{inspect.signature(stage)} cannot be "
+                f"called as {name}(batch, step); define it with self and these two arguments"
+            ) from error

@@ -1,0 +1,66 @@
+"""inputs.json of a run folder: hashes of the user's files that the settings name.
+
+The settings of a resumed run hold names of files only. The hashes tell whether a reward function,
+a method or a data file was edited since the run began.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from postgrad.config.schema import Config
+from postgrad.files import atomic_write_text
+
+FILE = "inputs.json"
+ENDINGS = (".py", ".txt", ".json", ".jsonl", ".jsonl.gz", ".csv", ".parquet")
+# What separates names within a setting: a command, a sum of verifiers, a list, NAME=FILE.
+SEPARATORS = re.compile(r"[\s,*+=()\[\]]+")
+
+
+def record(folder: Path, config: Config) -> None:
+    """Write the hashes of a run's files, unless the run has recorded them or there are none."""
+    hashes = {} if (folder / FILE).exists() else _hashes(config)
+    if hashes:
+        atomic_write_text(folder / FILE, json.dumps(hashes, indent=1) + "\n")
+
+
+def changed(folder: Path, config: Config) -> list[str]:
+    """Return the names of the files whose content differs from that at the start of the run."""
+    try:
+        before = json.loads((folder / FILE).read_text())
+    except (OSError, ValueError):  # a run of an older version has none
+        return []
+    now = _hashes(config)
+    return [name for name in before if name in now and now[name] != before[name]]
+
+
+def _hashes(config: Config) -> dict[str, str]:
+    """Return the hash of each file that a setting names, by its name in the setting."""
+    settings = dataclasses.asdict(config)
+    del settings["model"]  # weights are large, and the checkpoint replaces them
+    hashes: dict[str, str] = {}
+    for text in _texts(settings):
+        for word in SEPARATORS.split(text):
+            name = word
+            if match := re.fullmatch(r"(.+\.py|[\w.]+):\w+", word):  # of a file or a module
+                name = match[1] if match[1].endswith(".py") else match[1].replace(".", "/") + ".py"
+            if name.endswith(ENDINGS) and Path(name).expanduser().is_file():
+                with Path(name).expanduser().open("rb") as file:
+                    hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text of nested settings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)

@@ -1,0 +1,99 @@
+"""A run that is started again: finished already, or with edited files of the user."""
+
+import json
+
+import pytest
+from tiny_runs import config_of, overrides_of, toy_run
+
+from postgrad.cli.main import main
+from postgrad.training import input_files
+
+METHOD = """
+from postgrad.methods.grpo import Grpo
+
+
+class NoReturn(Grpo):
+    def score(self, batch, step):
+        super().score(batch, step)
+
+
+class NoStep(Grpo):
+    def score(self, batch):
+        return batch
+"""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def score(response, problem):\n    return len(response)\n")
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{i}+1=", "ground_truth": "1"}) + "\n" for i in range(8))
+    )
+    (tmp_path / "own.py").write_text(METHOD)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(model, *overrides: str) -> int:
+    files = ("data.train=rows.jsonl", "reward.verifier=mine.py:score", "runs=runs")
+    settings = (*files, "data.template=auto", *toy_run(steps=1), *overrides)
+    return main(["train", "grpo", *overrides_of(model, *settings)])
+
+
+def test_a_repeated_command_says_that_nothing_was_trained_and_which_files_changed(
+    home, tiny, capsys
+):
+    assert train(tiny) == 0
+    out = capsys.readouterr().out
+    assert "nothing was trained" not in out
+    assert "no chat template, so prompts are plain text" in out
+    assert train(tiny) == 0
+    out = capsys.readouterr().out
+    assert "already finished: runs/test" in out
+    assert "done: 1 step in" in out
+    assert "nothing was trained now; for a new run add name=NEW" in out
+    (home / "mine.py").write_text("def score(response, problem):\n    return -len(response)\n")
+    assert train(tiny) == 0
+    assert "nothing was trained now (mine.py changed since then)" in capsys.readouterr().out
+    assert train(tiny, "training.steps=2") == 0
+    out = capsys.readouterr().out
+    assert "mine.py has changed since the run began; steps from 2 on use the new content" in out
+    assert "rows.jsonl has changed" not in out
+
+
+def test_files_are_found_in_sums_lists_commands_and_modules(home, tiny):
+    (home / "agent.py").touch()
+    (home / "held.csv").touch()
+    config = config_of("grpo", tiny, "name=test")
+    config.reward.verifier = "math + 0.1*mine.py:score(limit=3)"
+    config.data.train = "rows.jsonl,missing.jsonl,arithmetic:1"
+    config.data.validation = "easy=held.csv"
+    config.agent.command = "python agent.py --fast"
+    config.method.name = "own:NoReturn"
+    input_files.record(home, config)
+    names = ["mine.py", "rows.jsonl", "held.csv", "agent.py", "own.py"]
+    assert sorted(json.loads((home / "inputs.json").read_text())) == sorted(names)
+    assert input_files.changed(home, config) == []
+    for name in names:
+        with (home / name).open("a") as file:
+            file.write("\n")
+    assert sorted(input_files.changed(home, config)) == sorted(names)
+
+
+def test_a_stage_without_return_is_one_line(home, tiny, capsys):
+    assert train(tiny, "method=own.py:NoReturn") == 1
+    err = capsys.readouterr().err
+    assert "step 1, stage score: NoReturn.score returned None" in err
+    assert err.count("\n") == 1
+
+
+def test_a_stage_that_takes_no_step_is_refused(home, tiny, capsys):
+    assert train(tiny, "method=own.py:NoStep") == 2
+    assert "score(batch) cannot be called as score(batch, step)" in capsys.readouterr().err
+    assert not (home / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["method=own.py", "reward.verifier=mine.py"])
+def test_a_file_without_a_name_is_refused(home, tiny, capsys, name):
+    assert train(tiny, name) == 2
+    assert f"write {name}:" in capsys.readouterr().err
