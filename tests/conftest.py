@@ -198,7 +198,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    session.config.stash[EXIT_STATUS] = int(exitstatus)
+    if exitstatus != pytest.ExitCode.USAGE_ERROR:  # pytest prints the mistake after this
+        session.config.stash[EXIT_STATUS] = int(exitstatus)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -166,7 +166,7 @@ class Endpoint:
 
 
 def _check(request: GenerationRequest) -> None:
-    """Raise ApiError for what an agent cannot ask for."""
+    """Raise ApiError if the request has a field that agents cannot use."""
     if len(request.prompts) > 1 or request.n > 1:
         field = "n" if request.n > 1 else "prompt"
         raise ApiError(400, "an agent gets one completion per call; make several calls", field)

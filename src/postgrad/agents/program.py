@@ -122,7 +122,7 @@ class Program:
 
 
 def problem_fields(problem: Problem) -> dict[str, Any]:
-    """Return what a program is told about its problem."""
+    """Return the fields of a problem that its program reads."""
     return {
         "uid": problem.uid,
         "messages": list(problem.messages),

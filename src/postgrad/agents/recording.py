@@ -64,7 +64,7 @@ class Trajectory:
 
 @dataclass(eq=False)
 class Call:
-    """A call that waits for its tokens. `ids` is the whole prompt for the engine."""
+    """A call that waits for its tokens. `ids` is the full prompt for the engine."""
 
     request: GenerationRequest
     trajectory: Trajectory
@@ -106,10 +106,10 @@ class Recording:
                 )
             trajectory, ids = self._find(request)
             num_response = len(ids) - len(trajectory.prompt)
-            room = min(
+            tokens_left = min(
                 self.limits.max_response_tokens - num_response, self.limits.max_tokens - len(ids)
             )
-            if room < 1:
+            if tokens_left < 1:
                 self.hit_limit = True
                 raise ApiError(
                     400,
@@ -120,7 +120,8 @@ class Recording:
             seed = trajectory_seed(self.seed, self.num_calls, "call", 0)
             self.num_calls += 1
             trajectory.is_busy = True
-            return Call(request, trajectory, ids, seed, min(room, request.token_limit or room))
+            max_tokens = min(tokens_left, request.token_limit or tokens_left)
+            return Call(request, trajectory, ids, seed, max_tokens)
 
     def finish(self, call: Call, completion: Completion) -> ResponseBuilder:
         """Add the sampled tokens to the trajectory; returns the response to the program."""

@@ -194,7 +194,7 @@ class _Loop:
                             self.waiting.pop(trajectory).answer(completion)
 
     def _play(self, play: _Play) -> None:
-        """Run a program; None in the queue of calls says that it has ended."""
+        """Run a program; None in the queue of calls means that it has ended."""
         try:
             play.ended = play.program.run()
         except Exception as error:

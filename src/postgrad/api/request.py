@@ -30,7 +30,7 @@ MODEL_FOLDER = "model"
 
 @dataclass
 class Request:
-    """A configuration, and what it takes from memory: the run folder keeps it as files."""
+    """A configuration, and the rows and model in memory that the run folder stores as files."""
 
     config: Config
     files: dict[str, str] = field(default_factory=dict)  # name in the run folder -> text

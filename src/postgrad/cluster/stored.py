@@ -122,7 +122,7 @@ class TensorStore:
         return reference
 
     def _fetch(self, reference: Any) -> Tensor:
-        """Return the tensor of a reference, and remember that the workers have it."""
+        """Return the tensor of a reference, and keep the reference that the workers have."""
         if not self.ray.is_initialized():
             raise RunError("a column that the workers computed was not read before the run ended")
         try:

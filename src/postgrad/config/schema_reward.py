@@ -17,7 +17,7 @@ class JudgeConfig:
         "prompt of the judge: sycophancy, quality, safety, or a text file with {question} and "
         "{response}; pairwise, or a file with {question}, {first} and {second}, asks whether the "
         "response is better than the ground truth; rubric, or a file that also has {criterion}, "
-        "marks each criterion of the problem's column rubric",
+        "rates each criterion of the problem's column rubric",
     )
     both_orders: bool = setting(
         False, "pairwise: ask with the answers in both orders and average the two verdicts"

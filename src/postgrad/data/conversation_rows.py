@@ -78,7 +78,7 @@ class ConversationRows:
         if conversation is None:
             raise ConfigError(f"problem {problem.uid} has no response to train on")
         cached = self._cache.get(problem.uid)
-        # Two data sets may number their rows alike: the same uid may have another text.
+        # Rows of two data sets may have the same uid and different texts.
         if cached is None or cached[0] != conversation:
             cached = (conversation, self._encode(problem, conversation))
             self._cache[problem.uid] = cached

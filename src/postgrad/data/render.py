@@ -134,7 +134,7 @@ class Prompts:
     def _encode_cached(self, problem: Problem) -> tuple[list[int], int]:
         """(the prompt's ids, their number before truncation)."""
         messages, ids, num_full = self._cache.get(problem.uid, (None, [], 0))
-        # Two data sets may number their rows alike: the same uid may have another text.
+        # Rows of two data sets may have the same uid and different texts.
         if messages != problem.messages:
             full_ids = self._encode_full(problem)
             if not full_ids:

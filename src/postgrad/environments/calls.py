@@ -243,7 +243,7 @@ _STARTS = (
 
 
 def text_before_calls(text: str) -> str:
-    """Return what a turn with calls says before the first one."""
+    """Return the text of a turn before its first call."""
     starts = [text.find(start) for start in _STARTS]
     return text[: min((start for start in starts if start >= 0), default=len(text))].strip()
 

@@ -59,7 +59,7 @@ class Environments:
                 self.schemas.append(tool_schema(function, path))
 
     def _find_servers(self) -> None:
-        """Turn the addresses of servers into the class that speaks to them. Raises ConfigError."""
+        """Replace the addresses of servers by RemoteEnvironment. Raises ConfigError."""
         for name, path in self.paths.items():
             if is_url(path):
                 check_remote(path, self.options[name])

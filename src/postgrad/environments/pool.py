@@ -41,7 +41,7 @@ MAX_FAILED_STARTS = 3
 
 @dataclass(eq=False)
 class _Session:
-    """What the parent knows of a session; enough to make it again."""
+    """The parent's record of a session, from which the session can be replayed."""
 
     number: int  # unique in the pool
     key: int  # of its owner
@@ -52,7 +52,7 @@ class _Session:
     history: list[tuple[str, list[Any]]] = field(default_factory=list)
     pending: dict[str, Any] | None = None  # the message of the running operation
     child: "_Child | None" = None
-    is_suspect: bool = False  # it was running when its child died
+    ran_in_crash: bool = False  # it was running when its child died
 
     @property
     def limit_s(self) -> float:
@@ -84,7 +84,7 @@ class _Child:
         self.ready = False
         self.retired = False  # a session in it hangs: it gets no new ones
         self.last_message = time.monotonic()
-        self.exclusive = False  # it replays a suspect, alone
+        self.exclusive = False  # it replays one session of `to_isolate`, and has no other
         self.outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._read, args=(pool,), daemon=True).start()
         threading.Thread(target=self._write, daemon=True).start()
@@ -120,7 +120,7 @@ class ChildPool:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.children: list[_Child] = []
-        self.suspects: deque[_Session] = deque()
+        self.to_isolate: deque[_Session] = deque()
         self.numbers = itertools.count()
         self.lock = threading.RLock()
         self.num_failed_starts = 0
@@ -143,9 +143,9 @@ class ChildPool:
 
     def _place(self, session: _Session) -> None:
         if session.child is None:
-            if session.is_suspect:
-                self.suspects.append(session)
-                self._start_suspect()
+            if session.ran_in_crash:
+                self.to_isolate.append(session)
+                self._isolate_next()
                 return
             self._move(session, self._choose_child())
         self._send(session)
@@ -166,10 +166,10 @@ class ChildPool:
         self.children.append(child)
         return child
 
-    def _start_suspect(self) -> None:
-        """Replay the next suspect in a child of its own, one at a time."""
-        if self.suspects and not any(child.exclusive for child in self.children):
-            session = self.suspects.popleft()
+    def _isolate_next(self) -> None:
+        """Replay the next session that ran in a crash, in a child of its own, one at a time."""
+        if self.to_isolate and not any(child.exclusive for child in self.children):
+            session = self.to_isolate.popleft()
             try:
                 child = self._new_child()
             except RunError as error:
@@ -213,9 +213,9 @@ class ChildPool:
             result = decode_result(kind, fields)
             if isinstance(result, Failure) and result.kind == "timeout":
                 child.retired = True
-            if child.exclusive:  # the suspect did no harm this time
+            if child.exclusive:  # the session did not crash it this time
                 child.exclusive = False
-                self._start_suspect()
+                self._isolate_next()
             self._reply(session, result)
 
     def on_exit(self, child: _Child) -> None:
@@ -231,15 +231,15 @@ class ChildPool:
                 session.child = None
                 if session.pending is None or self.closed:
                     continue
-                if session.is_suspect or not child.ready:
+                if session.ran_in_crash or not child.ready:
                     code = child.process.returncode
                     reason = f"the environment's process ended with exit code {code}"
                     self._reply(session, Failure("crash", reason))
                     continue
-                session.is_suspect = True
-                self.suspects.append(session)
+                session.ran_in_crash = True
+                self.to_isolate.append(session)
             if not self.closed:
-                self._start_suspect()
+                self._isolate_next()
 
     def _reply(self, session: _Session, result: Result) -> None:
         message = session.pending

@@ -144,7 +144,7 @@ class RemoteEnvironment:
                 "connection", f"{self.url} broke off ({one_line(error)})"
             ) from error
         if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
-            raise EnvironmentFailure("invalid", f"{self.url} sent no message of OpenEnv's wire")
+            raise EnvironmentFailure("invalid", f"{self.url} sent no message of OpenEnv's protocol")
         return answer
 
     def _action(self, text: str) -> dict[str, Any] | None:
@@ -199,7 +199,7 @@ def connect(url: str, timeout_s: float, closing: contextlib.ExitStack) -> Any:
 
 @cache
 def fetch_schema(url: str) -> dict[str, Any]:
-    """Return what the server says of its actions and observations. Raises ConfigError."""
+    """Return the server's schema of actions and observations. Raises ConfigError."""
     import httpx
 
     try:

@@ -1,7 +1,7 @@
-"""A language model that marks responses by the rubric of each problem.
+"""A language model that scores responses by the rubric of each problem.
 
 A problem's column `rubric` lists criteria: {"criterion": text, "weight": number, "name": text}. The
-judge is asked once per criterion and gives a rating, which becomes a mark from 0 to 1.
+judge is asked once per criterion and gives a rating, which is scaled to a score from 0 to 1.
 """
 
 from collections.abc import Sequence
@@ -75,14 +75,14 @@ def _read_criterion(row: Any, number: int, problem: Problem) -> Criterion:
 
 
 class RubricJudge(LlmJudge):
-    """Marks each response by every criterion of its problem's rubric."""
+    """Scores each response by every criterion of its problem's rubric."""
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
         """Return one Score or Failure per response, in order.
 
-        The value is the sum of weight · mark over the criteria, divided by the sum of the positive
+        The value is the sum of weight · score over the criteria, divided by the sum of the positive
         weights: at most 1, and below 0 only by criteria with a negative weight. The parts are the
-        marks by name. A criterion without a rating makes the response a Failure.
+        scores by name. A criterion without a rating makes the response a Failure.
         """
         rubrics = [rubric_of(problem) for problem in problems]
         prompts: list[str] = []
@@ -104,13 +104,13 @@ class RubricJudge(LlmJudge):
 def rubric_score(
     rubric: Sequence[Criterion], ratings: Sequence[int | Failure], lowest: int, highest: int
 ) -> Score | Failure:
-    """Return the weighted mean of the marks, or the first Failure."""
+    """Return the weighted mean of the criteria's scores, or the first Failure."""
     parts: dict[str, float] = {}
     total = 0.0
     for criterion, rating in zip(rubric, ratings, strict=True):
         if isinstance(rating, Failure):
             return Failure(rating.kind, f"{criterion.name}: {rating.reason}")
-        mark = (rating - lowest) / (highest - lowest)
-        parts[criterion.name] = mark
-        total += criterion.weight * mark
+        score = (rating - lowest) / (highest - lowest)
+        parts[criterion.name] = score
+        total += criterion.weight * score
     return Score(total / sum(max(0.0, criterion.weight) for criterion in rubric), parts)

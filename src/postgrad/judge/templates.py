@@ -160,7 +160,7 @@ def is_pairwise(config: JudgeConfig) -> bool:
 
 
 def has_rubric(config: JudgeConfig) -> bool:
-    """Return whether the judge marks the criteria of each problem's rubric."""
+    """Return whether the judge rates the criteria of each problem's rubric."""
     return "{criterion}" in template_text(config)
 
 

@@ -290,9 +290,9 @@ class Method:
         return FULL
 
     def prepare(self, batch: Batch) -> Batch:
-        """Sees the whole batch of one optimizer step once, before it is split.
+        """The batch of one optimizer step, with `loss_weight` set from global counts.
 
-        Sets `loss_weight` from global counts. May drop rows without gradient.
+        Called once, before the batch is split. May drop rows without gradient.
         """
         batch.tokens["loss_weight"] = token_weights(
             self.settings.aggregation,

@@ -1,6 +1,6 @@
 """Checkpoints that ranks write together: each rank writes files of its own, at the same time.
 
-`policy/` stays a stock Hugging Face folder. Each rank writes the whole weights of some blocks into
+`policy/` stays a stock Hugging Face folder. Each rank writes the full weights of some blocks into
 one file, and an index lists the files. The optimizer's files hold the ranks' shards as they are;
 each says where its shards belong, so that another mesh, or one process, can put them together.
 """
@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from postgrad.errors import RunError
-from postgrad.model.divisions import WHOLE, Division, join_parts
+from postgrad.model.divisions import REPLICATED, Division, join_parts
 from postgrad.model.loaded import Loaded
 from postgrad.model.weights import write_index
 
@@ -104,7 +104,9 @@ class Layout:
     num_slices: int
     shard_rank: int
     num_shards: int
-    divisions: dict[str, list[Any]]  # the fields of Division, by parameter; whole ones are absent
+    divisions: dict[
+        str, list[Any]
+    ]  # fields of Division by parameter; without replicated ones
     num_expert_slices: int = 1
 
     @property
@@ -118,7 +120,7 @@ class Layout:
     def slicing_of(self, key: str) -> tuple[Division, int, int]:
         """Return how a tensor is divided, which slice this file has, and how many there are."""
         fields = self.divisions.get(key.partition("/")[2])
-        division = WHOLE if fields is None else Division(*fields)
+        division = REPLICATED if fields is None else Division(*fields)
         if division.is_dispatched:
             return division, self.index % self.num_expert_slices, self.num_expert_slices
         return division, self.slice_rank, self.num_slices

@@ -1,7 +1,7 @@
 """Devices, compute types, threads and memory. The only file that names kinds of hardware.
 
 Properties are probed, and the results are written into the run's configuration, so a resumed run
-computes the same bits. What torch offers for all accelerators alike is used in that form. For what
+computes the same bits. What torch offers for all accelerators is used in that form. For what
 only some devices have, other files call a function of this one: `supports_triton`,
 `supports_graph_capture`, `supports_state_streaming`, `has_float32_accumulation`.
 """

@@ -13,14 +13,14 @@ from postgrad.model.groups import Group
 class Division(NamedTuple):
     """How a parameter is divided over the ranks of a group."""
 
-    dim: int | None = None  # the sliced dimension; None: whole on every rank
+    dim: int | None = None  # the sliced dimension; None: replicated on every rank
     parts: int = 1  # 2: gate and up are stored one after the other, and each is sliced
     partial_gradient: bool = False  # a rank's gradient is that of its own heads
     padding: int = 0  # zeros at the end of the last slice, which the full tensor does not have
     is_dispatched: bool = False  # experts that tokens are sent to: divided over the expert group
 
 
-WHOLE = Division()
+REPLICATED = Division()
 
 
 def set_division(p: Tensor, division: Division) -> None:
@@ -30,7 +30,7 @@ def set_division(p: Tensor, division: Division) -> None:
 
 def division_of(p: Tensor) -> Division:
     """Return how a parameter is divided."""
-    return getattr(p, "postgrad_division", WHOLE)
+    return getattr(p, "postgrad_division", REPLICATED)
 
 
 def slice_tensor(full: Tensor, division: Division, group: Group) -> Tensor:

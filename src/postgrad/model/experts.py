@@ -39,7 +39,7 @@ def num_experts_of(model: Any) -> int:
 def divide_experts(module: Any, group: Group, by_expert: bool) -> dict[str, Division]:
     """Slice the experts of one block for ranks that compute the same rows; outputs are summed.
 
-    `by_expert` gives each rank whole experts instead of a slice of every expert.
+    `by_expert` gives each rank full experts instead of a slice of every expert.
     """
     divisions = {"gate_up_proj": Division(1, parts=2), "down_proj": Division(2)}
     if by_expert:

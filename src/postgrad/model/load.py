@@ -304,7 +304,7 @@ def _from_pretrained(kind: Any, config: ModelConfig, seed: int, **weights: Any) 
         return kind.from_pretrained(**source, trust_remote_code=config.trust_remote_code)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # files of strangers fail in many ways
+    except Exception as error:  # files of other people fail in many ways
         reason = _explain_load_error(path, kind, error)
         raise ConfigError(f"model.path={config.path} cannot be loaded: {reason}") from error
 

@@ -53,7 +53,7 @@ class Ranks:
     sequence: Group = ALONE  # the tokens of a pass are divided over it
     tensor: Group = ALONE  # the matrices of the blocks are divided over it
     shard: Group = ALONE  # the slices of one rank are sharded over it
-    by_expert: bool = False  # experts are divided over `tensor` as wholes
+    by_expert: bool = False  # each rank of `tensor` has full experts
     expert: Group = ALONE  # tokens are sent to their experts within it
     expert_shard: Group = ALONE  # the experts of one rank are sharded over it
     expert_mesh: DeviceMesh | None = None  # what FSDP2 shards dispatched experts over
@@ -130,7 +130,7 @@ class Ranks:
 
     def global_norm(self, gradients: dict[str, Tensor], params: dict[str, Any]) -> Tensor:
         """Return the norm of the ranks' gradients: shards of slices, by name of parameter."""
-        whole, sliced, dispatched = torch.zeros(3, dtype=torch.float64, device=self.device)
+        replicated, sliced, dispatched = torch.zeros(3, dtype=torch.float64, device=self.device)
         for name, gradient in gradients.items():
             square = gradient.double().square().sum().to(self.device)
             division = division_of(params[name])
@@ -139,13 +139,13 @@ class Ranks:
             elif division.dim is not None:
                 sliced += square
             else:
-                whole += square
-        total = self.shard.sum(whole) + self.tensor.sum(self.shard.sum(sliced))
+                replicated += square
+        total = self.shard.sum(replicated) + self.tensor.sum(self.shard.sum(sliced))
         total += self.expert.sum(self.expert_shard.sum(dispatched))
         return total.sqrt().float()
 
     def sum_partial_gradient(self, gradient: Tensor, like: Any) -> Tensor:
-        """Return a shard of a gradient; slices of heads are summed where the parameter is whole."""
+        """Return a shard of a gradient; partial gradients of a replicated parameter are summed."""
         if self.tensor.size == 1 or not division_of(like).partial_gradient:
             return gradient
         return self.tensor.sum(gradient.to(self.device)).to(gradient.device)

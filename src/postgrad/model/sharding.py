@@ -20,7 +20,7 @@ from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError
 from postgrad.model.async_writer import TensorsFile, copy_to_host
 from postgrad.model.checkpoint_parts import Layout, part_path, read_own_part, read_tensors
-from postgrad.model.divisions import WHOLE, Division, division_of, set_division
+from postgrad.model.divisions import REPLICATED, Division, division_of, set_division
 from postgrad.model.experts import count_experts, dispatch_experts
 from postgrad.model.meta_model import allocate_shards, fill_shards, tensors_of
 from postgrad.model.muon import find_blocks
@@ -100,7 +100,7 @@ def shard_model(
             module.set_force_sum_reduction_for_comms(True)
     must_fill = allocate_shards(root, before, ranks)
     for name, p in model.named_parameters():
-        set_division(p, divisions.get(name, WHOLE))
+        set_division(p, divisions.get(name, REPLICATED))
     if must_fill:
         fill_shards(model, before, ranks)
     return root

@@ -1,7 +1,7 @@
 """Tensor and expert parallelism: each rank of a group holds slices of the blocks' matrices.
 
 All ranks of the group compute the same rows. The slices follow the plan that transformers has for
-the type of model. Embedding and head are divided by ids; norms are whole on every rank. FSDP2 then
+the type of model. Embedding and head are divided by ids; norms are replicated. FSDP2 then
 shards the slices over the other ranks.
 """
 
@@ -61,7 +61,7 @@ EXPERTS = "moe_tp_experts"  # the rule of a plan for experts
 def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Division]:
     """Replace the model's matrices by this rank's slices; return the division by parameter name.
 
-    `by_expert` gives each rank whole experts instead of a slice of every expert.
+    `by_expert` gives each rank full experts instead of a slice of every expert.
 
     Raises: ConfigError for a model that cannot be divided so.
     """
@@ -151,7 +151,7 @@ class SharedInputs:
 
 
 def _divide_columns(module: Any, group: Group, inputs: SharedInputs) -> dict[str, Division]:
-    """Keep this rank's outputs of a linear layer; every rank has the whole input."""
+    """Keep this rank's outputs of a linear layer; every rank has the full input."""
     divisions = _slice_parameters(module, {"weight": 0, "bias": 0}, group)
     module.register_forward_pre_hook(lambda _, args: (inputs.wrap(args[0]), *args[1:]))
     return divisions
@@ -182,14 +182,14 @@ def _divide_rows(module: Any, group: Group, inputs: SharedInputs) -> dict[str, D
 
 
 def _divide_rows_and_input(module: Any, group: Group, inputs: SharedInputs) -> dict[str, Division]:
-    """Keep this rank's inputs of a linear layer whose input is whole on every rank."""
+    """Keep this rank's inputs of a linear layer whose input every rank has in full."""
     divisions = _divide_rows(module, group, inputs)
     module.register_forward_pre_hook(lambda _, args: (slice_last(args[0], group), *args[1:]))
     return divisions
 
 
 def _mark_partial(module: Any, group: Group, inputs: SharedInputs) -> dict[str, Division]:
-    """Keep a norm over heads whole; each rank's gradient is that of its own heads."""
+    """Replicate a norm over heads; each rank's gradient is that of its own heads."""
     return {name: Division(partial_gradient=True) for name, _ in module.named_parameters()}
 
 
@@ -206,7 +206,8 @@ LINEAR_STYLES: dict[str, Divide] = {
 def _divide_adapter(module: Any, style: str, group: Group) -> dict[str, Division]:
     """Slice a layer's LoRA matrices as the layer is; the ranks exchange the few values between.
 
-    The first matrix then gives all ranks the same values, so whole matrices have whole gradients.
+    The first matrix then gives all ranks the same values, so replicated matrices have full
+    gradients.
     """
     first = module.lora_A[ADAPTER_NAME]
     second = module.lora_B[ADAPTER_NAME]

@@ -142,7 +142,7 @@ class _Conversation:
     ended: bool = False
 
     def add_policy_turn(self, completion: Completion, text: str) -> None:
-        """Append the policy's turn; `text` is what it says."""
+        """Append the policy's turn; `text` is its decoded text."""
         self.tokens += completion.tokens
         self.logprobs += completion.logprobs
         self.has_logprobs &= len(completion.logprobs) == len(completion.tokens)

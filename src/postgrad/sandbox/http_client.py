@@ -66,7 +66,7 @@ class HttpClient:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def error(self, reason: str) -> SandboxError:
-        """Return the error that says that the program was not tested."""
+        """Return a SandboxError, because the program was not tested."""
         return SandboxError(f"the sandbox at {self.url} gave no result: {reason}")
 
     def _post_once(
@@ -111,7 +111,7 @@ def _parse_object(content: bytes) -> dict[str, Any]:
 
 
 def error_reason(reply: dict[str, Any]) -> str:
-    """Return what a server says went wrong: our `error`, or `detail` as Sandbox Fusion has it."""
+    """Return the error message of a server's reply: our `error`, or Sandbox Fusion's `detail`."""
     reason = reply.get("error") or reply.get("detail")
     if isinstance(reason, list) and reason and isinstance(reason[0], dict):
         reason = reason[0].get("msg")

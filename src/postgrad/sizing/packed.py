@@ -200,18 +200,18 @@ def _no_launches() -> Iterator[None]:
 
 
 def _do_nothing(*arguments: object, **options: object) -> None:
-    """Stands for the launch of a kernel."""
+    """Replaces the launch of a kernel."""
 
 
 class _Kernel:
-    """Stands for a function of a Triton kernel."""
+    """Replaces a function of a Triton kernel."""
 
     def __call__(self, *arguments: object, **options: object) -> int:
         return 1
 
 
 class _NoTriton(types.ModuleType):
-    """Stands for triton and triton.language on systems that Triton does not support."""
+    """Replaces triton and triton.language on systems that Triton does not support."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -53,7 +53,7 @@ def check_judge(reward: RewardConfig) -> None:
         )
     if has_rubric(judge) and judge.monitor:
         raise ConfigError(
-            f"reward.judge.monitor={judge.monitor} has no effect: a rubric gives a mark per "
+            f"reward.judge.monitor={judge.monitor} has no effect: a rubric gives a score per "
             "criterion, and a monitor predicts one rating; remove it"
         )
     if is_pairwise(judge):
@@ -111,7 +111,7 @@ def check_judge_used(reward: RewardConfig) -> None:
 def connect_scorer(
     config: JudgeSettings, scorer: Scorer, models: dict[str, Any], folder: Path
 ) -> None:
-    """Gives the score stage its models, and its verifier pool if that runs elsewhere."""
+    """Gives the score stage its models, and its verifier pool if that runs on other machines."""
     scorer.reward_models = {
         term.role: models[term.role] for term in scorer.model_terms if term.role in models
     }
