@@ -104,9 +104,7 @@ class Layout:
     num_slices: int
     shard_rank: int
     num_shards: int
-    divisions: dict[
-        str, list[Any]
-    ]  # fields of Division by parameter; without replicated ones
+    divisions: dict[str, list[Any]]  # fields of Division by parameter; without replicated ones
     num_expert_slices: int = 1
 
     @property
