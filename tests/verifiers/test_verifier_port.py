@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
+from postgrad.data.problems import problems_of_rows
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
+from postgrad.verifiers.functions import FunctionScorer, WeightedReward
 from postgrad.verifiers.lookup import find_verifier, load_verifier
 from postgrad.verifiers.port import as_score, run_verifier
 from postgrad.verifiers.scorer import Scorer
@@ -130,14 +132,48 @@ def test_a_function_with_verl_arguments_gets_them_by_name(tmp_path):
     assert load_verifier(find_verifier(f"{tmp_path}/theirs.py:short").path)("1234", problem) == 3
 
 
+def test_verl_arguments_keep_the_type_of_the_ground_truth(tmp_path):
+    (tmp_path / "theirs.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return float(solution_str in ground_truth['target'])\n"
+    )
+    truth = {"target": ["Paris", "paris"]}
+    row = {"prompt": "Capital?", "data_source": "x", "reward_model": {"ground_truth": truth}}
+    problem = problems_of_rows([row], "rows")[0]
+    verifier = load_verifier(find_verifier(f"{tmp_path}/theirs.py:compute_score").path)
+    assert (verifier("paris", problem), verifier("Rome", problem)) == (1.0, 0.0)
+
+
+def test_a_function_as_in_cs336_gets_the_ground_truth(tmp_path):
+    (tmp_path / "course.py").write_text(
+        "def reward(model_response, ground_truth, fast=True):\n"
+        "    right = float(model_response == ground_truth)\n"
+        "    return {'format_reward': 1.0, 'answer_reward': right, 'reward': right}\n"
+    )
+    problem = Problem("u", ({"role": "user", "content": "1+1"},), "2", "sums")
+    verifier = load_verifier(find_verifier(f"{tmp_path}/course.py:reward").path)
+    parts = {"format_reward": 1.0, "answer_reward": 1.0}
+    assert as_score(verifier("2", problem)) == Score(1.0, parts)
+    assert as_score(verifier("3", problem)) == Score(0.0, parts | {"answer_reward": 0.0})
+
+
+def test_an_async_function_of_verl_given_as_an_object_is_awaited(problem):
+    async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        return float(solution_str == ground_truth)
+
+    scorer = FunctionScorer([WeightedReward(1.0, "theirs", compute_score)], timeout_s=5.0)
+    results = scorer.score([problem("3")] * 2, ["3", "4"])
+    assert results == [Score(1.0), Score(0.0)]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         "completions, **columns",
         "completions, ground_truth, **columns",
         "prompts, completions, **columns",
-        "response, ground_truth",
         "completion, answer",
+        "queries, prompts, labels",
         "response",
         "*, response, problem",
     ],

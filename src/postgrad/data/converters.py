@@ -30,9 +30,9 @@ def read_verl(row: Row, stem: str) -> Problem:
     extra = _unused_columns(row, "prompt", "reward_model", "target")
     if extra.get("extra_info") is None:
         extra["extra_info"] = {}
-    extra["reward_model"] = {
-        key: value for key, value in reward_model.items() if key != "ground_truth"
-    }
+    extra["reward_model"] = dict(reward_model)
+    if isinstance(reward_model.get("ground_truth"), str | None):  # others keep their type for verl
+        extra["reward_model"].pop("ground_truth", None)
     return Problem(
         uid=_read_uid(row),
         messages=read_messages(row, "prompt"),

@@ -49,6 +49,7 @@ class Grpo(PolicyUpdate):
         grpo_checks.check_kl(self)
         grpo_checks.check_loss_options(self)
         grpo_checks.check_overlong_buffer(self)
+        grpo_checks.check_maxrl(self)
         check_correction(self.config)
 
     def check_unread(self) -> None:

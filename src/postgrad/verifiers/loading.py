@@ -3,6 +3,8 @@
 import asyncio
 import functools
 import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from postgrad.errors import ConfigError
@@ -11,7 +13,9 @@ from postgrad.user_code import load_object
 from postgrad.verifiers.port import Verifier
 
 # Names of a second argument that expects the answer, where a verifier gets the whole problem.
-ANSWER_NAMES = ("answer", "gold", "ground_truth", "label", "reference", "solution", "target")
+ANSWER_NAMES = ("answer", "gold", "label", "reference", "solution", "target")
+# Arguments that are lists with one entry per response, and who calls functions so.
+LIST_ARGUMENTS = {"completions": "TRL", "queries": "OpenRLHF"}
 
 
 def load_function(path: str, kind: str) -> Any:
@@ -39,7 +43,8 @@ def as_verifier(function: Any, label: str) -> Verifier:
     """Return a function as a verifier; `label` starts the error message.
 
     A function with verl's argument solution_str is wrapped; it gets those of data_source,
-    solution_str, ground_truth and extra_info that it takes, by name.
+    solution_str, ground_truth and extra_info that it takes, by name. A function (response,
+    ground_truth), as in CS336, gets the problem's ground truth.
 
     Raises:
         ConfigError: it cannot be called as function(response, problem).
@@ -50,13 +55,16 @@ def as_verifier(function: Any, label: str) -> Verifier:
         return function
     names = list(signature.parameters)
     if "solution_str" in names:
-        return _with_verl_arguments(function, names)
-    if "completions" in names:
-        raise ConfigError(
-            f"{label}{signature} takes completions, as in TRL; here a reward scores one response: "
-            "def reward(response, problem), where problem.ground_truth and problem.extra hold the "
-            "columns of the row"
-        )
+        return _adapt(function, partial(_verl_arguments, names))
+    for name, trainer in LIST_ARGUMENTS.items():
+        if name in names:
+            raise ConfigError(
+                f"{label}{signature} takes {name}, as in {trainer}; here a reward scores one "
+                "response: def reward(response, problem), where problem.ground_truth and "
+                "problem.extra hold the columns of the row"
+            )
+    if names[1:2] == ["ground_truth"]:
+        return _adapt(function, partial(_cs336_arguments, names[0]))
     if len(names) > 1 and names[1] in ANSWER_NAMES:
         raise ConfigError(
             f"{label}{signature}: the second argument {names[1]} would be a Problem; "
@@ -83,14 +91,32 @@ def _run_to_its_end(function: Any) -> Any:
     return call
 
 
-def _with_verl_arguments(function: Any, names: list[str]) -> Verifier:
-    def verifier(response: str, problem: Problem) -> Any:
-        arguments = {
-            "data_source": problem.data_source,
-            "solution_str": response,
-            "ground_truth": problem.ground_truth,
-            "extra_info": problem.extra.get("extra_info") or {},
-        }
-        return function(**{name: value for name, value in arguments.items() if name in names})
+def _adapt(function: Any, arguments: Callable[[str, Problem], dict[str, Any]]) -> Verifier:
+    """The function as a verifier; `arguments` makes its arguments. Async if the function is."""
 
-    return verifier
+    async def async_verifier(response: str, problem: Problem, **options: Any) -> Any:
+        return await function(**arguments(response, problem), **options)
+
+    def verifier(response: str, problem: Problem, **options: Any) -> Any:
+        return function(**arguments(response, problem), **options)
+
+    return async_verifier if inspect.iscoroutinefunction(function) else verifier
+
+
+def _verl_arguments(names: Sequence[str], response: str, problem: Problem) -> dict[str, Any]:
+    """Those of verl's arguments that are in `names`.
+
+    The ground truth has the type that it has in the data.
+    """
+    reward_model = problem.extra.get("reward_model") or {}
+    arguments = {
+        "data_source": problem.data_source,
+        "solution_str": response,
+        "ground_truth": reward_model.get("ground_truth", problem.ground_truth),
+        "extra_info": problem.extra.get("extra_info") or {},
+    }
+    return {name: value for name, value in arguments.items() if name in names}
+
+
+def _cs336_arguments(first: str, response: str, problem: Problem) -> dict[str, Any]:
+    return {first: response, "ground_truth": problem.ground_truth}

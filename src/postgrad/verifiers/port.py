@@ -1,6 +1,6 @@
 """The verifier port: a function `(response: str, problem: Problem) -> Score | Failure`.
 
-A user's verifier may also return a bool, a number, or a dict with `score`. What it raises becomes
+A user's verifier may also return a bool, a number, or a dict with `score` or `reward`. What it raises becomes
 a Failure.
 """
 
@@ -39,8 +39,8 @@ def run_verifier(verifier: Verifier, response: str, problem: Problem) -> Score |
 def as_score(result: Any) -> Score | Failure:
     """Return a verifier's return value as a Score.
 
-    Accepted are a Score, a Failure, a bool, a number, and a dict whose `score` is the value and
-    whose other numbers are the parts. Everything else, and NaN or infinity anywhere, is
+    Accepted are a Score, a Failure, a bool, a number, and a dict whose `score` (or `reward`, as in
+    CS336) is the value and whose other numbers are the parts. Everything else, and NaN or infinity anywhere, is
     Failure("invalid").
     """
     if isinstance(result, Failure):
@@ -51,13 +51,16 @@ def as_score(result: Any) -> Score | Failure:
         value = result.value
         parts = result.parts
     elif isinstance(result, dict):
-        if "score" not in result:
+        key = "score" if "score" in result else "reward"
+        if key not in result:
             keys = sorted(map(str, result))[:8]
             return Failure(
                 "invalid", f"the verifier returned a dict without 'score'; its keys are {keys}"
             )
-        value = result["score"]
-        parts = {name: part for name, part in result.items() if _is_numeric_part(name, part)}
+        value = result[key]
+        for name, part in result.items():
+            if name != key and _as_float(part) is not None:
+                parts[name] = part
     score = _as_float(value)
     if score is None:
         kind = "None" if value is None else type(value).__name__
@@ -67,10 +70,6 @@ def as_score(result: Any) -> Score | Failure:
         if number is None or not math.isfinite(number):
             return Failure("invalid", f"the verifier returned {number} for {name}")
     return Score(score, {name: part for name, part in numbers.items() if part is not None})
-
-
-def _is_numeric_part(name: Any, part: Any) -> bool:
-    return name != "score" and _as_float(part) is not None
 
 
 def _as_float(value: Any) -> float | None:

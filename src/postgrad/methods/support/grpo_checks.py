@@ -140,11 +140,24 @@ def check_overlong_buffer(method: GrpoMethod) -> None:
             f"method.overlong_buffer={buffer} exceeds rollout.max_response_tokens={limit}; "
             f"use at most {limit}"
         )
-    if buffer and method.settings.advantage == "maxrl":
-        raise ConfigError(
-            f"method.overlong_buffer={buffer} makes rewards negative, and method.advantage=maxrl "
-            "divides by their mean; set it to 0"
-        )
+
+
+def check_maxrl(method: GrpoMethod) -> None:
+    """Refuses settings that make rewards negative with an advantage that divides by their mean."""
+    settings = method.settings
+    if settings.advantage != "maxrl":
+        return
+    negative = {
+        f"method.overlong_buffer={settings.overlong_buffer}": settings.overlong_buffer > 0,
+        "method.kl=reward": settings.kl == "reward",
+        "reward.objective=minimize": method.config.reward.objective == "minimize",
+    }
+    for key, is_set in negative.items():
+        if is_set:
+            raise ConfigError(
+                f"{key} makes rewards negative, and method.advantage=maxrl divides by their mean; "
+                "remove it"
+            )
 
 
 def check_unread(method: GrpoMethod) -> None:
