@@ -13,6 +13,7 @@ from postgrad.cluster.backends import open_models
 from postgrad.data.feed import Feed
 from postgrad.errors import RunError
 from postgrad.methods.grpo import Grpo
+from postgrad.methods.support.grpo_settings import kl_estimator
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import LocalPolicy, split_updates
 from postgrad.model.views import FULL
@@ -136,6 +137,15 @@ def test_the_old_policy_is_asked_exactly_when_somebody_reads_it(overrides, remem
 
 
 # ---- KL to the reference
+
+
+@pytest.mark.parametrize(
+    ("place", "set_to", "used"),
+    [("loss", "auto", "k3"), ("reward", "auto", "k1"), ("reward", "k2", "k2")],
+)
+def test_the_default_estimator_of_the_kl_depends_on_its_place(place, set_to, used, tiny):
+    config = config_of("grpo", tiny, f"method.kl={place}", f"method.kl_estimator={set_to}")
+    assert kl_estimator(config.method) == used
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """The verifier port: a function `(response: str, problem: Problem) -> Score | Failure`.
 
-A user's verifier may also return a bool, a number, or a dict with `score` or `reward`. What it raises becomes
-a Failure.
+A user's verifier may also return a bool, a number, or a dict with `score` or `reward`. What it
+raises becomes a Failure.
 """
 
 import math
@@ -40,8 +40,8 @@ def as_score(result: Any) -> Score | Failure:
     """Return a verifier's return value as a Score.
 
     Accepted are a Score, a Failure, a bool, a number, and a dict whose `score` (or `reward`, as in
-    CS336) is the value and whose other numbers are the parts. Everything else, and NaN or infinity anywhere, is
-    Failure("invalid").
+    CS336) is the value and whose other numbers are the parts. Everything else, and NaN or infinity
+    anywhere, is Failure("invalid").
     """
     if isinstance(result, Failure):
         return result

@@ -11,6 +11,7 @@ from postgrad.algorithms.turn_advantages import turn_end_rewards
 from postgrad.errors import RunError, did_you_mean
 from postgrad.methods.base import Step
 from postgrad.methods.support.grpo_checks import GrpoMethod
+from postgrad.methods.support.grpo_settings import kl_estimator
 from postgrad.types import POLICY, Batch
 
 
@@ -81,7 +82,7 @@ def _subtract_kl(method: GrpoMethod, token_rewards: Tensor, batch: Batch, step: 
         batch.tokens["reference_logprobs"],
         mask,
         method.kl_coef,
-        estimator=method.settings.kl_estimator,
+        estimator=kl_estimator(method.settings),
     )
     measured = float(mean_kl(kl, mask, batch.row_index, len(batch)))
     step.metrics |= {"kl/reference": measured, "kl/coef": method.kl_coef}

@@ -84,12 +84,18 @@ def check_kl(method: GrpoMethod) -> None:
             f"method.kl_target={settings.kl_target} adapts the penalty in the reward; "
             "add method.kl=reward, or remove it"
         )
+    estimator = settings.kl_estimator
+    if settings.kl == "loss" and estimator == "k1" and not settings.kl_ratio:
+        raise ConfigError(
+            "method.kl_estimator=k1 in the loss has a gradient of mean 0, so it keeps the policy "
+            "nowhere; use k1+, k2 or k3, or add method.kl_ratio=true"
+        )
     if settings.kl != "reward":
         return
-    if settings.kl_estimator.endswith("+"):
+    if estimator.endswith("+"):
         raise ConfigError(
-            f"method.kl_estimator={settings.kl_estimator} differs from "
-            f"{settings.kl_estimator[:-1]} in its gradient only, and a reward has none; "
+            f"method.kl_estimator={estimator} differs from "
+            f"{estimator[:-1]} in its gradient only, and a reward has none; "
             "use k1, k2, k3 or abs"
         )
     reads_one_reward = not {"rewards", "token_rewards"}.isdisjoint(method.advantage.reads)

@@ -64,7 +64,11 @@ class GrpoSettings(MethodSettings):
         "KL penalty to the reference: none, in the loss, or in the reward",
         choices=("none", "loss", "reward"),
     )
-    kl_estimator: str = setting("k3", "estimator of the KL penalty", choices=KL_ESTIMATORS)
+    kl_estimator: str = setting(
+        "auto",
+        "estimator of the KL penalty; auto: k3 in the loss, k1 in the reward, as in verl",
+        choices=("auto", *KL_ESTIMATORS),
+    )
     kl_coef: float = setting(
         0.001, "coefficient of the KL penalty; its start if kl_target is set", at_least=0.0
     )
@@ -120,6 +124,17 @@ class GrpoSettings(MethodSettings):
         default_factory=dict,
         metadata={"help": "rules that mask tokens or rows, e.g. token_k1: 0.5_2.0"},
     )
+
+
+def kl_estimator(settings: GrpoSettings) -> str:
+    """The estimator of the KL penalty: the one that is set, or the default of its place.
+
+    A reward needs the value of the KL, which k1 gives without bias to the policy gradient. A loss
+    needs a gradient, which k1 does not have on average.
+    """
+    if settings.kl_estimator != "auto":
+        return settings.kl_estimator
+    return "k1" if settings.kl == "reward" else "k3"
 
 
 def loss_options(settings: GrpoSettings, loss: Loss) -> dict[str, float]:

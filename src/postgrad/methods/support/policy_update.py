@@ -17,7 +17,7 @@ from postgrad.methods.support.correction import (
 )
 from postgrad.methods.support.covariance import select_by_covariance
 from postgrad.methods.support.declarations import call_loss, find_loss
-from postgrad.methods.support.grpo_settings import GrpoSettings, loss_options
+from postgrad.methods.support.grpo_settings import GrpoSettings, kl_estimator, loss_options
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.types import Batch
@@ -74,7 +74,7 @@ class PolicyUpdate(Method):
     def kl_losses(self, batch: Batch, logprobs: Tensor, metrics: MetricAccumulator) -> Tensor:
         """(tokens,) the KL penalty to the reference, times its coefficient."""
         reference = batch.tokens["reference_logprobs"]
-        kl = kl_penalty(logprobs, reference, self.settings.kl_estimator)
+        kl = kl_penalty(logprobs, reference, kl_estimator(self.settings))
         metrics.mean("kl/reference", kl, batch.tokens["loss_mask"])
         if self.settings.kl_ratio:
             old = batch.tokens.get("old_logprobs", logprobs.detach())
