@@ -1,10 +1,14 @@
 """`echo` of /v1/completions: the prompt with its log-probs, as evaluation harnesses read them."""
 
+import threading
+
 import openai
 import pytest
 import torch
 from serve_process import live
 from tiny_runs import stock_model
+
+from postgrad.serving.model_text import ModelText
 
 PROMPT = [1, 10, 2, 15]  # "1+2="
 
@@ -102,6 +106,21 @@ def test_an_echo_may_have_no_new_tokens_and_may_be_streamed(client):
     plain = client.completions.create(model="tiny", prompt="1+2=", max_tokens=3, seed=5)
     text = "".join(chunk.choices[0].text for chunk in chunks)
     assert text == "1+2=" + plain.choices[0].text
+
+
+def test_long_echoes_do_not_hold_up_the_event_loop(server, monkeypatch):
+    """Prompt and log-probs are decoded token by token, in a thread of their own."""
+    threads: set[str] = set()
+
+    def noted(served, token):
+        threads.add(threading.current_thread().name)
+        return real(served, token)
+
+    real = ModelText.token_text
+    monkeypatch.setattr(ModelText, "token_text", noted)
+    body = {"model": "tiny", "prompt": "1+2=", "max_tokens": 2, "logprobs": 1, "echo": True}
+    assert server.ask("/v1/completions", body)[0] == 200
+    assert threads and all("AnyIO" in name for name in threads)
 
 
 def test_no_new_tokens_need_echo(server):

@@ -133,6 +133,31 @@ def plain_tokens(engine, client, kind, length):
     return tokens[:length]
 
 
+def test_a_prompt_in_several_passes_has_the_log_probs_of_one(server, monkeypatch):
+    from postgrad.rollout.native import paged_prefill
+
+    prompt = [(7 * i) % 2000 + 20 for i in range(1500)]
+    body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "echo": True, "n": 2}
+    whole = ask_all(server, {0: body})[0]
+    passes: list[int] = []
+    prefill_pass = paged_prefill._prefill_pass
+
+    def counted(decoder, spans):
+        passes.append(sum(len(span.tokens) for span in spans))
+        prefill_pass(decoder, spans)
+
+    monkeypatch.setattr(paged_prefill, "PREFILL_TOKENS", 256)
+    monkeypatch.setattr(paged_prefill, "_prefill_pass", counted)
+    parts = ask_all(server, {0: body})[0]
+    assert passes == [256] * 5 + [219], "the prompt without its last token, once for two samples"
+    one, several = (choice["logprobs"]["token_logprobs"][1:1500] for choice in (whole, parts))
+    torch.testing.assert_close(torch.tensor(several), torch.tensor(one), rtol=0, atol=TIE)
+    engine = server.served.worker.engine
+    logprobs = stock_logprobs(engine.model, prompt, parts["token_ids"])
+    chosen = logprobs.gather(1, torch.tensor(parts["token_ids"])[:, None])[:, 0]
+    assert (logprobs.max(-1).values - chosen).max() < TIE
+
+
 def test_a_client_that_leaves_frees_its_pages(server):
     body = {"model": "tiny", "prompt": [20] * 100, "max_tokens": 1800, "temperature": 1.0}
     data = json.dumps(body | {"stream": True, "n": 8}).encode()

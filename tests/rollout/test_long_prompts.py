@@ -117,6 +117,25 @@ def test_a_long_turn_of_a_conversation_is_computed_in_parts(monkeypatch):
     assert whole.logprobs == pytest.approx(parts.logprobs, abs=1e-5)
 
 
+def test_passes_that_continue_conversations_are_bounded(monkeypatch):
+    """Two rows of 3 new tokens that attend to 23 keys have a larger mask than 10 * 10."""
+    engine = make_engine("qwen3")
+    monkeypatch.setattr(decode_loop, "PREFILL_TOKENS", 10)
+    shapes: list[tuple[int, int]] = []
+    with ConversationStream(engine, Sampling(), 2) as stream:
+        for text in (PROMPT[:20], PROMPT[:23]):
+            for key in "ab":
+                stream.add(Request([*text], [1], 1), [key])
+            if len(text) == 23:
+                engine.model.base_model.register_forward_pre_hook(
+                    lambda _module, _args, kwargs: shapes.append(kwargs["input_ids"].shape),
+                    with_kwargs=True,
+                )
+            while stream.busy:
+                stream.poll()
+    assert shapes == [(1, 3), (1, 3)]
+
+
 # ---- over pages, with a decoder that records what each token sees
 
 needs_triton = pytest.mark.skipif(

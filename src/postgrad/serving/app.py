@@ -189,8 +189,8 @@ class Api:
     ) -> Response:
         served = self.find_model(request.model)
         jobs = await run_in_threadpool(served.make_jobs, request)
-        # An echo decodes the prompt token by token, which would keep all others waiting.
-        builder = await run_in_threadpool(make_builder, request, served, jobs)
+        is_long = request.echoes_prompt or request.num_top is not None
+        builder = await run_aside(is_long, make_builder, request, served, jobs)
         pending = PendingRequest(jobs, per_token=request.stream)
         served.worker.submit(pending)
         if request.stream:
@@ -199,7 +199,7 @@ class Api:
         try:
             async with asyncio.timeout(self.time_limit_s):
                 await unless_disconnected(http_request, _collect(pending, builder))
-            return JSONResponse(await run_in_threadpool(make_body, builder))
+            return JSONResponse(await run_aside(is_long, make_body, builder))
         except TimeoutError as error:
             raise self._timeout_error() from error
         finally:
@@ -304,6 +304,16 @@ async def _wait_for_updates(pending: PendingRequest, builder: ResponseBuilder) -
         choice = builder.add(update)
         changed[choice.number] = choice
     return list(changed.values())
+
+
+async def run_aside(is_long: bool, function: Callable[..., T], *arguments: Any) -> T:
+    """Return the function's result; a long one runs in a thread, so that no request waits for it.
+
+    An echo and log-probs decode their tokens one by one.
+    """
+    if is_long:
+        return await run_in_threadpool(function, *arguments)
+    return function(*arguments)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:

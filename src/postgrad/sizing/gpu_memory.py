@@ -29,7 +29,7 @@ from postgrad.sizing.packed import PackedSimulation
 from postgrad.sizing.plan import SHARED_WEIGHTS, Plan, StepLayout, lay_out_step
 from postgrad.sizing.simulate import ModelSize, measure_size
 
-PREFILL_TOKENS = 16384  # of rollout/native/paged.py
+PREFILL_TOKENS = 16384  # of rollout/native/paged_prefill.py
 VLLM_BLOCK = 128  # of rollout/vllm.py
 VLLM_ROWS = 1024
 

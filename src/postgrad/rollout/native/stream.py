@@ -16,7 +16,7 @@ from postgrad.model.passes.attention import prompt_mask
 from postgrad.model.passes.support import has_window
 from postgrad.rollout.engine import Request, Sampling, check_context, max_row_tokens
 from postgrad.rollout.native.cache import SlotCache
-from postgrad.rollout.native.decode_loop import PREFILL_TOKENS, DecodeLoop, tokens_per_pass
+from postgrad.rollout.native.decode_loop import DecodeLoop, tokens_per_pass
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.jobs import Job, Row, StreamJob
 from postgrad.rollout.native.sampling import RowRandom
@@ -186,6 +186,7 @@ class ConversationStream(DecodeLoop):
         jobs: list[StreamJob] = []
         num_free = self.capacity - len(self.active)
         width = 0
+        longest = 0
         while self.to_continue and len(jobs) < num_free:
             job = self.to_continue[0]
             if not self._continues(job):  # it made room for others, or the weights have changed
@@ -193,7 +194,8 @@ class ConversationStream(DecodeLoop):
                 continue
             kept = self.kept[job.keys[0]]
             width = max(width, len(job.request.prompt) - len(kept.tokens))
-            if jobs and width * (len(jobs) + 1) > PREFILL_TOKENS:
+            longest = max(longest, len(job.request.prompt))
+            if jobs and width * (len(jobs) + 1) > tokens_per_pass(longest):
                 break
             jobs.append(self.to_continue.popleft())
         return jobs
