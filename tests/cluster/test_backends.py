@@ -38,7 +38,7 @@ REQUESTS = [
     for i, prompt in enumerate([[1, 2, 3], [4, 15], [9, 8, 7, 6]])
 ]
 SAMPLING = Sampling(1.0, 10)
-OVERRIDES = ("optimizer.lr=2e-2", "training.updates_per_step=2", "cluster.wait_s=60")
+OVERRIDES = ("optimizer.lr=2e-2", "training.updates_per_step=2", "cluster.wait_s=300")
 
 
 def use_ports(policy, engine, folder) -> dict:
@@ -236,7 +236,7 @@ def test_child_process_writes_no_file_and_ignores_signals(tiny, tmp_path, monkey
 
     monkeypatch.setattr(child_process, "receive", receive_with_signals)
     with open_models(
-        config_of("grpo", tiny, "cluster.backend=process", "cluster.wait_s=60")
+        config_of("grpo", tiny, "cluster.backend=process", "cluster.wait_s=300")
     ) as models:
         assert models.policy.logprobs(random_batch(1))["logprobs"].isfinite().all()
     assert not new_files
@@ -246,7 +246,7 @@ def test_child_process_writes_no_file_and_ignores_signals(tiny, tmp_path, monkey
 @pytest.mark.slow
 def test_killed_child_process_is_named_at_once(tiny):
     with open_models(
-        config_of("grpo", tiny, "cluster.backend=process", "cluster.wait_s=60")
+        config_of("grpo", tiny, "cluster.backend=process", "cluster.wait_s=300")
     ) as models:
         child = models.policy.caller
         # Stopped, it cannot finish the call before it is killed.
@@ -258,7 +258,7 @@ def test_killed_child_process_is_named_at_once(tiny):
             match=r"policy process died during policy\.logprobs \(exit code -9\)",
         ):
             models.policy.logprobs(random_batch(1))
-        assert time.monotonic() - start < 60, "before cluster.wait_s"
+        assert time.monotonic() - start < 300, "before cluster.wait_s"
         with pytest.raises(RunError, match=r"died during engine\.generate"):
             models.engine.generate(REQUESTS, SAMPLING)
 

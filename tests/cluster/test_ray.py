@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 SMALL = (
     *toy_run(steps=3, response_tokens=6),
     "optimizer.lr=2e-3",
-    "cluster.wait_s=60",
+    "cluster.wait_s=300",
 )
 METHODS = {
     "sft": (),
@@ -663,7 +663,7 @@ def test_failure_of_one_rank_is_raised_at_once(make_config):
         start = time.monotonic()
         with pytest.raises(RunError, match=r"^a bad row$"):
             models.policy.logprobs(random_batch(3))
-        assert time.monotonic() - start < 60, "before cluster.wait_s"
+        assert time.monotonic() - start < 300, "before cluster.wait_s"
 
 
 def test_hung_worker_is_named_with_the_time_limit(make_config):
@@ -699,7 +699,7 @@ def test_worker_killed_in_a_step_is_named_and_the_run_resumes(make_config, monke
         match=r"step 2, stage update: the policy 1 worker died during policy\.update",
     ):
         train(config, Reporter())
-    assert time.time() - mark.stat().st_mtime < 60, "before cluster.wait_s"
+    assert time.time() - mark.stat().st_mtime < 300, "before cluster.wait_s"
     monkeypatch.setattr(WorkerGroup, "__init__", original)
     metrics, resumed, _ = run(config)
     assert_same_metrics(complete, metrics, tolerance=0.0)

@@ -46,7 +46,7 @@ def make_pool(tiny):
             f"cluster.pools.verifier={actors}",
             "reward.workers=1",
             "reward.timeout_s=2",
-            "cluster.wait_s=30",
+            "cluster.wait_s=120",
             *overrides,
         )
         pools.append(RayVerifierPool(ray, config_of("grpo", tiny, *own)))

@@ -167,7 +167,7 @@ def test_lost_node_is_one_line_and_the_run_ends_bit_exact_on_a_new_node(nodes, t
             "cluster=ray",
             "cluster.workers=2",
             f"cluster.address={nodes.address}",
-            "cluster.wait_s=60",
+            "cluster.wait_s=300",
             f"reward.verifier={tmp_path}/own.py:odd",
             "reward.timeout_s=120",
             f"runs={tmp_path}",
@@ -206,7 +206,7 @@ def test_lost_node_is_one_line_and_the_run_ends_bit_exact_on_a_new_node(nodes, t
     assert "step 3, stage" in lines[0] and "worker died during policy." in lines[0], lines
     assert "the same command continues the run" in lines[0]
     assert "Traceback" not in errors
-    assert time.monotonic() - killed < 60, "before cluster.wait_s"
+    assert time.monotonic() - killed < 300, "before cluster.wait_s"
 
     alone = run("lost")
     assert alone.returncode == 2, alone.stderr

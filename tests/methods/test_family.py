@@ -649,7 +649,7 @@ def test_the_critic_comes_back_bit_for_bit(tiny, tmp_path):
 @pytest.mark.slow
 def test_reference_and_critic_in_a_child_give_the_same_numbers(tiny):
     """cluster.backend=process: policy, engine, reference and critic run in a child process."""
-    overrides = ("method.kl=loss", "method.kl_coef=0.1", "cluster.wait_s=60", *PPO)
+    overrides = ("method.kl=loss", "method.kl_coef=0.1", "cluster.wait_s=300", *PPO)
     runs = []
     for where in ("local", "process"):
         config = config_of("ppo", tiny, *SMALL, *overrides, f"cluster.backend={where}")

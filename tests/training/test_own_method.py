@@ -184,6 +184,16 @@ def test_run_is_the_same_with_model_and_engine_in_child_processes(home, ran, tin
         ), file.name
 
 
+def test_stages_that_end_without_a_batch_are_one_line(home, tiny, monkeypatch, capsys):
+    (home / "draws.py").write_text(
+        "from postgrad.methods.grpo import Grpo\n\n\nclass Draws(Grpo):\n"
+        "    def stages(self):\n        return [self.draw]\n"
+    )
+    assert run(home, tiny, monkeypatch, "draws", "method=draws.py:Draws") == 1
+    error = capsys.readouterr().err
+    assert "draw, returned list" in error and "Traceback" not in error
+
+
 def test_method_without_a_loss_is_one_line(home, tiny, monkeypatch, capsys):
     (home / "empty.py").write_text(
         "from postgrad.methods.base import Method\n\n\nclass Empty(Method):\n    pass\n"

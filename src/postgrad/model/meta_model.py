@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from postgrad.config.schema import ModelConfig
+from postgrad.errors import RunError
 from postgrad.model.device import DTYPES
 from postgrad.model.load import disable_dropout, load_tokenizer, model_config
 from postgrad.model.loaded import Loaded
@@ -72,7 +73,11 @@ def _describe(model: Any) -> dict[str, Any]:
 def _adapt(model: Any, described: dict[str, Any]) -> None:
     """Give a model without weights the parameter types and the passes of the first rank's model."""
     parameters = dict(model.named_parameters())
-    assert parameters.keys() == described["types"].keys(), "the ranks built different models"
+    if differing := parameters.keys() ^ described["types"].keys():
+        raise RunError(
+            f"the ranks built different models: {min(differing)} is not in all of them; "
+            "install the same versions of transformers and peft on all nodes"
+        )
     for name, p in parameters.items():
         p.data = p.data.to(getattr(torch, described["types"][name]))
     model.set_attn_implementation(described["attention"])

@@ -12,7 +12,7 @@ from postgrad.data.feed import Feed
 from postgrad.training.checkpoint import checkpoint_due
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
-from postgrad.training.log import RunLog, batch_metrics, returned, timed
+from postgrad.training.log import RunLog, batch_metrics, final_batch, returned, timed
 from postgrad.training.memory import explained_memory_errors
 from postgrad.training.prepare import load_inputs, make_method
 from postgrad.training.profile import profiled
@@ -23,7 +23,6 @@ from postgrad.training.rollouts import make_rollouts
 from postgrad.training.setup import OpenRun, announced, open_run
 from postgrad.training.validation import validation_due
 from postgrad.training.validator import Validator
-from postgrad.types import Batch
 
 
 def train(config: Config, reporter: Reporter) -> Result:
@@ -120,15 +119,15 @@ class Driver:
                 with timed(step, name), explained_memory_errors(name, self.method.ports.policy):
                     work = returned(stage(work, step), stage)
             seconds = time.perf_counter() - started
-        assert isinstance(work, Batch), "the last stage returns the batch"
-        speed = {"step_s": seconds, "tokens_per_second": work.num_tokens / seconds}
-        step.metrics = {**batch_metrics(work), **step.metrics, "epoch": self.feed.epoch, **speed}
-        self.log.write_rollouts(number, [work, *step.failed])
+        batch = final_batch(work, step, stages[-1])
+        speed = {"step_s": seconds, "tokens_per_second": batch.num_tokens / seconds}
+        step.metrics = {**batch_metrics(batch), **step.metrics, "epoch": self.feed.epoch, **speed}
+        self.log.write_rollouts(number, [batch, *step.failed])
         metrics = self.log.write(number, step.metrics)
         self.validator.watch.add_step(metrics)
-        self.reporter.step(metrics, work)
-        self.guard.check(step, work)
-        return StepResult(number, work, metrics)
+        self.reporter.step(metrics, batch)
+        self.guard.check(step, batch)
+        return StepResult(number, batch, metrics)
 
     def save(self) -> None:
         """Write the checkpoint of the last finished step, unless it has one."""

@@ -129,6 +129,16 @@ def returned(work: Any, stage: Stage) -> Any:
     return work
 
 
+def final_batch(work: Any, step: Step, stage: Stage) -> Batch:
+    """Return the result of a step's last stage. Raises RunError if it is not a batch."""
+    if not isinstance(work, Batch):
+        raise RunError(
+            f"step {step.number}: the last stage, {stage.__name__}, returned "
+            f"{type(work).__name__}; stages() must end with a stage that returns the batch"
+        )
+    return work
+
+
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl, without one that a kill cut short."""
     file = folder / "metrics.jsonl"
