@@ -41,6 +41,14 @@ def make_parser() -> Parser:
         help="auto (default): vLLM's server if it is installed and can run the model on this "
         "machine, otherwise native",
     )
+    _add_address_options(parser)
+    _add_limits(parser)
+    _add_device_options(parser)
+    _add_training_options(parser)
+    return parser
+
+
+def _add_address_options(parser: Parser) -> None:
     parser.add_argument(
         "--host", help="address to listen on (default 127.0.0.1); any other requires a token"
     )
@@ -68,6 +76,9 @@ def make_parser() -> Parser:
         metavar="FOLDER",
         help='allow POST /v1/reload {"folder": ...} to load safetensors weights below FOLDER',
     )
+
+
+def _add_limits(parser: Parser) -> None:
     parser.add_argument(
         "--queue",
         type=whole_number(0, 100_000),
@@ -98,6 +109,9 @@ def make_parser() -> Parser:
         metavar="S",
         help="seconds for running requests when the server stops (default 10)",
     )
+
+
+def _add_device_options(parser: Parser) -> None:
     parser.add_argument("--device", help="as model.device of a run")
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), help="as model.dtype of a run"
@@ -105,6 +119,9 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--threads", type=whole_number(0, 1024), metavar="N", help="as model.threads of a run"
     )
+
+
+def _add_training_options(parser: Parser) -> None:
     parser.add_argument(
         "--train",
         action="store_true",
@@ -128,7 +145,6 @@ def make_parser() -> Parser:
         help="with --train: seconds after which the clients of a session that gives no sign of "
         "life are dropped (default 1800)",
     )
-    return parser
 
 
 def run(argv: list[str]) -> int:
