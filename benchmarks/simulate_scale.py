@@ -27,8 +27,8 @@ from postgrad.cli.train import compose_arguments
 from postgrad.sizing.devices import GpuSpec, find_gpu
 from postgrad.sizing.gpu_memory import wanted_cache_bytes
 from postgrad.sizing.gpu_time import GpuClock
-from postgrad.sizing.mesh_memory import MeshSizes
-from postgrad.sizing.mesh_time import MeshClock, elapsed
+from postgrad.sizing.mesh_memory import MeshSizes, estimate_mesh
+from postgrad.sizing.mesh_time import PUBLISH, MeshClock, StepTime, elapsed
 from postgrad.sizing.plan import GroupLengths, Plan, Workload, lay_out_step
 from postgrad.sizing.traffic import Links
 
@@ -105,11 +105,19 @@ class Simulation:
         self.size = self.sizes.measure(plan.config, self.model)
 
     def engine_devices(self) -> int:
-        """Return over how many devices an engine is divided: weights take half of their memory."""
+        """Return over how many devices an engine is divided: its weights take a quarter of them."""
         size = 1
-        while self.size.weights / size > self.cluster.gpu.memory / 2 and size < NODE:
+        while self.size.weights / size > self.cluster.gpu.memory / 4 and size < NODE:
             size *= 2
         return size
+
+    def fits(self, num_devices: int) -> bool:
+        """Return whether trainers and engines fit into the memory of the devices."""
+        if num_devices < self.engine_devices() * (1 + self.step.staleness):
+            return False
+        config = self.plan(num_devices, [], self.engine_devices()).config
+        memory = estimate_mesh(config, self.model, sizes=self.sizes)
+        return memory.total <= self.cluster.gpu.usable
 
     def plan(self, num_devices: int, groups: list[GroupLengths], divided: int = 1) -> Plan:
         """Return a step with these groups on a cluster of this size."""
@@ -156,20 +164,18 @@ class Simulation:
         """Return mean seconds by stage, and the share of time lost to failures."""
         rng = random.Random(0)
         base = self.plan(num_devices, [], self.engine_devices())
-        samples: dict[str, list[float]] = {"sampling": [], "update": [], "weights": []}
+        samples: dict[str, list[float]] = {"sample": [], "update": [], PUBLISH: []}
         for _ in range(num_steps):
             lengths = self.draw_lengths(rng)
             clock = self.clock(base, lengths)
             late = slowest_of(rng, self.cluster, num_devices)
             layout = lay_out_step(clock.plan, self.step.tokens)
-            update = elapsed(clock.update_parts(clock.policy, layout))
-            samples["sampling"].append(late * sampling_s(clock, lengths))
-            samples["update"].append(late * update)
-            samples["weights"].append(clock.publish_s())
+            update = clock.update_parts(clock.policy, layout)
+            samples["sample"].append(late * sampling_s(clock, lengths))
+            samples["update"].append(late * elapsed(update))
+            samples[PUBLISH].append(clock.publish_s())
         means = {name: statistics.mean(values) for name, values in samples.items()}
-        trained = means["update"] + means["weights"]
-        both = max if self.step.staleness else lambda a, b: a + b
-        step_s = both(means["sampling"], trained)
+        step_s = StepTime(means, {}, base.rollouts_overlap).total
         failures = num_devices * step_s / (self.cluster.years_between_failures * 365 * 86_400)
         lost = failures * (self.cluster.restart_s + self.step.checkpoint_every * step_s / 2)
         return means | {"step": step_s + lost, "lost": lost / (step_s + lost)}
@@ -240,13 +246,11 @@ def print_table(shape: str, cluster: Cluster, step: Step) -> None:
     print("|---|---|---|---|---|---|---|")
     for power in range(13):
         num_devices = 2**power
-        if 16 * simulation.size.parameters / num_devices > 0.8 * cluster.gpu.memory:
-            continue  # weights, gradients and Adam state do not fit
+        if not simulation.fits(num_devices):
+            continue
         now = simulation.run(num_devices)
-        stale = ""
-        if 16 * simulation.size.parameters / num_devices < 0.4 * cluster.gpu.memory:
-            stale = f"{ahead.run(num_devices)['step']:.1f} s"
-        stages = " | ".join(f"{now[name]:.1f} s" for name in ("sampling", "update", "weights"))
+        stale = f"{ahead.run(num_devices)['step']:.1f} s" if ahead.fits(num_devices) else ""
+        stages = " | ".join(f"{now[name]:.1f} s" for name in ("sample", "update", PUBLISH))
         print(f"| {num_devices} | {stages} | {now['lost']:.1%} | {now['step']:.1f} s | {stale} |")
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from families import SumOfLogprobs, save_family
 from parallel import needs_experts
 from ranks import run_on_ranks
 from tiny_runs import config_of, random_batch
+from transformers import LlamaConfig, Qwen2Config
 
 from postgrad.cli.main import main
 from postgrad.doctor.mesh import MeshEstimator
@@ -17,7 +19,7 @@ from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.ranks import Ranks
 from postgrad.model.sharded import ShardedPolicy
 from postgrad.model.views import FULL
-from postgrad.sizing.mesh_memory import count_parameters, estimate_mesh
+from postgrad.sizing.mesh_memory import MeshSizes, count_parameters, estimate_mesh
 
 CPU = torch.device("cpu")
 MESHES = [
@@ -102,6 +104,51 @@ def test_workers_compute_with_their_own_experts(tmp_path):
     experts = model.num_experts * 3 * model.hidden_size * model.moe_intermediate_size
     assert whole.largest_block - own.largest_block == experts * 3 // 4
     assert own.outside_blocks == whole.outside_blocks
+
+
+# Of Qwen2.5 and Llama 3: hidden and intermediate size, blocks, heads, key heads, vocabulary, tied.
+SHAPES = {
+    "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),
+    "7B": (3584, 18_944, 28, 28, 4, 152_064, False),
+    "32B": (5120, 27_648, 64, 40, 8, 152_064, False),
+    "70B": (8192, 28_672, 80, 64, 8, 128_256, False),
+}
+
+
+def make_shape(name: str):
+    hidden, intermediate, blocks, heads, key_heads, vocabulary, tied = SHAPES[name]
+    make = LlamaConfig if name == "70B" else Qwen2Config
+    return make(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=blocks,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        vocab_size=vocabulary,
+        tie_word_embeddings=tied,
+    )
+
+
+def test_the_table_of_the_page_is_what_the_formulas_give(tiny):
+    """Columns: model, N, state, gathered and in flight, activations, head, trainer, with engine."""
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+    rows = page.split("| model | N | state |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(rows) == 8
+    models = {name: make_shape(name) for name in SHAPES}
+    sizes = MeshSizes()
+    for row in rows:
+        name, workers, *shown = [cell.strip(" *") for cell in row.strip("|").split("|")]
+        config = make_config(tiny, ["model.dtype=bfloat16", "training.token_budget=16384"])
+        config.model.activation_checkpointing = True
+        config.cluster.workers = int(workers)
+        parts = estimate_mesh(config, models[name], sizes=sizes).parts
+        beside = parts.pop("engine beside")
+        moved = parts["gathered weights"] + parts["gradients in flight"]
+        trainer = sum(parts.values())
+        state = parts["weights, Adam, gradients"]
+        by_column = (state, moved, parts["activations"], parts["head"], trainer, trainer + beside)
+        for cell, nbytes in zip(shown, by_column, strict=False):
+            assert float(cell) == pytest.approx(nbytes / 1e9, abs=0.051), (row, cell)
 
 
 def test_other_models_count(tiny):

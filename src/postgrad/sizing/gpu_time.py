@@ -115,6 +115,7 @@ class GpuClock:
         self.plan = plan
         self.shape = shape or Shape.of(plan, plan.model)
         self.captures = captures
+        self.token_cache = token_cache_bytes(plan)
 
     # ---- passes
 
@@ -194,7 +195,7 @@ class GpuClock:
         each = shape.itemsize
         size = shape.size
         products = self._products_s(size.active_block, rows, size.touched_block(rows))
-        cache = (own + shared) * rows * token_cache_bytes(self.plan) / shape.size.blocks
+        cache = (own + shared) * rows * self.token_cache / shape.size.blocks
         attention = cache / (DECODE_ATTENTION * self.gpu.bandwidth)
         other = rows * each * (3 * shape.widths.intermediate + 12 * shape.widths.hidden)
         block = max(products, DECODE_PRODUCT_KERNELS * KERNEL_S)

@@ -172,13 +172,10 @@ def estimate_mesh(
     counts = sizes.count(config, model)
     each = DTYPES[config.model.dtype].itemsize
     state = STATE_BYTES * counts.trained + each * (counts.parameters - counts.trained)
-    with_gradient = counts.largest_block + counts.outside_blocks
-    if counts.trained < counts.parameters:
-        with_gradient = counts.trained // int(model.get_text_config().num_hidden_layers)
     parts = {
         "weights, Adam, gradients": 0 if cluster.offload else state // mesh.shards,
         "gathered weights": each * (2 * counts.largest_block + counts.outside_blocks),
-        "gradients in flight": (each + 4) * with_gradient,
+        "gradients in flight": _gradient_bytes(model, mesh, counts, each),
         "activations": _activation_bytes(config, model, mesh, each),
         "head": HEAD_BYTES,
     }
@@ -189,6 +186,18 @@ def estimate_mesh(
         parts["engine beside"] = each * sizes.measure(config, model, adapters=False).parameters
         parts["engine beside"] //= config.rollout.tensor_parallel
     return MeshMemory({name: size for name, size in parts.items() if size})
+
+
+def _gradient_bytes(model: Any, mesh: Mesh, counts: Counts, each: int) -> int:
+    """Return the gradients of one block and of embedding and head until they are reduced.
+
+    They exist in the compute type and in float32; the head's is summed in float32 before.
+    """
+    text = model.get_text_config()
+    if counts.trained < counts.parameters:  # LoRA
+        return (each + 4) * counts.trained // int(text.num_hidden_layers)
+    head_sum = 4 * int(text.vocab_size) * int(text.hidden_size) // mesh.tensor if each < 4 else 0
+    return (each + 4) * (counts.largest_block + counts.outside_blocks) + head_sum
 
 
 def _activation_bytes(config: Config, model: Any, mesh: Mesh, each: int) -> int:

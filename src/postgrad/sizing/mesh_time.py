@@ -37,6 +37,7 @@ from postgrad.sizing.traffic import (
     traffic_s,
 )
 
+PUBLISH = "weights to the engines"
 TENSORS_PER_BLOCK = 11  # of Qwen3; weights for engines are gathered tensor by tensor
 # Parts of a model's memory that are there while engines sample.
 KEPT_PARTS = ("weights, Adam, gradients", "engine beside")
@@ -52,9 +53,12 @@ class StepTime:
 
     @property
     def total(self) -> float:
+        everything = sum(self.stages.values())
+        if not self.overlaps:
+            return everything
         sample = self.stages.get("sample", 0.0)
-        others = sum(self.stages.values()) - sample
-        return max(sample, others) if self.overlaps else sample + others
+        publish = self.stages.get(PUBLISH, 0.0)  # while nothing is sampled
+        return max(sample, everything - sample - publish) + publish
 
 
 @dataclass(frozen=True)
@@ -250,7 +254,7 @@ class MeshClock:
         update = self.update_parts(self.policy, layout)
         seconds["update"] = elapsed(update)
         if layout.num_sampled:
-            seconds["weights to the engines"] = self.publish_s()
+            seconds[PUBLISH] = self.publish_s()
         return StepTime(seconds, update, self.plan.rollouts_overlap)
 
 
