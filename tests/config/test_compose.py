@@ -21,7 +21,12 @@ from postgrad.config.compose import (
     recipe_names,
     to_yaml,
 )
-from postgrad.config.foreign_names import FOREIGN_KEYS, FOREIGN_NAMES
+from postgrad.config.foreign_names import (
+    FOREIGN_KEYS,
+    FOREIGN_NAMES,
+    FOREIGN_RECIPES,
+    FOREIGN_VALUES,
+)
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
@@ -477,6 +482,54 @@ def test_an_address_needs_no_quotes():
 def test_an_unknown_key_gets_a_hint_also_from_names_of_other_trainers(override, hint):
     message = error_without_defaults(override) if override == "model=gpt2" else error_of(override)
     assert hint in message
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("method.kl_estimator=kl", "the nearest here is k1"),  # not k3, which is spelled alike
+        ("method.kl_estimator=low_var_kl", "the nearest here is k3"),
+        ("method.loss=vanilla", "the nearest here is ppo_clip"),
+        ("method.loss=grpo", "the nearest here is ppo_clip"),
+        ("method.advantage=reinforce_plus_plus", "the nearest here is reinforce_pp"),
+        ("method.aggregation=dr_grpo", "the nearest here is seq-mean-token-sum-norm"),
+        ("data.overlong=truncate", "left, right or middle"),
+        ("track=none", "wandb, or empty"),
+    ],
+)
+def test_values_of_other_trainers_get_a_hint(override, hint):
+    assert hint in error_of(override)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "hint"),
+    [
+        ("GRPO", "did you mean grpo?"),
+        ("online-dpo", "did you mean online_dpo?"),
+        ("grpo_trainer", "the nearest here is grpo"),
+        ("rm", "the nearest here is reward_model"),
+        ("zzz", "postgrad recipes lists them"),
+    ],
+)
+def test_an_unknown_recipe_gets_a_hint(recipe, hint):
+    assert hint in error_of(recipe=recipe)
+
+
+def test_every_hint_of_a_value_or_a_recipe_exists():
+    assert {hint.split()[0] for hint in FOREIGN_RECIPES.values()} <= set(recipe_names())
+    schemas = [(Config, ""), *((find_settings(name), "method.") for name in ("grpo", "ppo", "dpo"))]
+    choices: dict[str, set[str]] = {}
+    for schema, prefix in schemas:
+        sections = [(schema, prefix)]
+        for section, start in sections:
+            for field in dataclasses.fields(section):
+                if dataclasses.is_dataclass(field.type):
+                    sections.append((field.type, f"{start}{field.name}."))  # type: ignore[arg-type]
+                known = choices.setdefault(f"{start}{field.name}", set())
+                known |= set(field.metadata.get("choices") or ())
+    for key, hints in FOREIGN_VALUES.items():
+        for foreign, hint in hints.items():
+            assert hint.split()[0].rstrip(",") in choices[key], (key, foreign)
 
 
 def error_without_defaults(*overrides: str) -> str:

@@ -25,8 +25,8 @@ from omegaconf.errors import (
 from postgrad.config.limits import check_limits
 from postgrad.config.overrides import apply_overrides, explain_wrong_type, first_line
 from postgrad.config.schema import Config, EngineConfig
-from postgrad.config.suggestions import suggest
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.config.suggestions import suggest, suggest_recipe
+from postgrad.errors import ConfigError
 
 RECIPES = Path(__file__).parent / "recipes"
 _HYDRA_LOCK = threading.Lock()
@@ -187,7 +187,7 @@ def _compose_built_in(recipe: str) -> DictConfig:
     from hydra import initialize_config_module
 
     if recipe not in recipe_names():
-        raise ConfigError(f"unknown recipe {recipe}; {did_you_mean(recipe, recipe_names())}")
+        raise ConfigError(f"unknown recipe {recipe}; {suggest_recipe(recipe, recipe_names())}")
     with _own_hydra(), initialize_config_module("postgrad.config.recipes", version_base="1.3"):
         return hydra_compose(recipe)
 

@@ -1,7 +1,9 @@
 """Settings of verl, TRL, OpenRLHF and transformers, and what to type here instead.
 
-Each value starts with a setting; a note in parentheses may follow.
+Each value starts with a setting, a value or a recipe; a note may follow.
 """
+
+from postgrad.config.import_names import ADVANTAGES, KL_TYPES, LOSSES, TRL_AGGREGATIONS
 
 # Full names. Their last part alone would be mistaken for another setting here.
 FOREIGN_KEYS = {
@@ -225,4 +227,64 @@ NOT_NEEDED_NAMES = {
     "return_raw_chat": "messages are always kept",
     "horizon": "the adaptive coefficient always has verl's horizon of 10,000 rows",
     "precompute_ref_log_probs": "the reference's log-probs are computed once per step",
+}
+
+# Values of settings with choices. A hint is given where its first word is one of the choices.
+FOREIGN_VALUES: dict[str, dict[str, str]] = {
+    "method.advantage": ADVANTAGES
+    | {
+        "group_norm": "grpo",
+        "dr_grpo": "drgrpo",
+        "reinforce": "no_baseline",
+        "reinforce_baseline": "reinforce_pp_baseline",
+    },
+    "method.loss": LOSSES
+    | {
+        "grpo": "ppo_clip",
+        "dapo": "ppo_clip (DAPO is the recipe dapo)",
+        "bnpo": "ppo_clip (with method.aggregation=token-mean)",
+        "dr_grpo": "ppo_clip (Dr. GRPO is the recipe drgrpo)",
+        "dpo": "sigmoid",
+        "simpo": "sigmoid (SimPO is the recipe simpo)",
+        "orpo": "odds_ratio (ORPO is the recipe orpo)",
+        "slic": "hinge",
+    },
+    "method.kl_estimator": KL_TYPES,
+    "method.aggregation": TRL_AGGREGATIONS
+    | {
+        "seq-mean": "seq-mean-token-mean",
+        "sample-mean": "seq-mean-token-mean",
+    },
+    "method.correction": {
+        "tis": "token",
+        "icepop": "token (with method.correction_bound=0.5_5.0)",
+        "seq": "sequence",
+    },
+    "optimizer.kind": {
+        "adam": "adamw",
+        "adamw_torch": "adamw",
+        "adamw_torch_fused": "adamw_fused",
+        "adamw_bnb_8bit": "adamw_8bit",
+        "paged_adamw_8bit": "adamw_8bit",
+    },
+    "data.overlong": {"filter": "drop", "delete": "drop", "truncate": "left, right or middle"},
+    "cluster.backend": {"fsdp": "ray (FSDP2)", "fsdp2": "ray (FSDP2)", "deepspeed": "ray (FSDP2)"},
+}
+
+# Names of trainers and algorithms, and the recipes here.
+FOREIGN_RECIPES = {
+    "grpo_trainer": "grpo",
+    "ppo_trainer": "ppo",
+    "sft_trainer": "sft",
+    "dr_grpo": "drgrpo",
+    "reinforce++": "reinforce_pp",
+    "reinforce_plus_plus": "reinforce_pp",
+    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
+    "reward": "reward_model",
+    "rm": "reward_model",
+    "prm": "process_reward_model",
+    "cpo": "simpo",
+    "iterative_dpo": "online_dpo",
+    "rejection_sampling": "sft (after postgrad data from-rollouts)",
+    "expert_iteration": "sft (after postgrad data from-rollouts)",
 }

@@ -6,7 +6,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.config.suggestions import suggest_value
+from postgrad.errors import ConfigError
 
 # bound -> (test that a number breaks it, words of the error)
 BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
@@ -44,7 +45,7 @@ def _check_choice(key: str, value: Any, limits: Any) -> None:
     if limits.get("or_path") and ":" in str(value):
         return
     raise ConfigError(
-        f"{key}={value} is not one of its values; {did_you_mean(str(value), choices)}"
+        f"{key}={value} is not one of its values; {suggest_value(key, str(value), choices)}"
     )
 
 

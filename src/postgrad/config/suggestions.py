@@ -1,8 +1,15 @@
 """Hints for a key that does not exist, also for the settings of verl, TRL and OpenRLHF."""
 
 import difflib
+from collections.abc import Sequence
 
-from postgrad.config.foreign_names import FOREIGN_KEYS, FOREIGN_NAMES, NOT_NEEDED_NAMES
+from postgrad.config.foreign_names import (
+    FOREIGN_KEYS,
+    FOREIGN_NAMES,
+    FOREIGN_RECIPES,
+    FOREIGN_VALUES,
+    NOT_NEEDED_NAMES,
+)
 from postgrad.config.import_names import NAMES
 from postgrad.errors import did_you_mean
 
@@ -53,3 +60,24 @@ def _similar_key(key: str, known: list[str]) -> str:
     if similar or len(known) <= MAX_LISTED:
         return did_you_mean(key, similar or known)
     return "postgrad recipes NAME lists the settings of a recipe"
+
+
+def suggest_value(key: str, value: str, choices: Sequence[str]) -> str:
+    """Returns a hint for a value that a setting does not have."""
+    foreign = FOREIGN_VALUES.get(key, {}).get(value, "")
+    if foreign and foreign.partition(" ")[0].rstrip(",") in choices:
+        return f"the nearest here is {foreign}"
+    named = [choice for choice in choices if choice]
+    hint = did_you_mean(value, named)
+    return hint if len(named) == len(choices) else f"{hint}, or empty"
+
+
+def suggest_recipe(name: str, recipes: Sequence[str]) -> str:
+    """Returns a hint for a recipe that does not exist."""
+    plain = name.lower().replace("-", "_")
+    if plain in recipes:
+        return f"did you mean {plain}?"
+    if plain in FOREIGN_RECIPES:
+        return f"the nearest here is {FOREIGN_RECIPES[plain]}"
+    similar = difflib.get_close_matches(plain, recipes, n=1, cutoff=0.8)
+    return f"did you mean {similar[0]}?" if similar else "postgrad recipes lists them"
