@@ -35,6 +35,10 @@ OPTIONAL = {
     "scale": "every family or method on several ranks: make test-scale runs it",
 }
 EXIT_STATUS = pytest.StashKey[int]()
+# Settings of the developer's shell do not reach the tests.
+for name in ("API_KEY", "ENVIRONMENT_TOKEN", "LOG", "SANDBOX", "SANDBOX_TOKEN"):
+    os.environ.pop(f"POSTGRAD_{name}", None)
+os.environ.pop("RAY_ADDRESS", None)
 # The same examples each time, at any speed of the machine: a test fails always or never.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
