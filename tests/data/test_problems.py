@@ -10,6 +10,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from postgrad.data.problems import load_problems
+from postgrad.data.sets import split_sets
 from postgrad.errors import ConfigError
 
 SYSTEM = {"role": "system", "content": "Think."}
@@ -226,6 +227,36 @@ def test_folder_and_list(tmp_path: Path):
     assert [p.messages[0]["content"] for p in load_problems(str(tmp_path))] == ["a", "b"]
     listed = load_problems(f"{tmp_path}/b.jsonl, {tmp_path}/a.jsonl,arithmetic:1:boxed:test")
     assert [p.data_source for p in listed[:3]] == ["b", "a", "arithmetic/boxed"]
+
+
+def test_columns_of_a_file_are_renamed(tmp_path: Path):
+    path = jsonl(tmp_path, {"text": "What is 1+1?", "final": 2, "level": 1})
+    problem = load_problems(f"{path}:text=prompt:final=ground_truth")[0]
+    assert (problem.messages, problem.ground_truth) == ((USER,), "2")
+    assert problem.extra == {"level": 1}
+    folder = load_problems(f"{tmp_path}:text=prompt:final=ground_truth")
+    assert folder == [problem]
+    with pytest.raises(ConfigError, match="no column txt; did you mean text"):
+        load_problems(f"{path}:txt=prompt")
+    assert "missing.jsonl" in refused_source(f"{tmp_path}/missing.jsonl:a=b")
+
+
+def test_a_set_with_renamed_columns_has_the_name_of_its_file():
+    assert split_sets("a/math.jsonl:q=prompt,x=b.jsonl:q=prompt") == {
+        "math": "a/math.jsonl:q=prompt",
+        "x": "b.jsonl:q=prompt",
+    }
+
+
+def test_a_path_with_a_colon_and_an_equals_sign_is_a_path(tmp_path: Path):
+    path = jsonl(tmp_path, VERL, name="step:lr=1.jsonl")
+    assert len(load_problems(path)) == 1
+
+
+def refused_source(source: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_problems(source)
+    return str(caught.value)
 
 
 def test_a_comma_in_a_path(tmp_path: Path):

@@ -76,7 +76,7 @@ class ModelConfig:
 class DataConfig:
     train: str = setting(
         MISSING,
-        "parquet, jsonl, json or csv files, separated by commas; "
+        "parquet, jsonl, json or csv files, separated by commas; FILE:COLUMN=NEW_NAME renames; "
         "arithmetic:LEVEL[:STYLE[:SPLIT]]; reasoning_gym:NAME[:OPTION=VALUE]; "
         "hub:OWNER/NAME[:SPLIT[:COLUMN=COLUMN]]; or seeds:N for an environment (docs/data.md)",
     )

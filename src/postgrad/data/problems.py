@@ -7,7 +7,7 @@ from pathlib import Path
 from postgrad.data.arithmetic import arithmetic_source
 from postgrad.data.generated import reasoning_gym_source, seeds_source
 from postgrad.data.hub_source import hub_files, rename_columns
-from postgrad.data.readers import exists, extension, read_rows
+from postgrad.data.readers import exists, extension, read_rows, split_columns
 from postgrad.data.rows import Row, RowError
 from postgrad.data.schemas import recognize
 from postgrad.data.uid import assign_uids
@@ -23,7 +23,7 @@ def load_problems(source: str) -> list[Problem]:
         source: a .parquet, .jsonl, .jsonl.gz, .json or .csv file; a folder of such files, read in
             order of their names; `arithmetic:LEVEL[:STYLE[:SPLIT]]`; `seeds:N`;
             `reasoning_gym:NAME[:OPTION=VALUE]`; `hub:OWNER/NAME[:SPLIT[:COLUMN=COLUMN]]`; or
-            several of these, separated by commas.
+            several of these, separated by commas. `FILE:COLUMN=NEW_NAME` renames columns.
 
     Raises:
         ConfigError: one line with the file, the row and what to do.
@@ -75,12 +75,11 @@ def _read_part(part: str) -> Iterator[tuple[str, Problem]]:
     if part.startswith("hub:"):
         yield from _read_hub(part)
         return
-    path = Path(part).expanduser()
-    if exists(path) and path.is_dir():
-        for file in _files_in(path):
-            yield from _read_file(file)
-    else:
-        yield from _read_file(path)
+    name, columns = split_columns(part)
+    path = Path(name).expanduser()
+    files = _files_in(path) if exists(path) and path.is_dir() else [path]
+    for file in files:
+        yield from _read_file(file, columns)
 
 
 def _read_hub(part: str) -> Iterator[tuple[str, Problem]]:

@@ -8,6 +8,7 @@ import difflib
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,6 +28,8 @@ NESTED_COLUMNS = (
     *("prompt", "reward_model", "extra_info", "target", "messages", "conversations", "tools"),
     *("completion", "chosen", "rejected", "choices", "options", "responses", "finishes", "lengths"),
 )
+# PATH, then the columns to rename; a name has no slash, so that a URL or a folder is none.
+RENAMED = re.compile(r"(.+?)((?::[^:=/\\]+=[^:=/\\]+)+)", re.DOTALL)
 BATCH = 1000  # rows of a parquet file that are Python objects at the same time
 MAX_CSV_FIELD = 1 << 27  # bytes; a worked solution may exceed the csv module's 128 KiB
 
@@ -66,6 +69,21 @@ def exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):
         return False
+
+
+def split_columns(source: str) -> tuple[str, dict[str, str]]:
+    """(path, new names of columns by their old ones) of `PATH:COLUMN=NEW_NAME:...`.
+
+    A path that exists as it is written has no such names, whatever it contains.
+    """
+    match = RENAMED.fullmatch(source)
+    if match is None or exists(Path(source).expanduser()):
+        return source, {}
+    columns: dict[str, str] = {}
+    for part in match[2].removeprefix(":").split(":"):
+        old, _, new = part.partition("=")
+        columns[old] = new
+    return match[1], columns
 
 
 def missing_file_message(path: Path) -> str:

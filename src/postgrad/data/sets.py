@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from postgrad.data.readers import exists, extension
+from postgrad.data.readers import exists, extension, split_columns
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
@@ -53,7 +53,7 @@ def _split_name(part: str) -> tuple[str, str]:
 def _default_name(part: str) -> str:
     if part.split(":")[0] == "arithmetic":
         return part.replace(":", "-")
-    path = Path(part).expanduser()
+    path = Path(split_columns(part)[0]).expanduser()
     stem = path.name[: -len(extension(path))] if extension(path) else path.name
     parent = path.absolute().parent.name
     name = f"{parent}-{stem}" if stem.lower() in SPLIT_NAMES and parent else stem
