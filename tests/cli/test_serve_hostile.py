@@ -759,6 +759,13 @@ def answer_in_bytes(byte_tokenizer, text, **fields):
     return builder.complete()["choices"][0]
 
 
+def test_an_event_of_a_stream_is_one_line_for_every_client():
+    """httpx and others split the lines of a text at U+0085, U+2028 and U+2029, too."""
+    body = {"text": "a\u0085b\u2028c\u2029d\x0b\x1eé😀"}
+    (line,) = app_module.event(body).splitlines()[:-1]
+    assert json.loads(line.removeprefix("data: ")) == body
+
+
 @pytest.mark.parametrize("echo", [False, True])
 def test_offsets_of_tokens_point_into_the_text(byte_tokenizer, echo):
     """A character of several tokens counts once."""

@@ -1,12 +1,14 @@
 """`postgrad serve` with tools: calls of the model in OpenAI's form, with the official client."""
 
 import json
+import threading
 
 import openai
 import pytest
 from serve_process import openai_client
 from tool_model import CALL, KNOWS_TOOLS, chat_model, chat_tokenizer
 
+from postgrad.serving.model_text import ModelText
 from postgrad.serving.tool_calls import find_tool_calls, template_message
 
 LOOK = {
@@ -66,6 +68,24 @@ def test_a_stream_sends_the_call_at_its_end(client, called):
     assert deltas[-1].finish_reason == "tool_calls"
     (call,) = deltas[-1].delta.tool_calls
     assert (call.index, call.function.name) == (0, "look")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_are_found_outside_of_the_event_loop(client, monkeypatch, stream):
+    """The lock of the tokenizer may be held while a long prompt is encoded."""
+    threads: set[str] = set()
+    real = ModelText.find_tool_calls
+
+    def noted(served, request, tokens):
+        threads.add(threading.current_thread().name)
+        return real(served, request, tokens)
+
+    monkeypatch.setattr(ModelText, "find_tool_calls", noted)
+    answer = client.chat.completions.create(
+        model="", messages=QUESTION, max_tokens=2, tools=[LOOK], stream=stream
+    )
+    assert list(answer)
+    assert threads and all("AnyIO" in name for name in threads)
 
 
 def test_without_tools_a_call_is_text(client, called):
@@ -129,7 +149,6 @@ def test_templates_get_arguments_as_objects():
 
 def test_messages_of_the_developer_are_the_system_s_unless_the_template_knows_them():
     """The template of Qwen3 leaves out messages with a role that it does not know."""
-    from postgrad.serving.model_text import ModelText
     from postgrad.serving.requests import parse_request
 
     known = "{% for m in messages if m.role in ['system', 'user'] %}{{ m.content }}{% endfor %}"

@@ -189,7 +189,7 @@ class Api:
     ) -> Response:
         served = self.find_model(request.model)
         jobs = await run_in_threadpool(served.make_jobs, request)
-        is_long = request.echoes_prompt or request.num_top is not None
+        is_long = request.echoes_prompt or request.num_top is not None or bool(request.tool_schemas)
         builder = await run_aside(is_long, make_builder, request, served, jobs)
         pending = PendingRequest(jobs, per_token=request.stream)
         served.worker.submit(pending)
@@ -217,7 +217,8 @@ class Api:
                 async with asyncio.timeout_at(deadline):
                     choices = await _wait_for_updates(pending, builder)
                 for choice in choices:
-                    for chunk in builder.next_chunks(choice):
+                    has_calls = bool(choice.finish and builder.request.tool_schemas)
+                    for chunk in await run_aside(has_calls, builder.next_chunks, choice):
                         yield event(chunk)
         except HttpError as error:
             yield event(builder.error_chunk(error))
@@ -309,7 +310,8 @@ async def _wait_for_updates(pending: PendingRequest, builder: ResponseBuilder) -
 async def run_aside(is_long: bool, function: Callable[..., T], *arguments: Any) -> T:
     """Return the function's result; a long one runs in a thread, so that no request waits for it.
 
-    An echo and log-probs decode their tokens one by one.
+    An echo and log-probs decode their tokens one by one; finding tool calls waits for a lock that
+    the encoding of a long prompt may hold.
     """
     if is_long:
         return await run_in_threadpool(function, *arguments)
@@ -373,9 +375,12 @@ async def _answer_exception(request: Request, error: Exception) -> Response:
 
 
 def event(body: dict[str, Any]) -> str:
-    """Return a server-sent event; a body with a type, of the Responses API, names it."""
+    """Return a server-sent event; a body with a type, of the Responses API, names it.
+
+    It is ASCII: many clients split lines at Unicode's other line separators, too.
+    """
     name = f"event: {body['type']}\n" if "type" in body else ""
-    return f"{name}data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"{name}data: {json.dumps(body, separators=(',', ':'))}\n\n"
 
 
 def _model_card(served: ServedModel) -> dict[str, Any]:
