@@ -9,6 +9,7 @@ from serve_process import openai_client
 from tool_model import CALL, KNOWS_TOOLS, chat_model, chat_tokenizer
 
 from postgrad.serving.model_text import ModelText
+from postgrad.serving.requests import ApiError, parse_request
 from postgrad.serving.tool_calls import find_tool_calls, template_message
 
 LOOK = {
@@ -149,15 +150,40 @@ def test_templates_get_arguments_as_objects():
 
 def test_messages_of_the_developer_are_the_system_s_unless_the_template_knows_them():
     """The template of Qwen3 leaves out messages with a role that it does not know."""
-    from postgrad.serving.requests import parse_request
-
     known = "{% for m in messages if m.role in ['system', 'user'] %}{{ m.content }}{% endfor %}"
     for template, written in (
         (known, "7112"),
-        (known + "{% for m in messages if m.role == 'developer' %}={% endfor %}", "12="),
+        (
+            known + "{% for m in messages if m.role == 'developer' %}={{ m.content }}{% endfor %}",
+            "12=71",
+        ),
     ):
-        tokenizer = chat_tokenizer("0123456789+=", template)
+        tokenizer = chat_tokenizer("0123456789+=x", template)
         served = ModelText("tiny", tokenizer, set(), len(tokenizer))
         messages = [{"role": "developer", "content": "71"}, {"role": "user", "content": "12"}]
         request = parse_request({"model": "tiny", "messages": messages}, is_chat=True)
         assert tokenizer.decode(served.encode(request, request.prompts[0])) == written
+
+
+@pytest.mark.parametrize("role", ["system", "tool", "robot"])
+def test_messages_that_the_template_leaves_out_are_refused(role):
+    """The first template of Phi-3 has no place for the system's."""
+    messages = [{"role": role, "content": "71"}, {"role": "user", "content": "12"}]
+    request = parse_request({"model": "tiny", "messages": messages}, is_chat=True)
+    only_user = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    served = ModelText("tiny", chat_tokenizer("0123456789x", only_user), set(), 20)
+    with pytest.raises(ApiError, match=f"leaves out messages of role '{role}'"):
+        served.encode(request, request.prompts[0])
+    # A system message that the template writes anyway is not left out.
+    default = "{{ messages[0].content if messages[0].role != 'user' else '71' }}" + only_user
+    served = ModelText("tiny", chat_tokenizer("0123456789x", default), set(), 20)
+    assert served.encode(request, request.prompts[0]) == [7, 1, 1, 2]
+
+
+def test_a_template_s_refusal_names_no_setting_of_a_run():
+    template = "{{ raise_exception('no tools') }}"
+    served = ModelText("tiny", chat_tokenizer("0123456789", template), set(), 20)
+    request = parse_request({"model": "tiny", "messages": QUESTION}, is_chat=True)
+    with pytest.raises(ApiError, match="no tools") as refused:
+        served.encode(request, request.prompts[0])
+    assert "data." not in refused.value.reason

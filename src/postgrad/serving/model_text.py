@@ -11,6 +11,8 @@ from postgrad.serving.detokenizer import REPLACEMENT, Detokenizer, raw_bytes
 from postgrad.serving.requests import ApiError, ChatRequest, GenerationRequest
 from postgrad.serving.tool_calls import find_tool_calls
 
+Messages = tuple[dict[str, Any], ...]
+
 
 class ModelText:
     """Encodes requests and decodes responses with the tokenizer of a model.
@@ -52,12 +54,14 @@ class ModelText:
                     400, f"prompt has a token id outside 0 to {self.vocabulary_size - 1}", "prompt"
                 )
             return prompt
-        messages = ({"role": "user", "content": prompt},)
+        messages: Messages = ({"role": "user", "content": prompt},)
         if request.is_chat:
             messages = tuple(self._known_role(message) for message in prompt)
         try:
             with self.lock:
-                return self.prompts_for(request).encode(Problem("", messages, ""))
+                prompts = self.prompts_for(request)
+                _check_roles(prompts, messages)
+                return prompts.encode(Problem("", messages, ""))
         except ConfigError as error:
             reason = str(error).removeprefix("problem : ")
             reason = reason.replace("data.template_options", "chat_template_kwargs")
@@ -125,3 +129,22 @@ class ModelText:
         if REPLACEMENT not in text:
             return text.encode()
         return raw_bytes(self.tokenizer.convert_ids_to_tokens(token)) or text.encode()
+
+
+def _check_roles(prompts: Prompts, messages: Messages) -> None:
+    """Raise ApiError if the chat template leaves out the messages of a role without a word.
+
+    Such a template writes the same text when their contents change.
+    """
+    for role in sorted({message["role"] for message in messages} - {"user", "assistant"}):
+        changed = tuple(
+            {**message, "content": message["content"] + "x"} if message["role"] == role else message
+            for message in messages
+        )
+        if prompts.text(Problem("", changed, "")) == prompts.text(Problem("", messages, "")):
+            raise ApiError(
+                400,
+                f"the chat template of this model leaves out messages of role {role[:40]!r}; "
+                "use another role",
+                "messages",
+            )
