@@ -136,12 +136,14 @@ def _check_roles(prompts: Prompts, messages: Messages) -> None:
 
     Such a template writes the same text when their contents change.
     """
-    for role in sorted({message["role"] for message in messages} - {"user", "assistant"}):
+    roles = {message["role"] for message in messages} - {"user", "assistant"}
+    text = prompts.text(Problem("", messages, "")) if roles else ""
+    for role in sorted(roles):
         changed = tuple(
             {**message, "content": message["content"] + "x"} if message["role"] == role else message
             for message in messages
         )
-        if prompts.text(Problem("", changed, "")) == prompts.text(Problem("", messages, "")):
+        if prompts.text(Problem("", changed, "")) == text:
             raise ApiError(
                 400,
                 f"the chat template of this model leaves out messages of role {role[:40]!r}; "
