@@ -185,6 +185,23 @@ def test_sampling_ahead_hides_the_shorter_of_the_two():
     assert publish > 0
 
 
+def test_a_server_that_samples_is_not_estimated():
+    settings = ["rollout.engine=http", "rollout.url=http://host:8000/v1#model"]
+    assert MeshClock(H200, make_plan(*settings)).step(STAGES).stages.keys() == {
+        "compute_old_logprobs",
+        "update",
+    }
+
+
+def test_a_small_pool_shards_one_copy():
+    settings = ["cluster.workers=16", "cluster.shard_workers=8", "cluster.pools.critic=2"]
+    plan = make_plan(*settings)
+    clock = MeshClock(H200, replace(plan, roles={"critic": ("critic", plan.model)}))
+    assert clock.place(plan.model, 2, is_pool=True).mesh.shards == 2
+    stages = clock.step(STAGES).stages
+    assert stages["critic"] > 4 * stages["update"]  # an eighth of the workers; they also predict
+
+
 def test_experts_that_a_token_does_not_use_cost_no_arithmetic():
     shape = {
         "hidden_size": 512,

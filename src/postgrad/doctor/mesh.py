@@ -15,6 +15,7 @@ from postgrad.methods.base import Method
 from postgrad.model.experts import count_experts
 from postgrad.model.load import model_config
 from postgrad.model.passes.support import CAPTURED_FAMILIES
+from postgrad.rollout.kinds import find_engine
 from postgrad.sizing.devices import GpuSpec
 from postgrad.sizing.mesh_memory import MeshMemory, MeshSizes, Roles, estimate_mesh
 from postgrad.sizing.mesh_time import MeshClock, StepTime
@@ -211,8 +212,10 @@ def _add_time(report: Report, estimator: MeshEstimator, gpu: GpuSpec) -> None:
     assert time is not None, "the plan and the GPU are known"
     devices = cluster.workers + cluster.engines * estimator.config.rollout.tensor_parallel
     devices += sum(size for name, size in cluster.pools.items() if name in estimator.roles)
-    overlap = "; sampling runs beside the rest" if time.overlaps else ""
-    report.add("time per step", f"{time.total:.2f} s with {devices} x {gpu.name}{overlap}")
+    note = "; sampling runs beside the rest" if time.overlaps else ""
+    if find_engine(estimator.config.rollout.engine).remote:
+        note = f"; without sampling, which a server does ({estimator.config.rollout.engine})"
+    report.add("time per step", f"{time.total:.2f} s with {devices} x {gpu.name}{note}")
     for name, seconds in time.stages.items():
         report.add(f"  {name}", f"{seconds:8.2f} s")
         if name == "update":

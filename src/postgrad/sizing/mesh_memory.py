@@ -21,6 +21,7 @@ from postgrad.model.passes.layout import EAGER_GPU_TOKENS
 from postgrad.model.passes.support import packing_problem
 from postgrad.model.ranks import SHARDED_KINDS, check_mesh, mesh_of_models
 from postgrad.model.tensor_parallel import divide_model
+from postgrad.rollout.kinds import find_engine
 from postgrad.sizing.gpu_memory import Widths
 from postgrad.sizing.plan import SHARED_WEIGHTS
 from postgrad.sizing.simulate import ModelSize, build_model, measure_size
@@ -135,9 +136,9 @@ class MeshSizes:
         return self.measured[key]
 
 
-def check_model_mesh(config: Config, model: Any, num_workers: int) -> Mesh:
+def check_model_mesh(config: Config, model: Any, num_workers: int, is_pool: bool = False) -> Mesh:
     """Return the mesh of one model. Raises ConfigError if a run would refuse it."""
-    cluster = mesh_of_models(config.cluster, num_workers, [model])
+    cluster = mesh_of_models(config.cluster, num_workers, [model], is_pool)
     check_mesh(num_workers, cluster)
     mesh = Mesh.of(cluster, num_workers)
     if mesh.sequence > 1:
@@ -182,7 +183,7 @@ def estimate_mesh(
     for name, (kind, role_model) in (roles or {}).items():
         if name not in cluster.pools:
             parts[name] = _role_bytes(config, kind, role_model, each, sizes)
-    if not cluster.engines and config.rollout.engine not in ("http", "sglang"):
+    if not cluster.engines and not find_engine(config.rollout.engine).remote:
         parts["engine beside"] = each * sizes.measure(config, model, adapters=False).parameters
         parts["engine beside"] //= config.rollout.tensor_parallel
     return MeshMemory({name: size for name, size in parts.items() if size})

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from postgrad.model.device import DTYPES
+from postgrad.rollout.kinds import find_engine
 from postgrad.sizing.devices import GpuSpec
 from postgrad.sizing.gpu_memory import GpuEstimator, Widths
 from postgrad.sizing.gpu_time import GpuClock, Shape, Work, count_work
@@ -89,10 +90,12 @@ class MeshClock:
     def __post_init__(self) -> None:
         self.policy = self.place(self.plan.model, self.plan.config.cluster.workers, adapters=True)
 
-    def place(self, model: Any, num_workers: int, adapters: bool = False) -> ModelOnMesh:
+    def place(
+        self, model: Any, num_workers: int, adapters: bool = False, is_pool: bool = False
+    ) -> ModelOnMesh:
         """Return a model on its workers. Raises ConfigError for a mesh that a run would refuse."""
         config = self.plan.config
-        mesh = check_model_mesh(config, model, num_workers)
+        mesh = check_model_mesh(config, model, num_workers, is_pool)
         counts = self.counted.count(config, model, adapters)
         shape = self._shape(model, adapters)
         return ModelOnMesh(shape, sent_sizes(config, model, counts), mesh)
@@ -152,7 +155,7 @@ class MeshClock:
             shape = self._shape(model, adapters=False)
             work = self.own_work(alone, layout)
             return GpuClock(self.gpu, self.plan, shape, captures=False).forward_s(work, shape)
-        placed = self.place(model, num_workers)
+        placed = self.place(model, num_workers, is_pool=name in cluster.pools)
         seconds = elapsed(self.passes_s(placed, layout, trains=False))
         if kind == "critic":
             seconds += elapsed(self.update_parts(placed, layout))
@@ -168,6 +171,11 @@ class MeshClock:
     @property
     def _workers(self) -> int:
         return self.plan.config.cluster.workers
+
+    @property
+    def samples_on_server(self) -> bool:
+        """Whether a server samples, whose devices are not known here."""
+        return find_engine(self.plan.config.rollout.engine).remote
 
     def engine_plan(self) -> Plan:
         """Return the plan of the engine with the most groups."""
@@ -242,7 +250,8 @@ class MeshClock:
         config = self.plan.config
         layout = lay_out_step(self.plan, config.rollout.max_response_tokens)
         seconds: dict[str, float] = {}
-        if layout.num_sampled:
+        samples_here = layout.num_sampled and not self.samples_on_server
+        if samples_here:
             seconds["sample"] = self.sampling_s(layout)
             if "sample_greedy" in stages:
                 seconds["sample_greedy"] = self.sampling_s(layout, rows_per_prompt=1)
@@ -253,7 +262,7 @@ class MeshClock:
             seconds[name] = self.role_s(name, kind, model, layout)
         update = self.update_parts(self.policy, layout)
         seconds["update"] = elapsed(update)
-        if layout.num_sampled:
+        if samples_here:
             seconds[PUBLISH] = self.publish_s()
         return StepTime(seconds, update, self.plan.rollouts_overlap)
 
