@@ -136,6 +136,13 @@ def test_a_server_with_a_token_refuses_others(serve, monkeypatch):
     assert collect(open_sessions(url), 1) == {0: "hello p0"}
 
 
+def test_each_run_asks_the_server_for_its_schema(serve):
+    url = serve(game("Echo"))
+    remote.fetch_schema(url)["action"]["properties"] = {}  # as of a server that was replaced
+    remote_spec(url)
+    assert remote.fetch_schema(url)["action"]["properties"]
+
+
 def test_servers_that_cannot_be_used_are_refused(serve):
     with pytest.raises(ConfigError, match=r"environment=http://127\.0\.0\.1:1"):
         remote_spec("http://127.0.0.1:1")

@@ -10,7 +10,7 @@ from postgrad.environments.calls import CallParser
 from postgrad.environments.host import Host, ThreadHost
 from postgrad.environments.pool import ChildPool
 from postgrad.environments.port import tool_methods
-from postgrad.environments.remote import check_remote, is_url
+from postgrad.environments.remote import check_remote, fetch_schema, is_url
 from postgrad.environments.session import SessionSpec, forget_loaded_code, load_environment
 from postgrad.environments.tools import Toolbox, tool_schema
 from postgrad.errors import ConfigError, did_you_mean
@@ -35,6 +35,7 @@ class Environments:
 
     def __init__(self, environment: EnvironmentConfig, rollout: RolloutConfig) -> None:
         forget_loaded_code()
+        fetch_schema.cache_clear()  # the server may have been restarted since an earlier run
         self.workers = environment.workers
         self.limits = {
             "timeout_s": environment.timeout_s,
