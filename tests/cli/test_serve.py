@@ -470,6 +470,20 @@ def test_failed_engine_call_is_reported_and_the_server_continues(
     )
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_model_whose_weights_are_not_numbers_gives_no_text(tiny, stream):
+    """A greedy response would be the first token of the vocabulary, again and again."""
+    with (
+        live(tiny) as server,
+        openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client,
+    ):
+        assert server.served is not None
+        server.served.worker.engine.model.base_model.norm.weight.data.fill_(float("nan"))
+        with pytest.raises(openai.APIError, match="not numbers"):
+            list(client.completions.create(**LONG, stream=stream))
+        wait_for(lambda: server.rows() == 0, "the row to be freed")
+
+
 # ---- our own client
 
 

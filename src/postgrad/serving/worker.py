@@ -5,6 +5,7 @@ graphs, after their next few tokens.
 """
 
 import asyncio
+import math
 import sys
 import threading
 import traceback
@@ -99,6 +100,7 @@ class DecodeWorker:
         self._cancelled: list[PendingRequest] = []
         self._tasks: list[_Task] = []
         self._ended = False
+        self._broken: set[PendingRequest] = set()  # since the last step
         self._unsent: list[tuple[PendingRequest, RowUpdate | HttpError]] = []
         self._decode_loop: LiveLoop | None = None
         self._device_lock = threading.Lock() if engine.device.type == "cpu" else DEVICE_LOCK
@@ -236,6 +238,7 @@ class DecodeWorker:
         if decode_loop.busy:
             with self._device_lock:
                 decode_loop.step()
+            self._fail_broken(decode_loop)
         elif self._tasks:
             self._run_task()
 
@@ -247,6 +250,13 @@ class DecodeWorker:
         for pending in _requests_of(decode_loop.waiting_jobs):
             if not pending.has_begun:
                 self._fail(decode_loop, pending, HttpError(503, "the server is shutting down"))
+
+    def _fail_broken(self, decode_loop: LiveLoop) -> None:
+        """Fail the requests whose tokens were sampled from logits that are not numbers."""
+        broken, self._broken = self._broken, set()
+        for pending in broken:
+            reason = "the model's log-probs are not numbers; its weights are broken"
+            self._fail(decode_loop, pending, HttpError(500, reason))
 
     def _run_task(self) -> None:
         with self._changed:
@@ -267,6 +277,10 @@ class DecodeWorker:
         assert isinstance(job, LiveJob)
         pending, number = job.owner
         pending.has_begun = True
+        if any(map(math.isnan, row.logprobs[len(row.logprobs) - num_new :])):
+            self._broken.add(pending)
+        if pending in self._broken:
+            return
         if not pending.per_token and not finish:
             return
         first = len(row.tokens) - num_new if pending.per_token else 0
