@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
+from waiting import wait_for
 
 from postgrad.cli.main import main
 from postgrad.problem import Failure, Problem, Score
@@ -215,11 +216,11 @@ def test_a_token_is_required(server, token):
 
 @pytest.mark.slow
 @needs_sandbox
-def test_the_queue_is_bounded_and_recovers(server):
+def test_the_queue_is_bounded_and_recovers(server, children):
     """With one worker and a queue of one, some of six requests get 429, the others are served."""
     replies: list[tuple[int, dict]] = []
     body = {
-        "program": "import time\ndef f(): time.sleep(1.5)",
+        "program": "import time\ndef f(): time.sleep(3)",
         "tests": ["f()"],
         "max_execution_time": 20,
     }
@@ -228,11 +229,12 @@ def test_the_queue_is_bounded_and_recovers(server):
         replies.append(server.ask("/test_program", body))
 
     threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
+    threads[0].start()
+    wait_for(lambda: children(server.process.pid), "the first program to run")
+    for thread in threads[1:]:
         thread.start()
-        time.sleep(0.05)
     for thread in threads:
-        thread.join(100)
+        thread.join(300)
     statuses = [status for status, _ in replies]
     assert statuses.count(200) >= 2
     assert statuses.count(429) >= 1
@@ -283,16 +285,11 @@ def test_clean_shutdown_while_a_program_runs(number, children):
 
     thread = threading.Thread(target=work)
     thread.start()
-    end = time.monotonic() + 60
-    while not (inside := children(server.process.pid)) and time.monotonic() < end:
-        time.sleep(0.05)
-    time.sleep(0.3)
-    assert inside and stop(server, number) == 0
+    wait_for(lambda: children(server.process.pid), "the program to run")
+    inside = children(server.process.pid)
+    assert stop(server, number) == 0
     thread.join(300)
-    end = time.monotonic() + 60
-    while any(alive(pid) for pid in inside) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not any(alive(pid) for pid in inside)
+    wait_for(lambda: not any(alive(pid) for pid in inside), "the program to end")
 
 
 def alive(pid: int) -> bool:
