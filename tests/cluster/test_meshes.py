@@ -43,6 +43,7 @@ def logprobs_on_ranks(policy_folder, dense_folder, meshes):
 
 
 @needs_experts
+@pytest.mark.slow
 def test_a_dense_model_beside_experts_gives_the_numbers_of_one_process(experts, dense):
     config = make_config(dense)
     expected = (

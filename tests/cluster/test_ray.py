@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from families import save_family
+from parallel import TENSOR, needs_experts
 from tiny_runs import config_of, metrics_of, overrides_of, random_batch, toy_run, tree
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
@@ -395,12 +397,28 @@ def test_a_teacher_on_ranks_follows_the_local_run(
     assert_same_metrics(local, on_ranks)
 
 
+@needs_experts
+@pytest.mark.parametrize("pool", [(), ("cluster.pools.critic=1",)], ids=["beside", "apart"])
+def test_a_dense_critic_of_a_policy_with_experts_follows_the_local_run(
+    pool, make_config, other_models, tmp_path
+):
+    """Expert parallelism divides the policy only; a pool of one worker divides nothing."""
+    experts = save_family(tmp_path / "experts", "qwen3_moe")
+    own = (f"model.path={experts}", f"method.critic_path={other_models[0]}", "training.steps=2")
+    local, _, _ = run(make_config("ppo", "local", *own))
+    on_ranks, _, _ = run(
+        make_config("ppo", "ray", *own, *on_ray(2, "cluster.expert_parallel=2", *pool))
+    )
+    assert_same_metrics(local, on_ranks)
+
+
 def test_a_reward_model_with_its_own_worker_follows_the_local_run(make_config, other_models):
+    """The policy is divided over two workers, the reward model is not."""
     own = (f"reward.verifier=model:{other_models[1]}", "training.steps=2")
     local, _, _ = run(make_config("grpo", "local", *own))
     assert len({line["reward/reward_model"] for line in local}) == 2
     for name, pool in {"beside": (), "apart": ("cluster.pools.reward_model=1",)}.items():
-        on_ranks, _, _ = run(make_config("grpo", name, *own, *on_ray(1, *pool)))
+        on_ranks, _, _ = run(make_config("grpo", name, *own, *on_ray(2, TENSOR, *pool)))
         assert_same_metrics(local, on_ranks)
 
 
