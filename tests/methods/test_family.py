@@ -277,6 +277,23 @@ def test_remax_leaves_out_problems_whose_greedy_response_cannot_be_judged(tiny):
     assert bool(batch.rows["greedy_reward"].isfinite().all())
 
 
+@pytest.mark.parametrize(("recipe", "is_left_out"), [("grpo", True), ("reinforce_pp", False)])
+def test_a_row_whose_group_failed_has_nothing_to_be_compared_with(recipe, is_left_out, tiny):
+    b = bound(recipe, tiny, "rollout.samples=3", "reward.max_failure_rate=0.9")
+    scorer = b.scorer.score
+    b.scorer.score = lambda problems, texts: [
+        Failure("test", "refused") if i in (0, 2) else verdict
+        for i, verdict in enumerate(scorer(problems, texts))
+    ]
+    batch = b.until("update")
+    groups = batch.rows["group"].tolist()
+    alone = groups.index(next(group for group in groups if groups.count(group) == 1))
+    advantages = batch.tokens["advantages"].abs()
+    totals = batch.sum_tokens(advantages)
+    assert bool(totals[alone] == 0) == is_left_out
+    assert float(totals.sum()) > 0
+
+
 def test_a_validation_counts_what_could_not_be_judged(tiny):
     b = bound("grpo", tiny)
     b.scorer.value = lambda _: None

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from postgrad.config.schema import Config
 from postgrad.methods.base import Role, Stage, Step
 from postgrad.methods.support import grpo_checks
-from postgrad.methods.support.advantage_columns import advantage_columns
+from postgrad.methods.support.advantage_columns import advantage_columns, without_lone_rows
 from postgrad.methods.support.correction import (
     check_correction,
     correct,
@@ -134,6 +134,8 @@ class Grpo(PolicyUpdate):
         key = f"method.advantage={self.settings.advantage}"
         result = call_advantage(self.advantage, key, batch, columns, options)
         batch.tokens["advantages"] = result.advantages
+        if step.failed and "groups" in self.advantage.reads:
+            batch.tokens["advantages"] = without_lone_rows(batch)
         if self.advantage.level == "token":
             batch.tokens["returns"] = result.returns
         if "cov_selected" in self.policy_loss.reads:

@@ -21,6 +21,7 @@ from postgrad.data.thoughts import Thought, ThoughtSplitter
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Ports, Step
 from postgrad.methods.grpo import Grpo, GrpoSettings
+from postgrad.methods.support.advantage_columns import without_lone_rows
 from postgrad.methods.support.judging import monitor
 from postgrad.methods.support.validation import (
     ValidationPass,
@@ -172,6 +173,8 @@ class Thinking(Grpo):
             values = grpo(rewards, batch.rows["group"], normalize_by_std=by_std)
             mask = batch.tokens["loss_mask"] & batch.tokens["cot_mask"]
             batch.tokens["advantages"] += weight * batch.expand(values) * mask
+        if step.failed:
+            batch.tokens["advantages"] = without_lone_rows(batch)
         return batch
 
     def thought_rewards(self) -> dict[str, float]:
