@@ -45,7 +45,7 @@ def make_pool(tiny):
             "cluster=ray",
             f"cluster.pools.verifier={actors}",
             "reward.workers=1",
-            "reward.timeout_s=2",
+            "reward.timeout_s=5",
             "cluster.wait_s=120",
             *overrides,
         )
@@ -80,10 +80,10 @@ def test_verdicts_and_failures_equal_those_of_the_local_pool(make_pool):
         ("5", problem()),
     ]
     names = [f"{HOSTILE}:by_command"] * len(commands) + ["math"] * 40 + ["exact"]
-    with VerifierPool(workers=2, timeout_s=2) as local_pool:
+    with VerifierPool(workers=2, timeout_s=5) as local_pool:
         local = local_pool.verify(items, names)
     assert pool.verify(items, names) == local and pool.verify([], []) == []
-    assert local[1] == Failure("timeout", "no score within 2 s") and local[3].kind == "crash"
+    assert local[1] == Failure("timeout", "no score within 5 s") and local[3].kind == "crash"
     assert [v.value for v in local[-41:]] == [float(i % 3 == 1) for i in range(40)] + [1.0]
     cases = ["dict", "nan", "none", "missing"]
     returned = pool.verify([(case, problem()) for case in cases], [f"{HOSTILE}:returns"] * 4)
