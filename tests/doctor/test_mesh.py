@@ -183,9 +183,9 @@ def fit_words(folder, *more: str) -> list[str]:
 
 def test_the_doctor_shows_the_mesh(tiny, capsys, monkeypatch):
     monkeypatch.setattr("postgrad.training.prepare.probe_threads", None)  # measures this machine
-    assert main(fit_words(tiny, "cluster.tensor_parallel=2")) == 0
+    assert main(fit_words(tiny, "cluster.tensor_parallel=2", "cluster.shard_workers=2")) == 0
     shown = capsys.readouterr().out
-    assert "data 4 x sequence 1 x tensor 2" in shown
+    assert "data 4 x sequence 1 x tensor 2, a copy of the weights per 4" in shown
     assert "fits" in shown
     assert "--device h200" in shown
     assert main(fit_words(tiny, "--device-gib", "0.5")) == 0

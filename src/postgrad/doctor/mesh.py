@@ -157,6 +157,10 @@ def describe_mesh(config: Config, device_gib: float, gpu: GpuSpec | None = None)
     cluster = config.cluster
     data = cluster.workers // (cluster.tensor_parallel * cluster.sequence_parallel)
     sizes = f"data {data} x sequence {cluster.sequence_parallel} x tensor {cluster.tensor_parallel}"
+    if cluster.expert_parallel > 1:
+        sizes += f", experts over {cluster.expert_parallel}"
+    if cluster.shard_workers:
+        sizes += f", a copy of the weights per {cluster.shard_workers * cluster.tensor_parallel}"
     report.add("mesh", f"{cluster.workers} workers: {sizes}")
     report.values["mesh"] = asdict(cluster)
     proposals = estimator.propose(round(device_gib * GIB))
