@@ -10,10 +10,12 @@ current ones without gradient, and no second forward pass runs.
 
 from typing import Any, ClassVar
 
+import torch
+
 from postgrad.config.schema import Config
 from postgrad.methods.base import Role, Stage, Step
 from postgrad.methods.support import grpo_checks
-from postgrad.methods.support.advantage_columns import advantage_columns, without_lone_rows
+from postgrad.methods.support.advantage_columns import advantage_columns, is_alone
 from postgrad.methods.support.correction import (
     check_correction,
     correct,
@@ -135,7 +137,8 @@ class Grpo(PolicyUpdate):
         result = call_advantage(self.advantage, key, batch, columns, options)
         batch.tokens["advantages"] = result.advantages
         if step.failed and "groups" in self.advantage.reads:
-            batch.tokens["advantages"] = without_lone_rows(batch)
+            lone = batch.expand(is_alone(batch))
+            batch.tokens["advantages"] = torch.where(lone, 0.0, result.advantages)
         if self.advantage.level == "token":
             batch.tokens["returns"] = result.returns
         if "cov_selected" in self.policy_loss.reads:

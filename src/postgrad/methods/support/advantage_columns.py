@@ -49,15 +49,14 @@ def advantage_columns(method: GrpoMethod, batch: Batch, step: Step) -> dict[str,
     }
 
 
-def without_lone_rows(batch: Batch) -> Tensor:
-    """(tokens,) `advantages`, 0 in rows that are alone in their group.
+def is_alone(batch: Batch) -> Tensor:
+    """(rows,) bool: the row is the only one of its group.
 
     If the verifier failed on all other rows of a group, the one that is left has no baseline. Its
-    advantage would be its reward, however large rewards are.
+    advantage would be its reward, however large rewards are; callers set it to 0.
     """
     _, group, sizes = batch.rows["group"].unique(return_inverse=True, return_counts=True)
-    is_alone = batch.expand(sizes[group] < 2)
-    return torch.where(is_alone, 0.0, batch.tokens["advantages"])
+    return sizes[group] < 2
 
 
 def turn_columns(batch: Batch) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from postgrad.data.thoughts import Thought, ThoughtSplitter
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Group, Ports, Step
 from postgrad.methods.grpo import Grpo, GrpoSettings
-from postgrad.methods.support.advantage_columns import without_lone_rows
+from postgrad.methods.support.advantage_columns import is_alone
 from postgrad.methods.support.judging import monitor
 from postgrad.methods.support.validation import (
     ValidationPass,
@@ -171,10 +171,10 @@ class Thinking(Grpo):
             by_std = settings.normalize_by_std
             rewards = batch.rows[f"reward/{name}"]
             values = grpo(rewards, batch.rows["group"], normalize_by_std=by_std)
+            if step.failed:
+                values = torch.where(is_alone(batch), 0.0, values)
             mask = batch.tokens["loss_mask"] & batch.tokens["cot_mask"]
             batch.tokens["advantages"] += weight * batch.expand(values) * mask
-        if step.failed:
-            batch.tokens["advantages"] = without_lone_rows(batch)
         return batch
 
     def thought_rewards(self) -> dict[str, float]:
