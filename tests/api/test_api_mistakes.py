@@ -42,6 +42,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"lr": "fast"}, "optimizer.lr"),
     ({"settings": {"optimizer.lrr": 1.0}}, "did you mean optimizer.lr"),
     ({"data": []}, "no rows"),
+    ({"data": None}, "data= is not given; add data=VALUE"),
     ({"data": ["2+2="]}, "row 1 is str"),
     ({"data": [{"text": "2+2="}]}, "data: row 1: unknown schema"),
     ({"data": {"train": ROWS, "test": ROWS}}, "one split"),

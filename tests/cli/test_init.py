@@ -16,7 +16,7 @@ from postgrad.cli.main import main
     [
         (
             ["my_method"],
-            "postgrad train grpo method=my_method:MyMethod model.path=MODEL data.train=FILE",
+            "postgrad train grpo method=my_method.py:MyMethod model.path=MODEL data.train=FILE",
         ),
         (
             ["my_verifier", "--verifier"],

@@ -108,12 +108,24 @@ def make_request(
     for name, value in {**(settings or {}), **named}.items():
         if value is not None or name in (settings or {}):
             all_settings.add(full_key(name, known), value)
-    config = compose(recipe, all_settings.overrides, lambda _: method_class.Settings)
+    try:
+        config = compose(recipe, all_settings.overrides, lambda _: method_class.Settings)
+    except ConfigError as error:
+        raise ConfigError(_with_argument_names(str(error))) from error
     all_settings.attach(config)
     _refuse_elsewhere(config, all_settings.objects)
     request = Request(config, files, loaded)
     _set_paths(request)
     return request
+
+
+def _with_argument_names(message: str) -> str:
+    """Return a message about missing settings with the names of the arguments of `train`."""
+    for key, argument in (("model.path", "model"), ("data.train", "data")):
+        message = message.replace(
+            f"{key} is not set; add {key}=VALUE", f"{argument}= is not given; add {argument}=VALUE"
+        )
+    return message
 
 
 def _find_class(recipe: str, method: Any) -> tuple[Any, Any]:

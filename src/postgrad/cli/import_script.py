@@ -27,8 +27,12 @@ def run(argv: list[str]) -> int:
     path = Path(arguments.script).expanduser()
     try:
         text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not a text file; give a shell script or a .py file"
+        ) from error
     result = translate(*read_settings(text))
     print(result.command)
     for line in result.missing:

@@ -162,7 +162,7 @@ def run(argv: list[str]) -> int:
     print(f"wrote {' and '.join(str(file) for file in files)}; run the test, then a training run:")
     print(f"  python -m pytest test_{name}.py")
     override = (
-        f"reward.verifier={name}.py:{name}" if arguments.verifier else f"method={name}:{title}"
+        f"reward.verifier={name}.py:{name}" if arguments.verifier else f"method={name}.py:{title}"
     )
     print(f"  postgrad train grpo {override} model.path=MODEL data.train=FILE")
     return 0

@@ -107,7 +107,7 @@ _WRONG_TYPES = (
     (r"Value '(.*)' is not a valid bool.*", "={} is neither true nor false"),
     (r"Cannot convert '.*' to string: '(.*)'", "={} is not a text; put it in quotes"),
     (r"Incompatible value 'None' .*", "=null: it needs a value"),
-    (r"Invalid value assigned: .* is not a ListConfig.*", " is a list; write [VALUE,VALUE]"),
+    (r"Invalid value assigned: .* is not a ListConfig.*", " is a list; write {key}=[VALUE]"),
 )
 
 
@@ -116,5 +116,5 @@ def explain_wrong_type(key: str, error: Exception) -> str:
     text = first_line(error)
     for pattern, reason in _WRONG_TYPES:
         if match := re.fullmatch(pattern, text):
-            return key + reason.format(*match.groups())
+            return key + reason.format(*match.groups(), key=key)
     return f"{key or 'configuration'}: {text}"

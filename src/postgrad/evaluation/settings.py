@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -146,6 +147,8 @@ def read_settings(
     keys: list[str] = []
     for override in overrides:
         short_key, equals, value = override.partition("=")
+        if not equals and Path(override).is_file():
+            raise ConfigError(f"{override} is a file; type data={override}")
         key = full_key(short_key)
         keys.append(key)
         if key == "data.sets" and equals:  # paths are not parsed: they may contain commas

@@ -132,7 +132,7 @@ def choose(problem: Problem) -> str:
             return "math_answer"
         return name
     raise ConfigError(
-        f"no verifier is known for data_source {problem.data_source!r} (problem {problem.uid}); "
-        f"set reward.verifier to one of {', '.join(VERIFIERS)}, "
-        "package.module:function or file.py:function"
+        f"no verifier is known for data_source {problem.data_source!r} (problem {problem.uid}), "
+        "which is the file's name where rows have none; set reward.verifier (from Python: reward=) "
+        "to exact, numeric, math or another one of docs/verifiers.md, or to your own file.py:NAME"
     )

@@ -3,6 +3,7 @@
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from postgrad.config.overrides import first_line
 from postgrad.data.readers import extension, one_line
 from postgrad.errors import ConfigError
 
@@ -54,7 +55,7 @@ def fetch(repo: str, patterns: tuple[str, ...], revision: str = "") -> tuple[Pat
         ) from error
     except (OSError, ValueError, HfHubHTTPError) as error:  # all network errors are one of these
         raise ConfigError(
-            f"{repo} cannot be reached and is not in the cache ({one_line(error)[:120]}); "
+            f"{repo} cannot be reached and is not in the cache ({first_line(error)[:120]}); "
             "connect, set HF_ENDPOINT to a mirror, or download its files on another machine "
             "and give from=FOLDER"
         ) from error
