@@ -590,3 +590,13 @@ def test_the_package_is_a_program(tmp_path):
         timeout=60,
     )
     assert (done.returncode, done.stdout.strip()) == (0, __version__)
+
+
+@pytest.mark.slow
+def test_the_settings_of_a_recipe_are_listed_without_transformers():
+    """It takes seconds to import, and a list of settings needs no model."""
+    code = (
+        "import sys; from postgrad.cli.main import main; main(['recipes', 'grpo']); "
+        "sys.exit('transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -1,13 +1,14 @@
 """What a method may call: the policy, the engine, the scorer, and other models by role."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from postgrad.model.critic import Critic
-from postgrad.model.policy import Policy
-from postgrad.rollout.engine import Engine
-from postgrad.rollout.respond import Prompts, Scorer
-from postgrad.rollout.turns import TurnRunner
+if TYPE_CHECKING:  # transformers takes seconds to import, and a list of settings needs no model
+    from postgrad.model.critic import Critic
+    from postgrad.model.policy import Policy
+    from postgrad.rollout.engine import Engine
+    from postgrad.rollout.respond import Prompts, Scorer
+    from postgrad.rollout.turns import TurnRunner
 
 LIVE = "policy:live"  # the path of a role that is the engine of this run
 
@@ -40,17 +41,17 @@ class Ports:
     or an agent.
     """
 
-    policy: Policy
-    engine: Engine
-    scorer: Scorer
-    prompts: Prompts
+    policy: "Policy"
+    engine: "Engine"
+    scorer: "Scorer"
+    prompts: "Prompts"
     models: dict[str, Any] = field(default_factory=dict)
-    turns: TurnRunner | None = None
+    turns: "TurnRunner | None" = None
 
     @property
-    def reference(self) -> Policy:
+    def reference(self) -> "Policy":
         return self.models["reference"]
 
     @property
-    def critic(self) -> Critic:
+    def critic(self) -> "Critic":
         return self.models["critic"]

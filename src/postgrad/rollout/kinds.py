@@ -8,18 +8,19 @@ imported by the function that builds them.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from postgrad.config.schema import EngineConfig
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, did_you_mean
-from postgrad.model.load import stop_ids
-from postgrad.model.loaded import Loaded
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.http_client import Address
 from postgrad.rollout.http_sync import SyncedHttpEngine
 from postgrad.user_code import is_path, load_object
+
+if TYPE_CHECKING:
+    from postgrad.model.loaded import Loaded
 
 EXAMPLE_URL = "http://host:8000/v1#model"
 MAX_HTTP_CALLS = 256  # calls to a server at the same time
@@ -27,7 +28,7 @@ ENGINE_MEMBERS = ("generate", "publish", "shares_weights")
 
 # Arguments: the settings; the model (see EngineKind.shares_weights); the folder for new weights of
 # a remote engine, None when nothing is trained.
-BuildEngine = Callable[[EngineConfig, Loaded, Path | None], Engine]
+BuildEngine = Callable[[EngineConfig, "Loaded", Path | None], Engine]
 
 
 def _check_nothing(config: EngineConfig) -> None:
@@ -61,19 +62,19 @@ class EngineKind:
     check: Callable[[EngineConfig], None] = _check_nothing
 
 
-def _build_native(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
+def _build_native(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
     from postgrad.rollout.native.stream import StreamingNativeEngine
 
     return StreamingNativeEngine(loaded, config.rollout)
 
 
-def _build_hf(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
+def _build_hf(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
     from postgrad.rollout.hf import HfEngine
 
     return HfEngine(loaded, config.rollout)
 
 
-def _build_vllm(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
+def _build_vllm(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
     from postgrad.rollout.vllm import VllmEngine
 
     return VllmEngine(loaded, config)
@@ -85,7 +86,9 @@ def _check_vllm(config: EngineConfig) -> None:
     check_vllm()
 
 
-def _build_http(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
+def _build_http(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
+    from postgrad.model.load import stop_ids
+
     address = Address.parse(config.rollout.url)
     prompts = Prompts(loaded.tokenizer)
     wait_s = config.cluster.wait_s
@@ -104,7 +107,8 @@ def _check_http(config: EngineConfig) -> None:
     Address.parse(config.rollout.url)
 
 
-def _build_sglang(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
+def _build_sglang(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
+    from postgrad.model.load import stop_ids
     from postgrad.rollout.sglang import SglangEngine, SyncedSglangEngine
 
     address = Address.parse(config.rollout.url)
@@ -155,7 +159,7 @@ def find_engine(name: str) -> EngineKind:
         )
     engine_class = load_object(name, f"rollout.engine={name}", _is_engine, "engine class")
 
-    def build(config: EngineConfig, loaded: Loaded, weights_folder: Path | None) -> Engine:
+    def build(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
         return engine_class(config, loaded)
 
     return EngineKind(
