@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from postgrad.rollout.engine import Sampling
+from postgrad.errors import RunError
+from postgrad.rollout.engine import Completion, Sampling
 from postgrad.rollout.native.sampling import RowRandom, _filter, filter_rows, sample_tokens
 
 PROBS = torch.tensor([0.05, 0.4, 0.02, 0.25, 0.18, 0.1])
@@ -132,3 +133,14 @@ def test_a_rows_randomness_is_its_seeds():
     first, second = RowRandom(7), RowRandom(7).block()
     assert (first.block() == second).all() and (first.block() != second).any()
     assert RowRandom(2**64 - 1).block().max() < 1.0
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0), Sampling(0.7, top_p=0.9)])
+def test_a_token_of_broken_logits_has_no_log_prob_and_is_no_completion(sampling):
+    logits = torch.randn(2, 6)
+    logits[1, 3] = torch.nan
+    tokens, logprobs = sample_tokens(logits, torch.tensor([0.5, 0.5]), sampling)
+    assert (tokens < 6).all() and logprobs.isnan().tolist() == [False, True]
+    Completion(tokens[:1].tolist(), logprobs[:1].tolist())
+    with pytest.raises(RunError, match="not numbers"):
+        Completion(tokens.tolist(), logprobs.tolist())

@@ -5,6 +5,7 @@ on neither the order nor the size of batches.
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -114,6 +115,9 @@ class Completion:
         kept_ids: per token, the ids that top-p, top-k and min-p kept, with Sampling.record_kept;
             none for tokens that the policy did not write.
         versions: per token, the version of the weights that sampled it, with rollout.stream.
+
+    Raises:
+        RunError: a log-prob is NaN.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -127,6 +131,13 @@ class Completion:
     episode: "Episode | None" = None
     kept_ids: list[list[int]] | None = None
     versions: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        if math.isnan(sum(self.logprobs)):
+            raise RunError(
+                "sampled tokens have log-probs that are not numbers (NaN): the model's weights are "
+                "damaged; start from other weights or an earlier checkpoint"
+            )
 
     def cut(self, end: int) -> "Completion":
         """Return the first `end` tokens of a single turn, which end with a stop."""

@@ -60,6 +60,7 @@ def _sample_slice(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple
     below_total = torch.nextafter(total, torch.zeros_like(total))
     target = torch.minimum(uniforms[:, None].to(cdf.dtype) * total, below_total)
     tokens = torch.searchsorted(cdf, target, right=True)[:, 0]
+    tokens.clamp_(max=cdf.shape[1] - 1)  # NaN has no such token; its log-prob shows it
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 
