@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from families import FAMILIES, SumOfLogprobs
 from parallel import (
     BATCH,
@@ -29,6 +30,7 @@ from ranks import run_on_ranks
 from tiny_runs import config_of
 
 from postgrad.cluster.host import load_policy, load_role
+from postgrad.cluster.meshes import check_meshes
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.model import groups, tensor_parallel
@@ -70,7 +72,9 @@ def results_on_ranks(cases, objective=LogprobsAndEntropy) -> list[dict[str, torc
     """Return the results of every case on this rank, or the error that refuses it."""
     results: list[dict[str, torch.Tensor] | str] = []
     for folder, settings in cases:
+        workers = f"cluster.workers={dist.get_world_size()}"
         try:
+            check_meshes(config_of("grpo", folder, "cluster=ray", workers, *settings), {})
             results.append(compute(sharded_policy(folder, settings, objective)))
         except ConfigError as error:
             results.append(str(error))
