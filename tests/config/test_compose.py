@@ -600,3 +600,13 @@ def test_the_settings_of_a_recipe_are_listed_without_transformers():
         "sys.exit('transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [("--num_generations=8", "rollout.samples"), ("--learning-rate", "optimizer.lr")],
+)
+def test_an_option_of_another_trainer_is_refused_with_the_setting_here(option, hint, capsys):
+    assert main(["train", "grpo", option]) == 2
+    message = capsys.readouterr().err
+    assert option.partition("=")[0] in message and f"the nearest here is {hint}" in message

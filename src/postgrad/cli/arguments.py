@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from postgrad.config.foreign_names import FOREIGN_NAMES
 from postgrad.errors import ConfigError, did_you_mean
 
 MAX_PORT = 65535
@@ -126,7 +127,13 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {word}")
         option = word.partition("=")[0]
         if self.takes_overrides:
-            self.error(f"unknown option {option}; settings are written key=value, without dashes")
+            # As in `trl grpo --num_generations 8`; the last part of OpenRLHF's --actor.adam.lr.
+            name = option.lstrip("-").rpartition(".")[2].replace("-", "_")
+            foreign = FOREIGN_NAMES.get(name, "")
+            hint = f"; the nearest here is {foreign}" if foreign else ""
+            self.error(
+                f"unknown option {option}; settings are written key=value, without dashes{hint}"
+            )
         options = [name for name in self._option_string_actions if name.startswith("--")]
         raise ConfigError(f"unknown option {option}; {did_you_mean(option, options)}")
 
