@@ -173,6 +173,24 @@ def test_configs_of_trl_have_their_recipes(call, recipe, overrides, tmp_path, ca
     assert "needs a change" not in capsys.readouterr().out
 
 
+def test_a_yaml_file_of_trl():
+    text = (
+        "# Model\nmodel_name_or_path: Qwen/Qwen2.5-1.5B-Instruct\ntorch_dtype: bfloat16\n"
+        "dataset_name: open-r1/OpenR1-Math\nnum_generations: 16\nlearning_rate: 2.0e-05\n"
+        "lr_scheduler_type: cosine\nreward_funcs:\n- accuracy\nmax_steps: 5\nhub_id: null\n"
+    )
+    result = translate(*read_settings(text))
+    assert (result.recipe, result.missing) == ("grpo", ["reward_funcs=['accuracy']"])
+    assert result.overrides == {
+        "model.path": "Qwen/Qwen2.5-1.5B-Instruct",
+        "data.train": "hub:open-r1/OpenR1-Math",
+        "rollout.samples": "16",
+        "optimizer.lr": "2e-05",
+        "optimizer.schedule": "cosine",
+        "training.steps": "5",
+    }
+
+
 def test_a_value_that_is_no_number_is_listed():
     result = translate(*read_settings("GRPOConfig(beta=args.beta, per_device_train_batch_size=b)"))
     assert result.missing == ["beta=args.beta", "per_device_train_batch_size=b"]

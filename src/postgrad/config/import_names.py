@@ -132,6 +132,7 @@ KL_TYPES = _KL_NAMES | {f"{name}+": f"{here}+" for name, here in _KL_NAMES.items
 OF_CRITIC = ("critic.", "algorithm.lam", "trainer.critic_warmup")
 
 TRL_NAMES = {
+    "model_name_or_path": "model.path",
     "learning_rate": "optimizer.lr",
     "weight_decay": "optimizer.weight_decay",
     "max_grad_norm": "optimizer.max_grad_norm",
@@ -174,6 +175,7 @@ TRL_NOT_NEEDED = (
     *("bf16", "fp16", "tf32", "use_cpu", "use_vllm", "vllm_gpu_memory_utilization"),
     *("logging_steps", "logging_strategy", "log_completions", "packing", "padding_free"),
     *("save_strategy", "eval_strategy", "remove_unused_columns", "ddp_find_unused_parameters"),
+    *("torch_dtype", "attn_implementation", "gradient_checkpointing_kwargs", "use_peft"),
     *("per_device_eval_batch_size", "dataloader_num_workers", "use_liger_kernel"),
 )
 

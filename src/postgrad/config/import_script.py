@@ -19,7 +19,7 @@ from postgrad.config.import_names import (
     OF_CRITIC,
     TRL_RECIPES,
 )
-from postgrad.config.import_trl import translate_trl
+from postgrad.config.import_trl import read_trl_yaml, translate_trl
 from postgrad.errors import ConfigError
 
 _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\S.*|\"\")\s*$")
@@ -65,9 +65,12 @@ def read_settings(text: str) -> tuple[str, dict[str, str]]:
         return trl
     settings = _read_shell(text)
     if not settings:
+        trl = read_trl_yaml(text)
+        if trl is not None:
+            return trl
         raise ConfigError(
             "no settings found: neither section.key=value arguments (verl and its forks) nor a "
-            "call such as GRPOConfig(...) (TRL)"
+            "call such as GRPOConfig(...) or a YAML file with its arguments (TRL)"
         )
     return "verl", settings
 

@@ -1,5 +1,7 @@
 """Translates the arguments of a TRL config."""
 
+import yaml
+
 from postgrad.config.import_names import (
     TRL_AGGREGATIONS,
     TRL_DPO_LOSSES,
@@ -8,9 +10,34 @@ from postgrad.config.import_names import (
     TRL_RECIPES,
 )
 
+# Arguments that only one of TRL's configs has.
+KINDS = {
+    "num_generations": "GRPOConfig",
+    "reward_funcs": "GRPOConfig",
+    "desirable_weight": "KTOConfig",
+    "rpo_alpha": "DPOConfig",
+    "precompute_ref_log_probs": "DPOConfig",
+    "beta": "DPOConfig",
+}
 PAIR_RECIPES = ("dpo", "kto", "orpo", "simpo", "online_dpo")
 # The arguments that make the number of problems per step.
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+def read_trl_yaml(text: str) -> tuple[str, dict[str, str]] | None:
+    """(config's class, arguments) of a file for `trl grpo --config FILE`; None for other texts.
+
+    The arguments say which class it is: those that only one trainer has.
+    """
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return None
+    if not isinstance(values, dict) or not set(TRL_NAMES) & values.keys():
+        return None
+    kind = next((kind for key, kind in KINDS.items() if key in values), "SFTConfig")
+    settings = {str(key): str(value) for key, value in values.items() if value is not None}
+    return kind, settings
 
 
 def translate_trl(kind: str, settings: dict[str, str]) -> tuple[str, dict[str, str], list[str]]:
@@ -50,6 +77,8 @@ def _problems_per_step(recipe: str, settings: dict[str, str]) -> dict[str, str]:
 
 def _translate_special(recipe: str, key: str, value: str) -> dict[str, str] | None:
     """The overrides of an argument whose meaning depends on the config; None if it has none."""
+    if key == "dataset_name":
+        return {"data.train": f"hub:{value}"}
     if key == "beta":
         return _translate_beta(recipe, value)
     if key == "scale_rewards":
