@@ -115,6 +115,23 @@ def test_runs_of_one_process_equal_runs_of_their_own_processes(tiny, tmp_path):
             assert metrics_without_timing(tmp_path / order / name / "test") == alone, (order, name)
 
 
+@pytest.mark.slow
+def test_calls_leave_the_number_of_threads_as_it_is(tiny, folder):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        options = {"device": "cpu", "dtype": "float32", "threads": 1, "template": "plain"}
+        postgrad.generate(tiny, "1+1=", max_tokens=2, **options)
+        assert torch.get_num_threads() == 2
+        postgrad.evaluate(tiny, ROWS[:2], reward="exact", max_tokens=2, progress=False, **options)
+        assert torch.get_num_threads() == 2
+        session = postgrad.Session(tiny, max_tokens=2, **options)
+        session.logprobs(session.sample(["1+1="], 2))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_module_of_another_folder_is_refused(tmp_path, monkeypatch):
     """A new process would import the other file, so the name means two modules."""
     monkeypatch.setattr(sys, "path", [*sys.path])

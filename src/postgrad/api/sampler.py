@@ -14,6 +14,7 @@ from postgrad.errors import ConfigError
 from postgrad.evaluation.model import find_model
 from postgrad.evaluation.plan import engine_config, make_prompts, resolve_engine_settings
 from postgrad.evaluation.settings import EvalConfig, read_settings
+from postgrad.model.device import kept_threads, set_threads
 from postgrad.problem import Problem
 from postgrad.rollout.engine import make_sampling
 from postgrad.rollout.respond import generate
@@ -33,6 +34,7 @@ class Sampler:
     Raises ConfigError for a model or a setting that cannot be used.
     """
 
+    @kept_threads()
     def __init__(self, path: str, overrides: Sequence[str] = ()) -> None:
         target = find_model(path)
         self.path = path
@@ -71,6 +73,7 @@ class Sampler:
         results = [group[0] if n == 1 else group for group in groups]
         return results[0] if is_single else results
 
+    @kept_threads()
     def sample(
         self,
         problems: Sequence[Problem],
@@ -96,6 +99,7 @@ class Sampler:
         if max_tokens is not None:
             sampling = dataclasses.replace(sampling, max_new_tokens=max_tokens)
         self.prompts.drop_overlong(problems)
+        set_threads(self.config.model.threads)
         responses = generate(self.engine, self.prompts, problems, sampling, n, seed, self.turns)
         texts = [response.text for response in responses]
         return [texts[i : i + n] for i in range(0, len(texts), n)]

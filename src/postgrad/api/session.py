@@ -26,7 +26,7 @@ from postgrad.methods.sft import Sft
 from postgrad.methods.step import Group, Step
 from postgrad.methods.support.grpo_checks import check_loss_options
 from postgrad.methods.support.scoring import add_scores
-from postgrad.model.device import set_threads
+from postgrad.model.device import kept_threads, set_threads
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import split_updates
 from postgrad.problem import Problem
@@ -64,6 +64,7 @@ class Session:
         ConfigError: an argument is wrong, or the model cannot be loaded.
     """
 
+    @kept_threads()
     def __init__(
         self,
         model: Any,
@@ -108,6 +109,7 @@ class Session:
 
     # ---- data
 
+    @kept_threads()
     def sample(
         self, prompts: Sequence[Prompt | Problem | dict[str, Any]], n: int = 1, *, step: int = 0
     ) -> Batch:
@@ -176,11 +178,13 @@ class Session:
 
     # ---- training
 
+    @kept_threads()
     def logprobs(self, batch: Batch) -> Tensor:
         """(tokens,) log-probs of the response tokens under the present weights."""
         set_threads(self.config.model.threads)
         return self.policy.logprobs(batch)["logprobs"]
 
+    @kept_threads()
     def forward_backward(
         self,
         batch: Batch,
@@ -220,6 +224,7 @@ class Session:
         self._has_pass = True
         return metrics.result()
 
+    @kept_threads()
     def optim_step(self, lr: float = 1e-6) -> dict[str, float]:
         """Update the weights from the gradients so far, and clear them; returns `grad_norm`.
 
@@ -233,6 +238,7 @@ class Session:
         if not lr > 0:
             raise ConfigError(f"lr={lr} is out of range; it must be above 0")
         self._has_pass = False
+        set_threads(self.config.model.threads)
         if not self.policy.optimizer.has_gradients():
             return {"lr": lr, "grad_norm": 0.0}
         return {"lr": lr, "grad_norm": float(self.policy.optimizer.step(lr))}
