@@ -72,7 +72,10 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module 'postgrad' has no attribute {name!r}")
+        hint = ""
+        if name.endswith(("Trainer", "Config")):  # as GRPOTrainer and GRPOConfig of TRL
+            hint = "; a method is a recipe, postgrad.train('grpo', ...): see docs/python.md"
+        raise AttributeError(f"module 'postgrad' has no attribute {name!r}{hint}")
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 

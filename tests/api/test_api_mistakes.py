@@ -37,6 +37,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"learning_rate": 1e-6}, "lr= \\(optimizer.lr\\)"),
     ({"num_generations": 8}, "group_size= \\(rollout.samples\\)"),
     ({"max_completion_length": 8}, "max_tokens="),
+    ({"args": object()}, "write its settings as arguments"),
+    ({"resume_from_checkpoint": True}, "leave it out"),
     ({"grup_size": 8}, "did you mean group_size"),
     ({"lr": -1.0}, "optimizer.lr=-1.0"),
     ({"lr": "fast"}, "optimizer.lr"),
@@ -137,3 +139,8 @@ def test_mistakes_with_runs_sessions_and_prompts(small, folder):
         postgrad.score(ROWS, ["1"], reward="exact")
     with pytest.raises(postgrad.RunError, match="no step has run"):
         postgrad.Trainer(**small | {"name": "fresh"}).save()
+
+
+def test_the_classes_of_trl_are_named():
+    with pytest.raises(AttributeError, match=r"postgrad\.train"):
+        getattr(postgrad, "GRPOTrainer")  # noqa: B009

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.api.objects import as_setting
-from postgrad.config.foreign_names import FOREIGN_NAMES
+from postgrad.config.foreign_names import FOREIGN_NAMES, NOT_NEEDED_NAMES
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.user_code import PythonObject
 
@@ -123,6 +123,10 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     foreign = FOREIGN_NAMES.get(name, "")
     if foreign:
         return f"the nearest here is {short_name(foreign)}"
+    if name in NOT_NEEDED_NAMES:
+        return f"leave it out: {NOT_NEEDED_NAMES[name]}"
+    if name in ("args", "config"):
+        return "write its settings as arguments, such as lr=1e-6, steps=100"
     leaves = {key.rpartition(".")[2] for key in known}
     similar = difflib.get_close_matches(name, [*ALIASES, *leaves], n=1)
     if similar:

@@ -14,6 +14,7 @@ from postgrad.training.report import (
     Reporter,
     format_metrics,
     one_line,
+    opening,
     pick_samples,
 )
 from postgrad.types import Batch
@@ -52,7 +53,7 @@ class NotebookReporter(Reporter):
 
         self.progress.start(start, config.training.steps)
         self.title = self.title or str(folder)
-        self.message = f"continuing at step {start}" if start else ""
+        self.message = "" if start == 0 else opening(start, config.training.steps)
         self.handle = display(self, display_id=True)
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:

@@ -96,9 +96,7 @@ class LineReporter(Reporter):
 
     def started(self, folder: Path, config: Config, start: int) -> None:
         self.progress.start(start, config.training.steps)
-        action = f"continuing at step {start}" if start else "starting"
-        if start >= config.training.steps:
-            action = "already finished"
+        action = opening(start, config.training.steps)
         model = config.model
         print_line(
             f"{action}: {folder} ({config.method.name}, {model.path}, "
@@ -171,7 +169,7 @@ class PanelReporter(Reporter):
     def started(self, folder: Path, config: Config, start: int) -> None:
         self.progress.start(start, config.training.steps)
         self.title = self.title or str(folder)
-        self.message = f"continuing at step {start}" if start else ""
+        self.message = "" if start == 0 else opening(start, config.training.steps)
         self.live.start()
         self.draw()
 
@@ -254,6 +252,13 @@ def _discard_output() -> None:
         if os.path.samestat(os.fstat(stream.fileno()), closed_pipe):
             os.dup2(null, stream.fileno())
     os.close(null)
+
+
+def opening(start: int, num_steps: int) -> str:
+    """How a command begins whose run has a checkpoint of step `start`; 0 for a new run."""
+    if start >= num_steps:
+        return "already finished"
+    return f"continuing at step {start}" if start else "starting"
 
 
 def counted(number: int, noun: str) -> str:
