@@ -177,7 +177,9 @@ EXTRAS = [
     *(
         ("grpo", "method.kl=loss", "method.kl_coef=0.5", f"method.kl_estimator={name}")
         for name in KL_ESTIMATORS
+        if name != "k1"  # refused in the loss without the ratio
     ),
+    ("grpo", "method.kl=loss", "method.kl_estimator=k1", "method.kl_ratio=true"),
     *(
         (recipe, f"method.aggregation={mode}")
         for recipe in ("gspo", "geo_mean")
