@@ -377,3 +377,13 @@ def test_the_table_of_the_docs_is_what_the_code_does(folders, request):
         PAGE.write_text(head + BEGIN + table + END_MARK + tail)
         return
     assert written == table
+
+
+def test_damaged_weights_are_refused_and_leave_no_verdict(tiny, tmp_path):
+    """The verdict of the gate is kept for the architecture, so other weights would inherit it."""
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[0, 0] = torch.nan
+    with pytest.raises(ConfigError, match="weights are damaged"):
+        Gate(model, tmp_path).measure()
+    assert not list(tmp_path.rglob("*.json"))

@@ -57,6 +57,9 @@ def _is_known(setting: str, known: list[str]) -> bool:
 def _similar_key(key: str, known: list[str]) -> str:
     """A key that is spelled much like this one; where there are few keys, all of them."""
     similar = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    if not similar and "." not in key:  # the section was left out
+        names = {name.rpartition(".")[2]: name for name in known}
+        similar = [names[s] for s in difflib.get_close_matches(key, names, n=1, cutoff=0.75)]
     if similar or len(known) <= MAX_LISTED:
         return did_you_mean(key, similar or known)
     return "postgrad recipes NAME lists the settings of a recipe"

@@ -138,9 +138,9 @@ class Prompts:
         if messages != problem.messages:
             full_ids = self._encode_full(problem)
             if not full_ids:
-                advice = "remove it"
+                advice = "remove it, or check the chat template"
                 if self.chat_template is None:
-                    advice += ", or use a model with a chat template, which adds some"
+                    advice = "remove it, or use a model with a chat template, which adds some"
                 raise ConfigError(f"problem {problem.uid}: its prompt has no tokens; {advice}")
             ids = self.truncate_prompt(problem.uid, problem.messages, full_ids)
             num_full = len(full_ids)

@@ -198,6 +198,11 @@ class Gate:
             self.batch = probe_rows(self.model)
             with eval_mode(self.model):
                 self.stock = stock_logprobs(self.model, self.batch)
+                if self.stock.isnan().any():  # no verdict about the architecture, so none is kept
+                    raise ConfigError(
+                        "the model's log-probs are not numbers (NaN): its weights are damaged; "
+                        "start from other weights or an earlier checkpoint"
+                    )
                 self.rounding = measure_rounding(self.model, self.batch, self.stock)
 
     def decide(self) -> Support:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from postgrad.errors import RunError
 from postgrad.files import atomic_write_text
 from postgrad.model.gate import (
     disagreement,
@@ -57,8 +58,8 @@ def _compare(loaded: Loaded, engine: Sampler) -> str:
     requests = [Request(list(prompt), [2 * i, 2 * i + 1]) for i, prompt in enumerate(prompts)]
     try:
         groups = engine.generate(requests, Sampling(1.0, NEW_TOKENS))
-    except torch.OutOfMemoryError:
-        raise  # says nothing about the model, so it must not become a cached verdict
+    except (torch.OutOfMemoryError, RunError):  # no memory, or damaged weights
+        raise  # says nothing about the architecture, so it must not become a cached verdict
     except Exception as error:
         return first_line(error)
     rows: list[Trajectory] = []
