@@ -18,11 +18,13 @@ class Conversation:
         messages: all messages; an assistant message may have `tool_calls` and a null content.
         tools: JSON schemas of the tools that the template shows to the model.
         num_prompt: number of leading messages that are the prompt and never trained on.
+        text: a plain text instead of messages: no chat template, every token is trained on.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
     num_prompt: int = 0
+    text: str = ""
 
 
 @dataclass(frozen=True)

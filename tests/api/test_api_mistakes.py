@@ -46,7 +46,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"data": []}, "no rows"),
     ({"data": None}, "data= is not given; add data=VALUE"),
     ({"data": ["2+2="]}, "row 1 is str"),
-    ({"data": [{"text": "2+2="}]}, "data: row 1: unknown schema"),
+    ({"data": [{"txt": "2+2="}]}, "data: row 1: unknown schema"),
     ({"data": {"train": ROWS, "test": ROWS}}, "one split"),
     ({"data": 7}, "data is int"),
     ({"data": "missing.jsonl"}, "missing.jsonl: no such file"),

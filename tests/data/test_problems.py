@@ -12,6 +12,7 @@ import pytest
 from postgrad.data.problems import load_problems
 from postgrad.data.sets import split_sets
 from postgrad.errors import ConfigError
+from postgrad.problem import Conversation
 
 SYSTEM = {"role": "system", "content": "Think."}
 USER = {"role": "user", "content": "What is 1+1?"}
@@ -241,6 +242,43 @@ def test_columns_of_a_file_are_renamed(tmp_path: Path):
     assert "missing.jsonl" in refused_source(f"{tmp_path}/missing.jsonl:a=b")
 
 
+def test_a_renamed_column_replaces_one_of_its_new_name(tmp_path: Path):
+    for row in ({"prompt": "a", "query": "b"}, {"query": "b", "prompt": "a"}):
+        path = jsonl(tmp_path, row)
+        assert load_problems(f"{path}:query=prompt")[0].messages[0]["content"] == "b"
+
+
+def test_sft_rows_of_verl_with_nested_keys(tmp_path: Path):
+    """data.prompt_key=extra_info, prompt_dict_keys=[question], and the same for the response."""
+    info = {"question": "What is 1+1?", "answer": "1+1 is 2. #### 2"}
+    path = tmp_path / "train.parquet"
+    parquet.write_table(pa.Table.from_pylist([VERL | {"extra_info": info}]), path)
+    (problem,) = load_problems(f"{path}:extra_info.question=prompt:extra_info.answer=response")
+    assert problem.messages == (USER,)
+    assert problem.demonstrations == ("1+1 is 2. #### 2",)
+    assert (problem.ground_truth, problem.extra["extra_info"]) == ("2", info)
+    assert "response" not in problem.extra
+    with pytest.raises(ConfigError, match="no column reply in extra_info"):
+        load_problems(f"{path}:extra_info.reply=response")
+    with pytest.raises(ConfigError, match=r"no column info\.answer"):
+        load_problems(f"{path}:info.answer=response")
+
+
+@pytest.mark.parametrize("more", [{}, {"label": 1}, {"url": "x"}])
+def test_plain_texts_of_trl(tmp_path: Path, more: dict[str, Any]):
+    path = jsonl(tmp_path, {"text": "one two"} | more, {"text": "three"} | more)
+    first, second = load_problems(path)
+    assert first.conversation == Conversation((), text="one two")
+    assert (first.demonstrations, first.ground_truth, first.extra) == ((), "", more)
+    assert first.uid != second.uid and len(first.uid) == 16
+
+
+@pytest.mark.parametrize("other", ["answer", "ground_truth", "question", "completion"])
+def test_a_text_beside_columns_of_another_schema_is_refused(tmp_path: Path, other: str):
+    assert "unknown schema" in refused(jsonl(tmp_path, {"text": "one two", other: "3"}))
+    assert "text is empty" in refused(jsonl(tmp_path, {"text": " "}))
+
+
 def test_a_set_with_renamed_columns_has_the_name_of_its_file():
     assert split_sets("a/math.jsonl:q=prompt,x=b.jsonl:q=prompt") == {
         "math": "a/math.jsonl:q=prompt",
@@ -393,10 +431,6 @@ def test_unknown_schema_names_those_that_share_a_column(tmp_path: Path):
     message = refused(jsonl(tmp_path, {"question": "a", "final_answer": "b"}))
     assert "question, answer (question and answer)" in message
     assert "messages (chat)" not in message
-
-
-def test_a_column_text_alone_is_no_response_to_a_prompt(tmp_path: Path):
-    assert "prompt and completion" in refused(jsonl(tmp_path, {"text": "The sky is blue."}))
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,44 @@ def test_several_turns_need_a_chat_template(tiny, tmp_path):
     run(tiny, tmp_path, "method.train_on=last")
 
 
+def test_every_token_of_a_plain_text_counts(tiny, tmp_path):
+    """TRL's rows `text`: no template, all tokens but the first, and EOS unless it is there."""
+    model = model_with(TEMPLATE, tiny, tmp_path / "model")
+    eos = AutoTokenizer.from_pretrained(model).eos_token
+    texts = tmp_path / "texts.jsonl"
+    rows = [{"text": "1+1=2 2+2=4"}, {"text": f"3*4{eos}"}]
+    texts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loss, notes = run(model, tmp_path, f"data.train={texts}")
+    whole = [[("1+1=2 2+2=4$", True)], [("3*4$", True)]]
+    assert loss == pytest.approx(expected_loss(model, whole), rel=1e-4)
+    assert len(notes) == 1 and "2 of 2 rows" in notes[0] and "every token" in notes[0]
+    for wrong in ("method.train_on=last", "data.prompt_style=boxed"):
+        with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
+            run(model, tmp_path, f"data.train={texts}", wrong)
+    with pytest.raises(ConfigError, match=r"rollout\.max_response_tokens=3"):
+        run(model, tmp_path, f"data.train={texts}", "rollout.max_response_tokens=3", "name=short")
+
+
+def test_texts_and_conversations_in_one_file_of_several(tiny, tmp_path):
+    model = model_with(TEMPLATE, tiny, tmp_path / "model")
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "1+1"}\n')
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text('{"prompt": "3+4", "completion": "7"}\n')
+    loss, _ = run(model, tmp_path, f"data.train='{texts},{chat}'")
+    expected = expected_loss(model, [[("1+1$", True)], SHORT])
+    assert loss == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "dpo"])
+def test_other_methods_refuse_plain_texts(recipe, tiny, tmp_path, capsys):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "1+1"}\n{"text": "2+2"}\n')
+    arguments = ["train", recipe, f"model.path={tiny}", f"data.train={texts}", f"runs={tmp_path}"]
+    assert main([*arguments, "training.problems_per_step=2"]) == 2
+    assert "only sft trains on" in capsys.readouterr().err
+
+
 def test_unknown_train_on_is_refused(tiny, tmp_path, capsys):
     arguments = ["train", "sft", f"model.path={tiny}", "data.train=arithmetic:1"]
     assert main([*arguments, "method.train_on=first", f"runs={tmp_path}"]) == 2

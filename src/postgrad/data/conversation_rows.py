@@ -2,6 +2,7 @@
 
 Used by SFT. The whole conversation is rendered and tokenized once. The row's prompt is the part
 before the first trained turn, its response is the rest, and the mask selects the trained turns.
+A plain text has no turns: every token that has one before it is trained on.
 """
 
 from collections.abc import Sequence
@@ -85,6 +86,8 @@ class ConversationRows:
         return cached[1]
 
     def _encode(self, problem: Problem, conversation: Conversation) -> ConversationRow:
+        if conversation.text:
+            return self._encode_text(problem, conversation.text)
         if self._finder is None or self.prompts.style.opening:
             return self._encode_single_turn(problem, conversation)
         messages = conversation.messages
@@ -244,6 +247,26 @@ class ConversationRows:
         num_prompt = self.prompts.num_prompt_tokens(single)
         return ConversationRow(prompt, response, [True] * len(response), num_prompt)
 
+    def _encode_text(self, problem: Problem, text: str) -> ConversationRow:
+        """A plain text and EOS, without a chat template. The first token has nothing before it."""
+        if self.prompts.style is not OWN:
+            raise ConfigError(
+                f"problem {problem.uid} is a plain text, which has no prompt for "
+                "data.prompt_style; remove the setting"
+            )
+        if self.train_on != "all":
+            raise ConfigError(
+                f"problem {problem.uid} is a plain text, which has no turns for "
+                f"method.train_on={self.train_on}; remove the setting"
+            )
+        ids = self.prompts.encode_plain(text)
+        eos = self.prompts.eos_token_id()
+        if ids[-1:] != [eos]:
+            ids.append(eos)
+        if len(ids) < 2:
+            raise ConfigError(f"problem {problem.uid}: its text has no tokens; remove the row")
+        return ConversationRow(ids[:1], ids[1:], [True] * (len(ids) - 1), 1)
+
     def encode(self, problem: Problem) -> list[int]:
         """The ids of the row's prompt; of a problem without a response, the ids of its prompt."""
         if conversation_of(problem) is None:
@@ -269,6 +292,10 @@ class ConversationRows:
         """
         with_response = [problem for problem in problems if conversation_of(problem)]
         return sum(self.row(problem).is_rewritten for problem in with_response)
+
+    def num_texts(self, problems: Sequence[Problem]) -> int:
+        """How many of the problems are plain texts."""
+        return sum(bool(one.conversation and one.conversation.text) for one in problems)
 
     def drop_overlong(self, problems: Sequence[Problem]) -> tuple[list[Problem], int]:
         """As Prompts.drop_overlong, for the prompts of the rows."""

@@ -13,7 +13,19 @@ from postgrad.data.boxes import last_box
 from postgrad.data.choices import plain_prompt, read_choices, sentence_prompt
 from postgrad.data.dialogue import read_pair
 from postgrad.data.messages import read_messages, read_tools
-from postgrad.data.rows import Row, RowError, checked_text, text_of, truth_of, type_name, user_turn
+from postgrad.data.rows import (
+    Row,
+    RowError,
+    checked_text,
+    data_source_of,
+    optional_truth,
+    text_of,
+    truth_of,
+    type_name,
+    uid_of,
+    unused_columns,
+    user_turn,
+)
 from postgrad.problem import Conversation, Message, Problem
 
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
@@ -27,18 +39,18 @@ def read_verl(row: Row, stem: str) -> Problem:
         raise RowError(
             f"reward_model must be an object with ground_truth, not {type_name(reward_model)}"
         )
-    extra = _unused_columns(row, "prompt", "reward_model", "target")
+    extra = unused_columns(row, "prompt", "reward_model", "target", "response")
     if extra.get("extra_info") is None:
         extra["extra_info"] = {}
     extra["reward_model"] = dict(reward_model)
     if isinstance(reward_model.get("ground_truth"), str | None):  # others keep their type for verl
         extra["reward_model"].pop("ground_truth", None)
     return Problem(
-        uid=_read_uid(row),
+        uid=uid_of(row),
         messages=read_messages(row, "prompt"),
         ground_truth=_verl_truth(reward_model),
-        data_source=_data_source(row, ""),
-        demonstrations=_read_target(row.get("target")),
+        data_source=data_source_of(row, ""),
+        demonstrations=_read_target(row.get("target")) or _read_response(row),
         extra=extra,
     )
 
@@ -70,17 +82,22 @@ def _read_target(value: Any) -> tuple[str, ...]:
     return tuple(texts)
 
 
+def _read_response(row: Row) -> tuple[str, ...]:
+    """The response of verl's SFT rows: a text in the column of data.response_key."""
+    return () if row.get("response") is None else (text_of(row, "response"),)
+
+
 def read_preference(row: Row, stem: str) -> Problem:
     """A prompt with a chosen and a rejected reply."""
     messages = read_messages(row, "prompt")
-    extra = _unused_columns(row, "prompt", "ground_truth")
+    extra = unused_columns(row, "prompt", "ground_truth")
     for name in ("chosen", "rejected"):
         extra[name] = _read_reply(row, name, messages)
     return Problem(
-        uid=_read_uid(row),
+        uid=uid_of(row),
         messages=messages,
-        ground_truth=_optional_truth(row),
-        data_source=_data_source(row, stem),
+        ground_truth=optional_truth(row),
+        data_source=data_source_of(row, stem),
         extra=extra,
     )
 
@@ -108,12 +125,12 @@ def read_prompt_response(
             completion = ({"role": "assistant", "content": text},)
             conversation = Conversation((*messages, *completion), tools, num_prompt=len(messages))
     return Problem(
-        uid=_read_uid(row),
+        uid=uid_of(row),
         messages=messages,
-        ground_truth=_optional_truth(row),
-        data_source=_data_source(row, stem),
+        ground_truth=optional_truth(row),
+        data_source=data_source_of(row, stem),
         demonstrations=demonstrations,
-        extra=_unused_columns(row, prompt, response, "ground_truth", "tools", *SYSTEM_COLUMNS),
+        extra=unused_columns(row, prompt, response, "ground_truth", "tools", *SYSTEM_COLUMNS),
         conversation=conversation,
     )
 
@@ -128,35 +145,35 @@ def _text_of_only_message(messages: Sequence[Message]) -> tuple[str, ...]:
 def read_prompt(row: Row, stem: str) -> Problem:
     """A prompt without a response to imitate: for RL and for `postgrad eval`."""
     return Problem(
-        uid=_read_uid(row),
+        uid=uid_of(row),
         messages=read_messages(row, "prompt"),
-        ground_truth=_optional_truth(row),
-        data_source=_data_source(row, stem),
-        extra=_unused_columns(row, "prompt", "ground_truth"),
+        ground_truth=optional_truth(row),
+        data_source=data_source_of(row, stem),
+        extra=unused_columns(row, "prompt", "ground_truth"),
     )
 
 
 def read_mmlu(row: Row, stem: str, data_source: str = "mmlu") -> Problem:
     item = read_choices(row, stem)
-    extra = _unused_columns(row, "A", "B", "C", "D", "answer", "answerKey", "choices")
+    extra = unused_columns(row, "A", "B", "C", "D", "answer", "answerKey", "choices")
     extra |= {"subject": item.subject, "options": list(item.options)}
     return Problem(
-        uid=_read_uid(row),
+        uid=uid_of(row),
         messages=user_turn(sentence_prompt(item)),
         ground_truth=item.letter,
-        data_source=_data_source(row, data_source),
+        data_source=data_source_of(row, data_source),
         extra=extra,
     )
 
 
 def read_arc(row: Row, stem: str) -> Problem:
     item = read_choices(row, stem)
-    extra = _unused_columns(row, "choices", "answerKey") | {"options": list(item.options)}
+    extra = unused_columns(row, "choices", "answerKey") | {"options": list(item.options)}
     return Problem(
-        uid=_read_uid(row),
+        uid=uid_of(row),
         messages=user_turn(plain_prompt(item)),
         ground_truth=item.letter,
-        data_source=_data_source(row, "arc_c"),
+        data_source=data_source_of(row, "arc_c"),
         extra=extra,
     )
 
@@ -165,11 +182,11 @@ def read_transcript_pair(row: Row, stem: str) -> Problem:
     """HH-RLHF: two transcripts that differ in the last reply."""
     messages, chosen, rejected = read_pair(row["chosen"], row["rejected"])
     return Problem(
-        uid=_read_uid(row),
+        uid=uid_of(row),
         messages=messages,
-        ground_truth=_optional_truth(row),
-        data_source=_data_source(row, "hh_rlhf"),
-        extra=_unused_columns(row) | {"chosen": chosen, "rejected": rejected},
+        ground_truth=optional_truth(row),
+        data_source=data_source_of(row, "hh_rlhf"),
+        extra=unused_columns(row) | {"chosen": chosen, "rejected": rejected},
     )
 
 
@@ -182,14 +199,14 @@ def read_dialogue_pair(row: Row, stem: str) -> Problem:
             "chosen and rejected must hold the same messages up to the last reply; "
             "or give the question in a column prompt"
         )
-    extra = _unused_columns(row, "ground_truth")
+    extra = unused_columns(row, "ground_truth")
     for name in ("chosen", "rejected"):
         extra[name] = _read_reply(row, name, chosen[:-1])
     return Problem(
-        uid=_read_uid(row),
+        uid=uid_of(row),
         messages=chosen[:-1],
-        ground_truth=_optional_truth(row),
-        data_source=_data_source(row, stem),
+        ground_truth=optional_truth(row),
+        data_source=data_source_of(row, stem),
         extra=extra,
     )
 
@@ -203,12 +220,12 @@ def read_gsm8k(row: Row, stem: str, question: str = "question") -> Problem:
             "add it or remove the row"
         )
     return Problem(
-        uid=_read_uid(row),
+        uid=uid_of(row),
         messages=_read_question(row, question),
         ground_truth=truth[1].replace(",", ""),
-        data_source=_data_source(row, "openai/gsm8k"),
+        data_source=data_source_of(row, "openai/gsm8k"),
         demonstrations=(answer,),
-        extra=_unused_columns(row, question, "answer"),
+        extra=unused_columns(row, question, "answer"),
     )
 
 
@@ -232,12 +249,12 @@ def read_question_answer(
         demonstrations = (checked_text(solution, "solution"),)
         used.append("solution")
     return Problem(
-        uid=_read_uid(row),
+        uid=uid_of(row),
         messages=_read_question(row, question),
         ground_truth=truth,
-        data_source=_data_source(row, stem),
+        data_source=data_source_of(row, stem),
         demonstrations=demonstrations,
-        extra=_unused_columns(row, *used),
+        extra=unused_columns(row, *used),
     )
 
 
@@ -245,12 +262,12 @@ def read_open_math_reasoning(row: Row, stem: str) -> Problem:
     """OpenMathReasoning: the expected answer is the truth, the solution a demonstration."""
     solution = text_of(row, "generated_solution").removeprefix("<think>")
     return Problem(
-        uid=_read_uid(row),
+        uid=uid_of(row),
         messages=user_turn(text_of(row, "problem")),
         ground_truth=truth_of(row.get("expected_answer"), "expected_answer"),
-        data_source=_data_source(row, "omr12k"),
+        data_source=data_source_of(row, "omr12k"),
         demonstrations=(solution,),
-        extra=_unused_columns(row, "problem", "expected_answer", "generated_solution"),
+        extra=unused_columns(row, "problem", "expected_answer", "generated_solution"),
     )
 
 
@@ -264,12 +281,12 @@ def read_math(row: Row, stem: str) -> Problem:
             "or remove the row"
         )
     return Problem(
-        uid=_read_uid(row),
+        uid=uid_of(row),
         messages=user_turn(text_of(row, "problem")),
         ground_truth=truth,
-        data_source=_data_source(row, "competition_math"),
+        data_source=data_source_of(row, "competition_math"),
         demonstrations=(solution,),
-        extra=_unused_columns(row, "problem", "solution"),
+        extra=unused_columns(row, "problem", "solution"),
     )
 
 
@@ -291,12 +308,12 @@ def read_instruction(
     if row.get(context):
         content = f"{content}\n\n{text_of(row, context)}"
     return Problem(
-        uid=_read_uid(row),
+        uid=uid_of(row),
         messages=_with_system(row, user_turn(content)),
         ground_truth=truth_of(text, output),
-        data_source=_data_source(row, stem),
+        data_source=data_source_of(row, stem),
         demonstrations=(text,),
-        extra=_unused_columns(row, "instruction", context, output, *SYSTEM_COLUMNS),
+        extra=unused_columns(row, "instruction", context, output, *SYSTEM_COLUMNS),
     )
 
 
@@ -315,13 +332,26 @@ def read_chat(row: Row, stem: str, column: str = "messages") -> Problem:
     if len(messages) < 2:
         raise RowError(f"{column} must hold at least one message before the assistant's")
     return Problem(
-        uid=_read_uid(row),
+        uid=uid_of(row),
         messages=messages[:-1],
-        ground_truth=_optional_truth(row),
-        data_source=_data_source(row, stem),
+        ground_truth=optional_truth(row),
+        data_source=data_source_of(row, stem),
         demonstrations=_text_of_only_message(messages[-1:]),
-        extra=_unused_columns(row, column, "ground_truth", "tools"),
+        extra=unused_columns(row, column, "ground_truth", "tools"),
         conversation=Conversation(messages, read_tools(row)),
+    )
+
+
+def read_text(row: Row, stem: str) -> Problem:
+    """TRL's language modeling rows: SFT trains on the whole text; no other method reads them."""
+    text = text_of(row, "text")
+    return Problem(
+        uid=uid_of(row),
+        messages=user_turn(text),
+        ground_truth="",
+        data_source=data_source_of(row, stem),
+        extra=unused_columns(row, "text"),
+        conversation=Conversation((), text=text),
     )
 
 
@@ -350,11 +380,6 @@ def _sharegpt_message(turn: Row) -> Row:
     return {"role": role, "content": turn.get("value"), **message}
 
 
-def _unused_columns(row: Row, *used: str) -> Row:
-    """The columns that no field of Problem holds."""
-    return {name: value for name, value in row.items() if name not in (*used, "uid", "data_source")}
-
-
 def _read_reply(row: Row, name: str, prompt: tuple[Message, ...]) -> str:
     """One reply of the assistant: a text, or a list of messages.
 
@@ -373,27 +398,3 @@ def _read_reply(row: Row, name: str, prompt: tuple[Message, ...]) -> str:
             "messages; move the others to the column prompt"
         )
     return text[0]
-
-
-def _optional_truth(row: Row) -> str:
-    truth = row.get("ground_truth")
-    return "" if truth is None else truth_of(truth, "ground_truth")
-
-
-def _data_source(row: Row, default: str) -> str:
-    value = row.get("data_source")
-    return default if value is None else checked_text(value, "data_source")
-
-
-def _read_uid(row: Row) -> str:
-    """The row's own uid, or "" if the file has no column uid."""
-    if "uid" not in row:
-        return ""
-    uid = row["uid"]
-    if isinstance(uid, bool) or not isinstance(uid, str | int) or uid == "":
-        given = "empty" if uid == "" else type_name(uid)
-        raise RowError(
-            f"uid must be a string, not {given}; "
-            "fill it, or remove the column and uids are made from the content"
-        )
-    return checked_text(str(uid), "uid")

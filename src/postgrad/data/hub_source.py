@@ -68,11 +68,33 @@ def hub_source(text: str, splits: Sequence[str]) -> str:
 
 
 def rename_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The row with renamed columns. Raises RowError if one does not exist."""
-    for name in columns:
-        if name not in row:
-            raise RowError(f"there is no column {name}; {did_you_mean(name, row)}")
-    return {columns.get(name, name): value for name, value in row.items()}
+    """The row with renamed columns, which replace columns of their new names.
+
+    `COLUMN.KEY` takes a value out of a nested column, which stays in the row.
+
+    Raises:
+        RowError: a column or a key does not exist.
+    """
+    renamed: dict[str, Any] = {}
+    for old, new in columns.items():
+        renamed[new] = row[old] if old in row else _nested_value(row, old)
+    kept = {name: value for name, value in row.items() if name not in columns}
+    return kept | renamed
+
+
+def _nested_value(row: Mapping[str, Any], name: str) -> Any:
+    """The value of `COLUMN.KEY.KEY`. Raises RowError."""
+    value: Any = row
+    path: list[str] = []
+    for key in name.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            inside = f" in {'.'.join(path)}" if path else ""
+            known = value if isinstance(value, Mapping) else {}
+            missing = key if path else name
+            raise RowError(f"there is no column {missing}{inside}; {did_you_mean(missing, known)}")
+        value = value[key]
+        path.append(key)
+    return value
 
 
 def _read_columns(source: str, parts: list[str]) -> dict[str, str]:

@@ -102,6 +102,11 @@ class Prompts:
 
         A plain prompt is shown without the special tokens that the tokenizer adds.
         """
+        if problem.conversation is not None and problem.conversation.text:
+            raise ConfigError(
+                f"problem {problem.uid} is a plain text, which only sft trains on, as a whole; "
+                "FILE:text=prompt reads the column as prompts"
+            )
         try:
             messages = styled(self.style, problem.messages)
         except ConfigError as error:
@@ -150,11 +155,12 @@ class Prompts:
     def _encode_full(self, problem: Problem) -> list[int]:
         text = self.text(problem)
         if self.chat_template is None:
-            return self._encode_plain(text)
+            return self.encode_plain(text)
         # The template writes all special tokens itself, so the tokenizer must not add a second BOS.
         return self._tokenize(text, special=False)
 
-    def _encode_plain(self, text: str) -> list[int]:
+    def encode_plain(self, text: str) -> list[int]:
+        """The ids of a text without a chat template: with the tokenizer's BOS, without its EOS."""
         ids = self._tokenize(text, special=True)
         bos = self.tokenizer.bos_token_id
         eos = self.tokenizer.eos_token_id

@@ -54,3 +54,34 @@ def truth_of(value: Any, name: str) -> str:
 def user_turn(content: str) -> tuple[dict[str, str], ...]:
     """Messages with one user turn."""
     return ({"role": "user", "content": content},)
+
+
+def unused_columns(row: Row, *used: str) -> Row:
+    """The columns that no field of Problem holds."""
+    return {name: value for name, value in row.items() if name not in (*used, "uid", "data_source")}
+
+
+def optional_truth(row: Row) -> str:
+    """The text of the column ground_truth, or "" if the row has none."""
+    truth = row.get("ground_truth")
+    return "" if truth is None else truth_of(truth, "ground_truth")
+
+
+def data_source_of(row: Row, default: str) -> str:
+    """The text of the column data_source, or `default` if the row has none."""
+    value = row.get("data_source")
+    return default if value is None else checked_text(value, "data_source")
+
+
+def uid_of(row: Row) -> str:
+    """The row's own uid, or "" if the file has no column uid."""
+    if "uid" not in row:
+        return ""
+    uid = row["uid"]
+    if isinstance(uid, bool) or not isinstance(uid, str | int) or uid == "":
+        given = "empty" if uid == "" else type_name(uid)
+        raise RowError(
+            f"uid must be a string, not {given}; "
+            "fill it, or remove the column and uids are made from the content"
+        )
+    return checked_text(str(uid), "uid")

@@ -24,6 +24,7 @@ from postgrad.data.converters import (
     read_prompt_response,
     read_question_answer,
     read_sharegpt,
+    read_text,
     read_transcript_pair,
     read_verl,
 )
@@ -84,11 +85,6 @@ def recognize(row: Row) -> Schema:
                 f"one column {column!r}; "
                 f"a csv file has commas between its columns, not {separator[0]!r}"
             )
-        if column == "text":
-            raise RowError(
-                "unknown schema with one column text; sft trains on responses to prompts: "
-                "give the columns prompt and completion, or messages"
-            )
     columns = ", ".join(map(str, row)) or "none"
     raise RowError(f"unknown schema with columns {columns}; {_rename_hint(row)}")
 
@@ -129,6 +125,15 @@ def _label_is_truth(row: Row) -> bool:
 
 def _has_ground_truth_or_no_answer(row: Row) -> bool:
     return "ground_truth" in row or not ANSWER_COLUMNS & row.keys()
+
+
+def _is_text_alone(row: Row) -> bool:
+    """The other columns belong to no schema: text beside an answer is a question, not a text.
+
+    A `label` is allowed: TRL trains on the text of data sets for classification.
+    """
+    columns = {column for schema in SCHEMAS for column in schema.columns}
+    return not (columns | ANSWER_COLUMNS | {"ground_truth"}) - {"text", "label"} & row.keys()
 
 
 # The first schema that fits is used, so the more specific ones come first.
@@ -223,4 +228,5 @@ SCHEMAS = (
         read_prompt,
         matches=_has_ground_truth_or_no_answer,
     ),
+    Schema("text", ("text",), read_text, matches=_is_text_alone),
 )

@@ -20,7 +20,10 @@ def describe_problem(
     """
     source = problem.data_source or "no data_source"
     lines = [f"── {location} · uid {problem.uid} · {source} ──"]
-    if prompts is None:
+    text = problem.conversation.text if problem.conversation else ""
+    if text:
+        lines += ["text (sft trains on all of it):", *_indented(text)]
+    elif prompts is None:
         for message in problem.messages:
             lines.append(f"{message['role']}:")
             if message["content"] is not None:
@@ -30,13 +33,14 @@ def describe_problem(
     else:
         lines.append(f"prompt, {len(prompts.encode(problem))} tokens:")
         lines += _indented(prompts.text(problem))
-    truth = _shorten(problem.ground_truth) if problem.ground_truth else "none, a judge decides"
-    lines.append(f"ground truth: {truth}")
-    for number, text in enumerate(problem.demonstrations, 1):
-        size = f"{len(text)} characters"
+    if not text:
+        truth = _shorten(problem.ground_truth) if problem.ground_truth else "none, a judge decides"
+        lines.append(f"ground truth: {truth}")
+    for number, demonstration in enumerate(problem.demonstrations, 1):
+        size = f"{len(demonstration)} characters"
         if prompts:
-            size += f", {len(prompts.encode_response(text))} tokens"
-        lines += [f"demonstration {number} ({size}):", *_indented(text)]
+            size += f", {len(prompts.encode_response(demonstration))} tokens"
+        lines += [f"demonstration {number} ({size}):", *_indented(demonstration)]
     for name, value in problem.extra.items():
         if name == "extra_info":
             value = {key: item for key, item in value.items() if key != "question"}

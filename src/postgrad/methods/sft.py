@@ -1,6 +1,7 @@
 """Supervised fine-tuning: rows are conversations, the loss is the assistant's negative log-prob.
 
-Only the tokens of assistant turns count, and the mean is over all of them. `method.loss=dft` weighs
+Only the tokens of assistant turns count, and the mean is over all of them. Of a plain text (TRL's
+column `text`) all tokens count. `method.loss=dft` weighs
 each token by the policy's own probability of it.
 """
 
@@ -50,14 +51,23 @@ class Sft(Method):
         return self._rows
 
     def data_notes(self, prompts: Prompts, problems: Sequence[Problem]) -> list[str]:
-        count = self.row_encoder(prompts).num_rewritten(problems)
+        rows = self.row_encoder(prompts)
+        notes: list[str] = []
+        num_texts = rows.num_texts(problems)
+        if num_texts:
+            notes.append(
+                f"{num_texts} of {len(problems)} rows of data.train are plain texts: SFT trains on "
+                "every token of them, without a chat template"
+            )
+        count = rows.num_rewritten(problems)
         if not count:
-            return []
+            return notes
         return [
+            *notes,
             f"the chat template renders assistant turns of {count} of {len(problems)} "
             "conversations in data.train differently than for generation (for example without "
             "their thinking); SFT trains on the conversation as the template renders it, "
-            "method.train_on=last trains on the last turn only"
+            "method.train_on=last trains on the last turn only",
         ]
 
     def needs_verifier(self) -> bool:
@@ -84,7 +94,8 @@ class Sft(Method):
             if conversation_of(problem) is None:
                 raise ConfigError(
                     f"problem {problem.uid} has no demonstration; "
-                    "sft needs a response for every row of data.train"
+                    "sft needs a response for every row of data.train (FILE:COLUMN=response "
+                    "names its column, FILE:COLUMN.KEY=response one inside another)"
                 )
 
     def stages(self) -> list[Stage]:

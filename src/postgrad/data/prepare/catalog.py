@@ -51,10 +51,10 @@ def _check_fits_schema(problem: Problem) -> None:
         return
     has_calls = any("tool_calls" in message for message in conversation.messages)
     has_several = conversation.num_prompt and not problem.demonstrations
-    if has_calls or conversation.tools or has_several:
+    if has_calls or conversation.tools or has_several or conversation.text:
         raise RowError(
-            "tool calls, tools and completions of several messages cannot be prepared; "
-            "train on the file itself"
+            "plain texts, tool calls, tools and completions of several messages cannot be "
+            "prepared; train on the file itself"
         )
 
 

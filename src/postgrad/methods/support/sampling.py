@@ -30,6 +30,8 @@ def sample_requests(
         uid = problem.uid
         name = f"{uid}#{counts[uid]}" if counts[uid] else uid
         counts[uid] += 1
+        if not indices:  # a group of given rows only
+            continue
         prompt = ports.prompts.encode(problem)
         seeds = [trajectory_seed(run_seed, step, name, i) for i in indices]
         for prefix, seed in zip(prefixes, seeds, strict=False):
