@@ -31,7 +31,9 @@ class Conversation:
 class Problem:
     """One row of a data set.
 
-    `uid` is stable: it stays the same through shuffling, resuming, rollouts and dumps.
+    `uid` is stable: it stays the same through shuffling, resuming, rollouts and dumps. `row` has
+    the columns as they are in the data; it is empty for a problem that was not read from a row, and
+    stays in this process.
     """
 
     uid: str
@@ -41,6 +43,12 @@ class Problem:
     demonstrations: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
     conversation: Conversation | None = None
+    row: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+def sent_fields(problem: Problem) -> dict[str, Any]:
+    """The fields of a problem that are sent to other processes: all but the row."""
+    return {name: value for name, value in vars(problem).items() if name != "row"}
 
 
 @dataclass(frozen=True)

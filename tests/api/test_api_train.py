@@ -38,6 +38,18 @@ def test_data_in_every_form_becomes_the_same_rows(small):
         assert given.folder == expected.folder, make  # the name has a hash of the rows
 
 
+def trl_odd(completions, ground_truth, **columns):
+    assert len(completions) == len(ground_truth) == 16
+    return [odd(text, None) for text in completions]
+
+
+@pytest.mark.slow
+def test_a_reward_function_of_trl_gives_the_same_weights(small):
+    ours = postgrad.train(**small)
+    trl = postgrad.train(**small | {"reward": trl_odd, "name": "trl"})
+    assert weights(ours) == weights(trl)
+
+
 @pytest.mark.slow
 def test_a_run_has_metrics_rollouts_pictures_and_a_model(small, folder):
     run = postgrad.train(**small, validation={"low": ROWS[:3], "high": ROWS[-3:]})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from postgrad.cluster.ports import to_exception
 from postgrad.errors import ConfigError, RunError
-from postgrad.problem import Failure, Problem, Score
+from postgrad.problem import Failure, Problem, Score, sent_fields
 from postgrad.verifiers.child import decode_problem, encode
 from postgrad.verifiers.pool import VerifierPool
 
@@ -57,7 +57,9 @@ def encode_chunk(items: list[tuple[str, Problem]], names: list[str]) -> bytes:
     rows: list[list[object]] = []
     for (response, problem), name in zip(items, names, strict=True):
         rows.append([index_of[id(problem)], response, name])
-    return encode({"problems": [vars(problem) for problem in problems.values()], "items": rows})
+    return encode(
+        {"problems": [sent_fields(problem) for problem in problems.values()], "items": rows}
+    )
 
 
 def decode_verdicts(message: bytes) -> list[Score | Failure]:

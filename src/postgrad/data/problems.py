@@ -135,7 +135,7 @@ def _convert(
                 row = rename_columns(row, columns)
             refuse_unsupported(row)
             schema = schema or recognize(row)
-            yield f"{label}: {location}", schema.convert(row, stem)
+            yield f"{label}: {location}", replace(schema.convert(row, stem), row=row)
         except RowError as error:
             raise ConfigError(f"{label}: {location}: {error}") from error
 

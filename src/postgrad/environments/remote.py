@@ -23,7 +23,7 @@ from typing import Any
 
 from postgrad.environments.port import EnvironmentFailure
 from postgrad.errors import ConfigError, did_you_mean
-from postgrad.problem import Problem
+from postgrad.problem import Problem, sent_fields
 from postgrad.verifiers.child import encode
 from postgrad.verifiers.port import one_line
 
@@ -77,7 +77,7 @@ class RemoteEnvironment:
         arguments = {
             "seed": problem_seed(problem),
             "episode_id": problem.uid,
-            "problem": vars(problem),
+            "problem": sent_fields(problem),
             "trajectory_seed": seed,
             **self.reset_arguments,
         }

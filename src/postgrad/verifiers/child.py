@@ -150,7 +150,7 @@ def _as_json_value(value: Any) -> Any:
 
 
 def decode_problem(data: dict[str, Any]) -> Problem:
-    """Return the problem that was sent as `vars(problem)`; JSON has made lists of its tuples."""
+    """Return the problem that was sent as sent_fields; JSON has made lists of its tuples."""
     return Problem(
         data["uid"],
         tuple(data["messages"]),

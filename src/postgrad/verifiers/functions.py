@@ -1,14 +1,15 @@
 """Rewards given as Python objects: they score responses in this process.
 
-A reward is a function `(response, problem)`, also `async def`, or an object with
-`score(problems, responses)` that scores a batch at once. Several are summed with weights.
+A reward is a function `(response, problem)`, also `async def`, an object with
+`score(problems, responses)` that scores a batch at once, or a reward function of TRL. Several are
+summed with weights; a term that is None (TRL) is left out of the sum.
 """
 
 import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from postgrad.errors import ConfigError, RunError
@@ -16,6 +17,7 @@ from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.combine import Term, add_term
 from postgrad.verifiers.loading import as_verifier
 from postgrad.verifiers.port import as_score, one_line, place_of, run_verifier
+from postgrad.verifiers.trl_rewards import NO_REWARD, TrlReward, is_trl_reward
 
 
 class BatchReward(Protocol):
@@ -46,9 +48,15 @@ class FunctionScorer:
     """
 
     def __init__(self, rewards: Sequence[WeightedReward], timeout_s: float) -> None:
-        self.rewards = list(rewards)
+        self.rewards = [_wrap_trl(reward, timeout_s) for reward in rewards]
         self.timeout_s = timeout_s
         self.functions = [_as_function(reward) for reward in self.rewards]
+
+    def check(self, problems: Sequence[Problem]) -> None:
+        """Raise ConfigError if a row lacks a column that a reward function of TRL needs."""
+        for reward in self.rewards:
+            if isinstance(reward.reward, TrlReward):
+                reward.reward.check(problems)
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
         """Return one Score or Failure per response; the first Failure of a sum counts."""
@@ -77,12 +85,25 @@ class FunctionScorer:
     def _sum(self, scores: Sequence[Score | Failure]) -> Score | Failure:
         total = 0.0
         parts: dict[str, float] = {}
-        for reward, score in zip(self.rewards, scores, strict=True):
+        none = [isinstance(score, Failure) and score.kind == NO_REWARD for score in scores]
+        if all(none):
+            return scores[0]
+        for reward, score, is_none in zip(self.rewards, scores, none, strict=True):
+            if is_none:
+                continue
             value = add_term(Term(reward.weight, reward.name), score, parts)
             if isinstance(value, Failure):
                 return value
             total += value
         return Score(total, parts)
+
+
+def _wrap_trl(reward: WeightedReward, timeout_s: float) -> WeightedReward:
+    """Return the reward; a function that takes `completions` as a TrlReward."""
+    function = reward.reward
+    if not callable(function) or not is_trl_reward(function):
+        return reward
+    return replace(reward, reward=TrlReward(function, f"reward {reward.name}", timeout_s))
 
 
 def _as_function(reward: WeightedReward) -> Callable[..., Any] | None:

@@ -14,6 +14,8 @@ from postgrad.verifiers.port import Verifier
 
 # Names of a second argument that expects the answer, where a verifier gets the whole problem.
 ANSWER_NAMES = ("answer", "gold", "label", "reference", "solution", "target")
+# Names of a first argument that expects something else than a response.
+PROMPT_NAMES = ("prompt", "prompts", "question", "questions", "problem", "problems")
 # Arguments that are lists with one entry per response, and who calls functions so.
 LIST_ARGUMENTS = {"completions": "TRL", "queries": "OpenRLHF"}
 
@@ -65,6 +67,11 @@ def as_verifier(function: Any, label: str) -> Verifier:
             )
     if names[1:2] == ["ground_truth"]:
         return _adapt(function, partial(_cs336_arguments, names[0]))
+    if names and names[0] in PROMPT_NAMES:
+        raise ConfigError(
+            f"{label}{signature}: the first argument {names[0]} would be a response; "
+            "write def reward(response, problem), or TRL's def reward(completions, **columns)"
+        )
     if len(names) > 1 and names[1] in ANSWER_NAMES:
         raise ConfigError(
             f"{label}{signature}: the second argument {names[1]} would be a Problem; "

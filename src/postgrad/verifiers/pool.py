@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from postgrad.errors import RunError
-from postgrad.problem import Failure, Problem, Score
+from postgrad.problem import Failure, Problem, Score, sent_fields
 from postgrad.verifiers.child import encode
 from postgrad.verifiers.lookup import find_verifier, load_verifier
 from postgrad.verifiers.port import run_verifier
@@ -302,7 +302,7 @@ class _Work:
                 indices[id(problem)] = len(problems)
                 problems.append(problem)
             items.append([position, spec.path, indices[id(problem)], response, spec.time_limit_s])
-        return {"problems": [vars(problem) for problem in problems], "items": items}
+        return {"problems": [sent_fields(problem) for problem in problems], "items": items}
 
 
 def _wait_for_messages(children: Sequence[_Child]) -> list[_Child]:

@@ -8,7 +8,7 @@ from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.user_code import PythonObject
 from postgrad.verifiers.combine import Term, parse_sum
-from postgrad.verifiers.functions import FunctionScorer
+from postgrad.verifiers.functions import FunctionScorer, WeightedReward
 from postgrad.verifiers.lookup import find_verifier
 from postgrad.verifiers.model_terms import (
     LLM_JUDGE,
@@ -21,6 +21,7 @@ from postgrad.verifiers.model_terms import (
 )
 from postgrad.verifiers.pool import VerifierPool
 from postgrad.verifiers.table import NOTES, VERIFIERS, choose
+from postgrad.verifiers.trl_rewards import sum_terms, trl_terms
 
 AUTO = "auto"
 ENVIRONMENT = "environment"  # the verifier that reads what an environment gave during the run
@@ -83,6 +84,8 @@ class Scorer:
             self.judge_term = judge_term(verifier)
             self.rules, self.constant = rules_of(verifier)
             if self.rules not in ("", AUTO, LLM_JUDGE):
+                self.functions = _trl_functions(self.rules, timeout_s)
+            if self.rules not in ("", AUTO, LLM_JUDGE) and self.functions is None:
                 find_verifier(_replace_auto(self.rules, "exact"))
         self.verifier = verifier
         self.reward_models: dict[str, JudgeModel] = {}
@@ -105,8 +108,11 @@ class Scorer:
 
     def check(self, problems: Iterable[Problem]) -> None:
         """Raise ConfigError, before a run starts, if some problem has no verifier."""
+        problems = list(problems)
         for problem in problems:
             self.name_for(problem)
+        if self.functions is not None:
+            self.functions.check(problems)
 
     def check_fit(self, problems: Sequence[Problem], name: str) -> None:
         """Raise ConfigError if a built-in verifier can score no problem of the set `name`.
@@ -223,6 +229,28 @@ class Scorer:
     def close(self) -> None:
         """Stop the child processes."""
         self.local_pool.close()
+
+
+def _trl_functions(rules: str, timeout_s: float) -> FunctionScorer | None:
+    """Return the scorer of a sum in which a term is a reward function of TRL; None without one.
+
+    The other terms run as they would alone.
+    """
+    if ":" not in rules:
+        return None
+    rewards = trl_terms(rules, timeout_s)
+    if not rewards:
+        return None
+    weighted: list[WeightedReward] = []
+    for term in sum_terms(rules):
+        if not term.name:
+            raise ConfigError(
+                f"reward.verifier={rules}: a constant cannot be added to a reward function of TRL; "
+                "return it from the function"
+            )
+        reward = rewards.get(term.label) or Scorer(term.label, timeout_s)
+        weighted.append(WeightedReward(term.weight, term.label, reward))
+    return FunctionScorer(weighted, timeout_s)
 
 
 def _replace_auto(verifier: str, name: str) -> str:

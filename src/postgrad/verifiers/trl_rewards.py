@@ -1,0 +1,193 @@
+"""Reward functions of TRL: `def reward(prompts, completions, **columns) -> list[float | None]`.
+
+A function with a parameter `completions` is one. It is called with keyword arguments, once for all
+responses of a score stage: `prompts`, `completions`, and the columns of the rows as lists. It runs
+in this process. None means that the reward does not apply to a response.
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from postgrad.errors import ConfigError
+from postgrad.problem import Failure, Problem
+from postgrad.user_code import refuse_object_name
+from postgrad.verifiers.combine import Term, parse_sum
+from postgrad.verifiers.loading import load_function
+from postgrad.verifiers.lookup import is_sum
+from postgrad.verifiers.table import VERIFIERS
+
+COMPLETIONS = "completions"
+NO_REWARD = "none"  # Failure.kind of a response for which a function returned None
+# What TRL passes besides the columns and Postgrad does not have where it scores.
+NOT_PASSED = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+_RESERVED = ("prompt", "completion", "completion_ids")  # columns that TRL does not pass
+
+
+def is_trl_reward(function: Any) -> bool:
+    """Return whether a function scores a list of completions, as in TRL."""
+    return COMPLETIONS in _parameters(function)
+
+
+class TrlReward:
+    """A reward function of TRL as a batch reward.
+
+    Args:
+        function: takes `completions`; may be `async def`.
+        label: starts the error messages.
+        timeout_s: time limit of an async function, per response of the batch.
+
+    Raises:
+        ConfigError: the function cannot be called by name, or needs what only TRL passes.
+    """
+
+    def __init__(self, function: Any, label: str, timeout_s: float) -> None:
+        self.function = function
+        self.label = label
+        self.timeout_s = timeout_s
+        self.required: list[str] = []
+        self.optional: list[str] = []
+        self.takes_any = False
+        for name, parameter in _parameters(function).items():
+            self._add_parameter(name, parameter)
+
+    def _add_parameter(self, name: str, parameter: inspect.Parameter) -> None:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            self.takes_any = True
+            return
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            raise ConfigError(
+                f"{self.label}: TRL's reward functions are called with names, and {name} has to be "
+                "given by its position; write def reward(completions, **kwargs)"
+            )
+        is_required = parameter.default is parameter.empty
+        if is_required and name in ("response", "solution_str", "queries", *NOT_PASSED):
+            raise ConfigError(
+                f"{self.label} takes completions, as in TRL, and {name}, which is not available "
+                "here; the columns of the rows, prompts and completions are. Give it a default, or "
+                "write def reward(response, problem)"
+            )
+        (self.required if is_required else self.optional).append(name)
+
+    def check(self, problems: Sequence[Problem]) -> None:
+        """Raise ConfigError if a row lacks a column that the function needs."""
+        for problem in problems:
+            columns = _columns_of(problem)
+            for name in self.required:
+                if name not in ("prompts", COMPLETIONS) and name not in columns:
+                    known = ", ".join(sorted(columns)) or "none"
+                    raise ConfigError(
+                        f"{self.label} needs a column {name}, which problem {problem.uid} does not "
+                        f"have; its columns: {known} (FILE:OLD={name} renames one)"
+                    )
+
+    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Any]:
+        """Return one number or Failure per response."""
+        arguments = self._arguments(problems, responses)
+        if inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(
+            getattr(self.function, "__call__", None)  # noqa: B004
+        ):
+            results = self._await(arguments, len(responses))
+        else:
+            results = self.function(**arguments)
+        if isinstance(results, str) or not hasattr(results, "__len__"):
+            raise TypeError(f"it returned {type(results).__name__}, not a list of rewards")
+        none = Failure(NO_REWARD, f"{self.label} returned None")
+        return [none if result is None else result for result in results]
+
+    def _arguments(
+        self, problems: Sequence[Problem], responses: Sequence[str]
+    ) -> dict[str, list[Any]]:
+        rows = [_columns_of(problem) for problem in problems]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        arguments = {name: [row.get(name) for row in rows] for name in names}
+        pairs = zip(problems, responses, strict=True)
+        completions = [_completion(problem, response) for problem, response in pairs]
+        arguments |= {"prompts": [_prompt(problem) for problem in problems]}
+        arguments |= {COMPLETIONS: completions}
+        if self.takes_any:
+            return arguments
+        taken = (*self.required, *self.optional)
+        return {name: values for name, values in arguments.items() if name in taken}
+
+    def _await(self, arguments: dict[str, list[Any]], count: int) -> Any:
+        """Return the result of the async function, in an event loop of a thread of its own."""
+        results: list[Any] = []
+        errors: list[BaseException] = []
+        limit_s = self.timeout_s * max(1, count)
+
+        def run() -> None:
+            try:
+                call = asyncio.wait_for(self.function(**arguments), limit_s)
+                results.append(asyncio.run(call))
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
+        return results[0]
+
+
+def trl_terms(rules: str, timeout_s: float) -> dict[str, TrlReward]:
+    """Return the reward functions of TRL in the text of reward.verifier, by their terms' labels.
+
+    Raises:
+        ConfigError: one of them has numbers as arguments or a part, which it cannot have.
+    """
+    found: dict[str, TrlReward] = {}
+    for term in sum_terms(rules):
+        if ":" not in term.name or term.name in VERIFIERS:
+            continue
+        refuse_object_name(term.name, f"reward.verifier={rules}")
+        function = load_function(term.name, "verifier")
+        if not is_trl_reward(function):
+            continue
+        if term.arguments or term.part:
+            raise ConfigError(
+                f"reward.verifier={rules}: {term.name} is a reward function of TRL, which has "
+                f"neither arguments nor parts; write {term.name} alone"
+            )
+        found[term.label] = TrlReward(function, f"verifier {term.name}", timeout_s)
+    return found
+
+
+def sum_terms(rules: str) -> list[Term]:
+    """Return the terms of the text of reward.verifier; a path alone is one term."""
+    return parse_sum(rules) if is_sum(rules) else [Term(1.0, rules)]
+
+
+def _parameters(function: Any) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # some functions written in C have no signature
+        return {}
+
+
+def _columns_of(problem: Problem) -> dict[str, Any]:
+    """Return the columns of the problem's row as they are in the data.
+
+    A problem that was generated has no row: its columns are its own fields.
+    """
+    columns = problem.row or {**problem.extra, "data_source": problem.data_source}
+    columns = {name: value for name, value in columns.items() if name not in _RESERVED}
+    if problem.ground_truth:
+        columns.setdefault("ground_truth", problem.ground_truth)
+    return columns
+
+
+def _prompt(problem: Problem) -> Any:
+    """Return the prompt as in the data: a text, or a list of messages."""
+    if problem.row and not isinstance(problem.row.get("prompt"), list):
+        return problem.row.get("prompt") or problem.messages[-1]["content"]
+    return [dict(message) for message in problem.messages]
+
+
+def _completion(problem: Problem, response: str) -> Any:
+    """Return the response in the form of the prompt: a text, or a list of one message."""
+    prompt = _prompt(problem)
+    return response if isinstance(prompt, str) else [{"role": "assistant", "content": response}]
