@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -138,29 +139,44 @@ def measure(pool: ProcessPoolExecutor, processes: int, load: Load, clients: int,
     return responses, time.time() - start
 
 
-def format_line(clients: int, responses: list[Response], elapsed_s: float) -> str:
-    """Return one line of the table."""
+def summarize(clients: int, responses: list[Response], elapsed_s: float) -> dict[str, float]:
+    """Return the figures of one number of clients by column."""
     answered = [response for response in responses if response.status == 200]
-    failed = len(responses) - len(answered)
+    figures: dict[str, float] = {
+        "clients": clients,
+        "responses": len(answered),
+        "failed": len(responses) - len(answered),
+    }
     if not answered:
-        return f"| {clients} | 0 | {failed} |"
+        return figures
     num_tokens = sum(response.num_tokens for response in answered)
-    cells = [
-        f"{clients}",
-        f"{len(answered)}",
-        f"{failed}",
-        f"{len(answered) / elapsed_s:.1f}",
-        f"{num_tokens / elapsed_s:.0f}",
-        f"{statistics.mean(response.num_prompt_tokens for response in answered):.0f}",
-        f"{num_tokens / len(answered):.0f}",
-    ]
-    for values in (
-        sorted(response.first_token_s * 1000 for response in answered),
-        sorted(response.total_s * 1000 for response in answered),
+    figures |= {
+        "requests/s": len(answered) / elapsed_s,
+        "tokens/s": num_tokens / elapsed_s,
+        "prompt tokens": statistics.mean(response.num_prompt_tokens for response in answered),
+        "tokens each": num_tokens / len(answered),
+    }
+    for name, values in (
+        ("first token", sorted(response.first_token_s * 1000 for response in answered)),
+        ("response", sorted(response.total_s * 1000 for response in answered)),
     ):
-        for share in (0.5, 0.95, 0.99):
-            cells.append(f"{values[round(share * (len(values) - 1))]:.0f}")
+        for percent in (50, 95, 99):
+            figures[f"{name} p{percent}"] = values[round(percent / 100 * (len(values) - 1))]
+    return figures
+
+
+def format_line(figures: dict[str, float]) -> str:
+    """Return one line of the table."""
+    cells = [f"{v:.1f}" if name == "requests/s" else f"{v:.0f}" for name, v in figures.items()]
     return "| " + " | ".join(cells) + " |"
+
+
+def write_result(file: str, system: str, load: Load, figures: dict[str, float]) -> None:
+    """Append the figures to a file of results, as benchmarks/gpu/rows.py reads them."""
+    name = f"serve {figures['clients']} clients x {load.tokens} tokens"
+    row = {"name": name, "system": system, "figures": figures}
+    with Path(file).open("a") as out:
+        out.write(json.dumps(row) + "\n")
 
 
 def main() -> None:
@@ -175,6 +191,8 @@ def main() -> None:
     parser.add_argument("--numbers", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--processes", type=int, default=min(8, os.cpu_count() or 1))
+    parser.add_argument("--out", default="", help="file of results, one line per number of clients")
+    parser.add_argument("--system", default="postgrad", help="name of the server in --out")
     own_options = sys.argv[1:]
     server_options: list[str] = []
     if "--" in own_options:
@@ -197,7 +215,10 @@ def main() -> None:
             for clients in map(int, options.clients.split(",")):
                 measure(pool, options.processes, load, clients, WARM_UP_S)
                 figures = measure(pool, options.processes, load, clients, options.seconds)
-                print(format_line(clients, *figures), flush=True)
+                summary = summarize(clients, *figures)
+                print(format_line(summary), flush=True)
+                if options.out:
+                    write_result(options.out, options.system, load, summary)
     finally:
         if process is not None:
             process.send_signal(signal.SIGINT)

@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rows import is_measured, write_row
+
 HERE = Path(__file__).resolve().parent
 MODULES = ("pathlib", "compare_common", "compare_rollouts", "compare_training", "compare_updates")
 
@@ -35,6 +37,8 @@ def main() -> None:
         default=[],
         help="key=value overrides of Postgrad's runs, e.g. training.token_budget=12288",
     )
+    parser.add_argument("--out", type=Path, default=None, help="file of results")
+    parser.add_argument("--limit-s", type=float, default=600.0, dest="limit_s", help="per call")
     options = parser.parse_args()
     peers = [peer for peer in options.peers if is_installed(peer)]
     missing = set(options.peers) - set(peers)
@@ -42,7 +46,9 @@ def main() -> None:
         print(f"not installed, left out: {', '.join(sorted(missing))}")
     results: dict[str, dict[str, dict]] = {}
     for call in plan_calls(options, peers):
-        for figures in run_call(call):
+        if is_measured(options.out, call, "compare"):
+            continue
+        for figures in run_call(call, options):
             print(" ".join(f"{name}={format_value(v)}" for name, v in figures.items()), flush=True)
             results.setdefault(str(figures.get("work")), {})[figures["name"]] = figures
     print_ratios(results)
@@ -79,15 +85,31 @@ def plan_calls(options: argparse.Namespace, peers: list[str]) -> list[str]:
     return calls
 
 
-def run_call(call: str) -> list[dict]:
-    """Return the figures that one call reported from its own process."""
+def run_call(call: str, options: argparse.Namespace) -> list[dict]:
+    """Return the figures that one call reported from its own process, and write them to --out."""
     imports = "; ".join(f"from {module} import *" for module in MODULES)
     program = f"import sys; sys.path.insert(0, {str(HERE)!r}); {imports}; {call}"
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    if process.returncode:
-        print(f"{call} failed: {process.stderr.strip()[-400:]}", flush=True)
-    lines = [line for line in process.stdout.splitlines() if line.startswith("RESULT ")]
-    return [json.loads(line.removeprefix("RESULT ")) for line in lines]
+    command = [sys.executable, "-c", program]
+    failure = ""
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=options.limit_s)
+        output = process.stdout
+        if process.returncode:
+            failure = process.stderr.strip()[-400:]
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+        failure = f"no end within {options.limit_s:.0f} s"
+    if failure:
+        print(f"{call} failed: {failure}", flush=True)
+    lines = [line for line in output.splitlines() if line.startswith("RESULT ")]
+    results = [json.loads(line.removeprefix("RESULT ")) for line in lines]
+    for figures in results if options.out else []:
+        system = figures["name"]
+        rest = {key: value for key, value in figures.items() if key != "name"}
+        write_row(options.out, f"135M {figures.get('work')}", system, **rest)
+    if options.out:
+        write_row(options.out, call, "compare", **({"failed": failure} if failure else {}))
+    return results
 
 
 def format_value(value: float | str) -> str:

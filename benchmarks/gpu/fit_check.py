@@ -1,30 +1,39 @@
 """How close `postgrad doctor --fit` is on this GPU: estimated and measured memory and time per row.
 
-    python benchmarks/gpu/fit_check.py --limit-s 540 --out fit_check.jsonl
-    python benchmarks/gpu/fit_check.py --rows 4 6 --limit-s 300
+    python benchmarks/gpu/fit_check.py --limit-s 540 --out speed.jsonl
+    python benchmarks/gpu/fit_check.py --rows rollout-4b step-4b --limit-s 300 --out speed.jsonl
+    python benchmarks/gpu/fit_check.py --rows try-update try-step --device h200      # on a CPU
 
 The rows are those of docs/results.md and measured.json, with random weights of Qwen3's shapes and
 prompts of 100 tokens. Each row is estimated by the formulas that `postgrad doctor --fit` uses, with
 the rates measured on this GPU, and then run by sizes.py or update.py. Results are written after
 every row; a row that has a result in --out is not run again. --estimate needs no GPU: it prints the
-estimates for an H200 only.
+estimates for an H200 only. speed_table.py writes the results into docs/results.md.
 """
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rows import is_measured, read_rows, write_row
 from sizes import make_config
 
 HERE = Path(__file__).resolve().parent
 PROMPT = 100
 GIB = 2**30
+
+
+RECOMPUTE = "model.activation_checkpointing=true"
+LORA = "model.lora.rank=16"
+LORA_4BIT = (LORA, "model.quantization=4bit", RECOMPUTE)
+ONE_STEP = ("--warmup", "0", "--steps", "1")
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Row:
     samples: int
     tokens: int
     overrides: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # of the script that measures it
 
     @property
     def name(self) -> str:
@@ -44,21 +54,35 @@ class Row:
         return " ".join([self.work, self.shape, size, *self.overrides])
 
 
-ROWS = [
-    Row("rollout", "4b", 32, 8, 1024),
-    Row("rollout", "1.7b", 128, 8, 512),
-    Row("step", "0.6b", 16, 8, 256),
-    Row("step", "1.7b", 16, 8, 256),
-    Row("step", "4b", 32, 8, 1024),
-    Row("step", "1.7b", 64, 16, 512),
-    Row("step", "8b", 16, 8, 512, ("optimizer.kind=adamw_offloaded",)),
-    Row("update", "0.6b", 1, 1, 16_284),
-    Row("update", "0.6b", 1, 1, 65_436),
-    Row("update", "4b", 4, 8, 1024),
-    Row("update", "4b", 1, 1, 16_284, ("model.lora.rank=16",)),
-    Row("update", "4b", 1, 1, 16_284, ("model.activation_checkpointing=true",)),
-    Row("step", "4b", 8, 4, 8192),
-]
+ROWS = {
+    "rollout-4b": Row("rollout", "4b", 32, 8, 1024, options=("--steps", "1")),
+    "rollout-1.7b": Row("rollout", "1.7b", 128, 8, 512, options=("--steps", "1")),
+    "step-4b": Row("step", "4b", 32, 8, 1024, options=("--steps", "1")),
+    "step-1.7b": Row("step", "1.7b", 64, 16, 512, options=("--steps", "1")),
+    "step-8b": Row("step", "8b", 16, 8, 512, ("optimizer.kind=adamw_offloaded",), ("--steps", "1")),
+    "row-0.6b-16k": Row("update", "0.6b", 1, 1, 16_284, (RECOMPUTE,)),
+    "row-0.6b-65k": Row("update", "0.6b", 1, 1, 65_436, (RECOMPUTE,)),
+    "row-4b-lora-16k": Row("update", "4b", 1, 1, 16_284, (LORA, RECOMPUTE)),
+    "row-4b-lora-65k": Row("update", "4b", 1, 1, 65_436, (LORA, RECOMPUTE)),
+    "step-4b-long": Row("step", "4b", 8, 4, 8192, options=ONE_STEP),
+    "row-8b-4bit-110k": Row("update", "8b", 1, 1, 112_540, LORA_4BIT, ("--steps", "0")),
+    "row-8b-4bit-160k": Row("update", "8b", 1, 1, 163_740, LORA_4BIT, ("--steps", "0")),
+    "row-0.6b-16k-kept": Row("update", "0.6b", 1, 1, 16_284),
+    "row-0.6b-65k-kept": Row("update", "0.6b", 1, 1, 65_436),
+    "row-4b-lora-16k-kept": Row("update", "4b", 1, 1, 16_284, (LORA,)),
+    "step-4b-lora": Row("step", "4b", 32, 8, 1024, (LORA,), ("--steps", "1")),
+    "step-0.6b-small": Row("step", "0.6b", 16, 8, 256),
+    "step-1.7b-small": Row("step", "1.7b", 16, 8, 256),
+    "update-4b": Row("update", "4b", 4, 8, 1024),
+    "update-4b-recompute": Row("update", "4b", 1, 1, 16_284, (RECOMPUTE,)),
+}
+SMALL = ("--steps", "1")
+TRY_ROWS = {  # seconds on a CPU
+    "try-rollout": Row("rollout", "tiny", 2, 8, 8, options=SMALL),
+    "try-update": Row("update", "tiny", 2, 2, 16, options=SMALL),
+    "try-row": Row("update", "tiny", 1, 1, 64, (LORA, RECOMPUTE), ("--steps", "0")),
+    "try-step": Row("step", "tiny", 2, 2, 8, options=ONE_STEP),
+}
 
 
 def make_plan(row: Row) -> Any:
@@ -85,9 +109,8 @@ def make_plan(row: Row) -> Any:
     if not config.training.token_budget:
         import torch
 
-        # update.py composes without resolving, so its passes have the default of captured ones.
         eager = bool(config.model.lora.rank or config.model.activation_checkpointing)
-        budget = default_token_budget(torch.device("cuda"), eager and row.work == "step")
+        budget = default_token_budget(torch.device("cuda"), eager)
         config.training.token_budget = budget
     groups = [GroupLengths(PROMPT, (), row.samples)] * row.problems
     return Plan(config, model, Workload(groups, PROMPT), packed=True)
@@ -132,16 +155,16 @@ def command_of(row: Row, folder: str, limit_s: float) -> list[str]:
     else:
         command += ["step", "--problems", str(row.problems), "--samples", str(row.samples)]
         command += ["--limit-s", str(round(limit_s))]
-    return [*command, *shared, *row.overrides]
+    return [*command, *shared, *row.options, *row.overrides]
 
 
 def measure(row: Row, folder: str, limit_s: float) -> dict[str, Any]:
-    """Run the row; return its GiB and seconds, or what failed."""
+    """Run the row; return its GiB and seconds and all that its script prints, or what failed."""
     command = command_of(row, folder, limit_s)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s + 30)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s + 10)
     except subprocess.TimeoutExpired:
-        return {"failed": "time limit"}
+        return {"failed": f"no result within {limit_s:.0f} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
         return {"failed": (done.stderr or done.stdout)[-500:]}
@@ -158,7 +181,7 @@ def measure(row: Row, folder: str, limit_s: float) -> dict[str, Any]:
         figures["sample_s"] = stages.get("stage/sample_s", 0.0)
         figures["update_s"] = stages.get("stage/update_s", 0.0)
         figures["step_s"] = result["step_s"]
-    return figures
+    return {"measured": figures, "result": result}
 
 
 def show(row: Row, estimated: dict[str, float], measured: dict[str, Any]) -> str:
@@ -170,56 +193,63 @@ def show(row: Row, estimated: dict[str, float], measured: dict[str, Any]) -> str
             part += f" / {measured[key]:.2f} ({100 * (value / measured[key] - 1):+.0f}%)"
         parts.append(part)
     if "failed" in measured:
-        parts.append(f"failed: {measured['failed'].splitlines()[-1][:150]}")
+        parts.append(f"failed: {(str(measured['failed']).splitlines() or [''])[-1][:150]}")
     return "  ".join(parts)
 
 
-def read_results(file: Path) -> dict[str, Any]:
-    """Return earlier results by the row's name."""
-    if not file.is_file():
-        return {}
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return {line["name"]: line for line in lines if "failed" not in line["measured"]}
+def find_rates(out: Path, device: str) -> Any:
+    """Return the GPU's rates: of the device that is named, earlier ones of this file, or new."""
+    from postgrad.sizing.devices import GpuSpec, find_gpu
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("--rows", type=int, nargs="*", help="numbers of rows, from 0; default all")
-    parser.add_argument("--limit-s", type=float, default=540.0, dest="limit_s")
-    parser.add_argument("--out", default="fit_check.jsonl", help="results, one line per row")
-    parser.add_argument("--folder", default=tempfile.gettempdir(), help="where models are written")
-    parser.add_argument("--estimate", action="store_true", help="estimates for an H200 only")
-    args = parser.parse_args()
-    rows = ROWS if args.rows is None else [ROWS[number] for number in args.rows]
-    from postgrad.sizing.devices import find_gpu
-
-    if args.estimate:
-        for row in rows:
-            print(show(row, estimate(row, find_gpu("h200")), {}), flush=True)
-        return
+    if device:
+        return find_gpu(device)
+    for row in read_rows([out]):
+        if row.get("name") == "rates":
+            return GpuSpec(**row["gpu"])
     import torch
 
     from postgrad.doctor.probe import measure_gpu
 
-    end = time.monotonic() + args.limit_s
     gpu = measure_gpu(torch.device("cuda"))
     torch.cuda.empty_cache()
-    print(f"{gpu.name}: {gpu.flops / 1e12:.0f} TFLOP/s, {gpu.bandwidth / 1e12:.2f} TB/s, "
-          f"{gpu.memory / GIB:.1f} GiB free", flush=True)  # fmt: skip
-    results = read_results(Path(args.out))
+    write_row(out, "rates", "postgrad", gpu=asdict(gpu))
+    return gpu
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    names = [*ROWS, *TRY_ROWS]
+    parser.add_argument("--rows", nargs="*", choices=names, help="default: all but try-...")
+    parser.add_argument("--limit-s", type=float, default=540.0, dest="limit_s")
+    parser.add_argument("--row-limit-s", type=float, default=540.0, dest="row_limit_s")
+    parser.add_argument("--out", default="speed.jsonl", help="results, one line per row")
+    parser.add_argument("--folder", default=tempfile.gettempdir(), help="where models are written")
+    parser.add_argument("--device", default="", help="rates of this GPU, not measured ones")
+    parser.add_argument("--estimate", action="store_true", help="estimates for an H200 only")
+    args = parser.parse_args()
+    rows = [(ROWS | TRY_ROWS)[name] for name in args.rows or ROWS]
+    if args.estimate:
+        from postgrad.sizing.devices import find_gpu
+
+        for row in rows:
+            print(show(row, estimate(row, find_gpu("h200")), {}), flush=True)
+        return
+    end = time.monotonic() + args.limit_s
+    out = Path(args.out)
+    gpu = find_rates(out, args.device)
     for row in rows:
-        estimated = estimate(row, gpu)
-        measured = results.get(row.name, {}).get("measured")
-        remaining = end - time.monotonic()
-        if measured is None and remaining < 30:
+        remaining = min(end - time.monotonic() - 10, args.row_limit_s)
+        if is_measured(out, row.name, "postgrad"):
+            print(f"{row.name}: measured before", flush=True)
+            continue
+        if remaining < 20:
             print(f"{row.name}: no time left", flush=True)
             continue
-        if measured is None:
-            measured = measure(row, args.folder, remaining - 20)
-            line = {"name": row.name, "estimated": estimated, "measured": measured}
-            with Path(args.out).open("a") as out:
-                out.write(json.dumps(line) + "\n")
-        print(show(row, estimated, measured), flush=True)
+        estimated = estimate(row, gpu)
+        result = measure(row, args.folder, remaining)
+        command = shlex.join(command_of(row, "FOLDER", 600)[1:]).replace(f"{HERE}/", "")
+        write_row(out, row.name, "postgrad", estimated=estimated, command=command, **result)
+        print(show(row, estimated, result.get("measured", result)), flush=True)
 
 
 if __name__ == "__main__":

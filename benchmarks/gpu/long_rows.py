@@ -7,7 +7,8 @@
 Cases: full fine-tuning of the 0.6B shape, LoRA of the 4B shape, and LoRA on a 4-bit base of the 8B
 shape, all with random weights (sizes.py) in bfloat16. A step is one SFT update over one row of
 random tokens: forward, backward and optimizer. `longest` doubles the length until a step fails,
-then bisects. Each length runs in a child process with a time limit; a line is printed per length.
+then bisects. Each length runs in a child process with a time limit; a line is printed per length,
+and appended to --out, whose lengths are not run again.
 """
 
 import argparse
@@ -20,8 +21,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HERE = Path(__file__).resolve().parent
+from rows import read_rows, write_row
+
 PROMPT_TOKENS = 16
+TIME_LIMIT = "time limit"
 LORA = ("model.lora.rank=16", "model.lora.alpha=32")
 RECOMPUTE = ("model.activation_checkpointing=true",)
 OFFLOAD = (*RECOMPUTE, "model.activation_offload=true")
@@ -113,9 +116,15 @@ class Search:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.deadline = time.monotonic() + args.limit_s
+        self.memory: dict[int, float] = {}
 
     def run(self, tokens: int) -> dict[str, Any]:
-        """Train on a row of this length in a child process; print and return its result."""
+        """Train on a row of this length in a child process; print and return its result.
+
+        A length that fits, or does not, according to --out is not run again.
+        """
+        if known := self.measured(tokens):
+            return known
         left = self.deadline - time.monotonic()
         command = [sys.executable, str(Path(__file__).resolve()), "child"]
         command += ["--case", self.args.case, "--lengths", str(tokens)]
@@ -128,12 +137,21 @@ class Search:
             reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         except subprocess.TimeoutExpired:
             result = {}
-            reason = "time limit"
+            reason = TIME_LIMIT
         if not result:
             result = {"tokens": tokens, "failed": reason[:300]}
         result["wall_s"] = round(time.monotonic() - start, 1)
-        print(json.dumps({"case": self.args.case, **result}), flush=True)
+        name = f"row {self.args.case} {tokens}"
+        write_row(self.args.out, name, "postgrad", case=self.args.case, **result)
         return result
+
+    def measured(self, tokens: int) -> dict[str, Any] | None:
+        """Return the result of this length from --out, if it has one."""
+        for row in read_rows([self.args.out]) if self.args.out else []:
+            is_same = row.get("case") == self.args.case and row.get("tokens") == tokens
+            if is_same and row.get("failed") != TIME_LIMIT:
+                return row
+        return None
 
     def longest(self) -> None:
         """Double the length until a step fails, then bisect in steps of 1/8 of the last power."""
@@ -142,24 +160,32 @@ class Search:
         tokens = self.args.start
         while not bad and tokens <= self.args.stop and time.monotonic() < self.deadline:
             result = self.run(tokens)
-            if result.get("failed") == "time limit":
+            if result.get("failed") == TIME_LIMIT:
                 break
             if "failed" in result:
                 bad = tokens
             else:
+                self.memory[tokens] = result["memory_gib"]
                 good = tokens
                 tokens *= 2
         while bad - good > max(good // 8, 1) and good and time.monotonic() < self.deadline:
             middle = (good + bad) // 2
             result = self.run(middle)
-            if result.get("failed") == "time limit":
+            if result.get("failed") == TIME_LIMIT:
                 break
             if "failed" in result:
                 bad = middle
             else:
+                self.memory[middle] = result["memory_gib"]
                 good = middle
-        line = {"case": self.args.case, "longest": good, "fails_at": bad or None}
-        print(json.dumps(line), flush=True)
+        if good:
+            name = f"longest row {self.args.case}"
+            figures = {
+                "longest": good,
+                "fails_at": bad or None,
+                "memory_gib": self.memory.get(good),
+            }
+            write_row(self.args.out, name, "postgrad", **figures)
 
 
 def main() -> None:
@@ -174,8 +200,8 @@ def main() -> None:
     )
     parser.add_argument("--limit-s", type=float, default=540.0, dest="limit_s", help="of the call")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="where models are written")
+    parser.add_argument("--out", type=Path, default=None, help="file of results")
     args = parser.parse_args()
-    sys.path.insert(0, str(HERE))
     lengths = [int(length) for length in args.lengths.split(",")]
     if args.work == "child":
         result = train_row(CASES[args.case], lengths[0], args.steps, Path(args.folder))

@@ -5,9 +5,10 @@
     python benchmarks/gpu/low_memory.py --model tiny --data arithmetic:1 --steps 5 --tokens 16
 
 Every option starts from the same weights and sees the same rows. Each runs in a child process with
-a time limit, and its line is printed when it ends. `--model tiny` runs on a CPU, where the options
-that need a GPU are left out. With --shape the weights are random (sizes.py) and so are the rows;
---data names any data set with demonstrations instead.
+a time limit; its line is printed, and appended to --out, when it ends. An option that --out has is
+not run again. With --jobs N that many run at the same time, so their seconds say nothing. `--model
+tiny` runs on a CPU, where the options that need a GPU are left out. With --shape the weights are
+random (sizes.py) and so are the rows; --data names any data set with demonstrations instead.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +138,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="options to run, separated by semicolons")
     parser.add_argument("--limit-s", type=float, default=120.0, dest="limit_s", help="per option")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="where models are written")
+    parser.add_argument("--jobs", type=int, default=1, help="options that run at the same time")
+    parser.add_argument("--out", type=Path, default=None, help="file of results")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     sys.path.insert(0, str(HERE))
@@ -151,12 +155,23 @@ def main() -> None:
     import torch
 
     names = [name.strip() for name in args.only.split(";")] if args.only else list(OPTIONS)
-    for name in names:
-        if "model.activation_offload=true" in OPTIONS[name] and not torch.cuda.is_available():
-            print(json.dumps({"option": name, "left out": "needs a GPU"}), flush=True)
-            continue
-        result = run_option(name, sys.argv[1:], args.limit_s)
-        print(json.dumps({"option": name, **result}), flush=True)
+    if not torch.cuda.is_available():
+        offloads = "model.activation_offload=true"
+        print(f"left out, because they need a GPU: options with {offloads}", flush=True)
+        names = [name for name in names if offloads not in OPTIONS[name]]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(lambda name: measure_option(args, name), names))
+
+
+def measure_option(args: argparse.Namespace, name: str) -> None:
+    """Run one option unless it has a result; write its result."""
+    from rows import is_measured, write_row
+
+    work = f"low memory {args.shape or Path(args.model).name} {args.rows} rows: {name}"
+    if is_measured(args.out, work, "postgrad"):
+        return
+    result = run_option(name, sys.argv[1:], args.limit_s)
+    write_row(args.out, work, "postgrad", option=name, alone=args.jobs == 1, **result)
 
 
 if __name__ == "__main__":

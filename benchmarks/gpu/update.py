@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sizes import SHAPES, VOCABULARY, make_model, print_kernels
+from sizes import SHAPES, make_model, print_kernels, vocabulary_size
 
+from postgrad.cluster.host import load_policy
 from postgrad.config.compose import compose
+from postgrad.errors import RunError
 from postgrad.methods import find_method
-from postgrad.model.device import peak_memory_bytes
-from postgrad.model.load import load
+from postgrad.model.device import peak_memory_bytes, synchronize
 from postgrad.model.policy import LocalPolicy
+from postgrad.training.prepare import resolve
 from postgrad.types import Batch, Trajectory
 
 
@@ -33,15 +35,18 @@ def make_policy(args: argparse.Namespace) -> LocalPolicy:
     overrides = [
         f"model.path={make_model(Path(args.folder), args.shape)}",
         "data.train=arithmetic:1",
-        "model.device=cuda",
-        "model.dtype=bfloat16",
+        f"data.max_prompt_tokens={args.prompt}",
+        f"rollout.samples={args.samples}",
+        f"rollout.max_response_tokens={args.tokens}",
+        f"training.problems_per_step={args.problems}",
+        "name=update",
         *args.overrides,
     ]
     if not any(word.startswith("optimizer.kind=") for word in overrides):
         overrides.append("optimizer.kind=adamw_fused")
-    config = compose("grpo", overrides, lambda name: find_method(name).Settings)
-    loaded = load(config.model, torch.device("cuda"), 0)
-    return LocalPolicy(config, loaded, find_method("grpo")(config))
+    config = resolve(compose("grpo", overrides, lambda name: find_method(name).Settings))
+    method = find_method("grpo")(config)
+    return LocalPolicy(config, load_policy(config, method), method)
 
 
 def make_batch(args: argparse.Namespace) -> Batch:
@@ -49,7 +54,7 @@ def make_batch(args: argparse.Namespace) -> Batch:
     rng = random.Random(0)
 
     def tokens(count: int) -> list[int]:
-        return [rng.randrange(2, VOCABULARY) for _ in range(count)]
+        return [rng.randrange(2, vocabulary_size(args.shape)) for _ in range(count)]
 
     rows: list[Trajectory] = []
     for problem in range(args.problems):
@@ -67,21 +72,21 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     batch = make_batch(args)
     seconds: list[float] = []
     for step in range(1, 2 + args.steps):
-        torch.cuda.synchronize()
+        synchronize(policy.device)
         start = time.perf_counter()
         policy.update(batch, step)
-        torch.cuda.synchronize()
+        synchronize(policy.device)
         seconds.append(time.perf_counter() - start)
     if args.profile:
         print_kernels(lambda: policy.update(batch, 9))
     num_tokens = args.problems * (args.prompt + args.samples * args.tokens)
-    best = min(seconds[1:])
+    best = min(seconds[1:] or seconds)
     return {
         "tokens": num_tokens,
         "update_s": best,
         "tokens_per_second": num_tokens / best,
         "first_s": seconds[0],
-        "memory_gib": peak_memory_bytes(torch.device("cuda")) / 2**30,
+        "memory_gib": peak_memory_bytes(policy.device) / 2**30,
     }
 
 
@@ -99,7 +104,7 @@ def main() -> None:
     args = parser.parse_intermixed_args()
     try:
         result = measure(args)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, RunError) as error:
         result = {"failed": str(error).split("\n")[0][:200]}
     print(json.dumps({"shape": args.shape, **result}), flush=True)
 

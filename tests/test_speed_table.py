@@ -1,0 +1,71 @@
+"""The tables of docs/results.md are written from result files, and from nothing else."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks/gpu"))
+
+import rows  # noqa: E402  # pyright: ignore[reportMissingImports]
+import speed_table  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+STEP = speed_table.ROWS["step-4b"]
+ROLLOUT = speed_table.ROWS["rollout-4b"]
+
+
+def write_results(file: Path) -> None:
+    step = {"step_s": 20.0, "memory_gib": 90.5}
+    measured = {"memory_gib": 90.5, "sample_s": 9.0, "update_s": 11.0}
+    estimated = {"memory_gib": 99.55, "sample_s": 9.9, "update_s": 11.0}
+    figures = {"measured": measured, "estimated": estimated}
+    rows.write_row(file, STEP.name, "postgrad", failed="time limit")
+    rows.write_row(file, STEP.name, "postgrad", result=step, **figures)
+    for number, seconds in ((1, 80.0), (2, 60.0)):
+        peer = {"step": number, "step_s": seconds, "device_gib": 100.0}
+        rows.write_row(file, "step 4b 32 x 8 x 1024", "trl with vllm", **peer)
+    speed = {"result": {"tokens_per_second": 25_000.4, "memory_gib": 44.0}, **figures}
+    rows.write_row(file, ROLLOUT.name, "postgrad", **speed)
+    name = "rollout 4b 32 x 8 x 1024"
+    rows.write_row(file, name, "vllm", tokens_per_second=20_000.0)
+    rows.write_row(file, name, "vllm without log-probs", failed="ImportError: no vllm")
+
+
+def test_figures_of_a_page_come_from_the_files(tmp_path: Path) -> None:
+    write_results(tmp_path / "a.jsonl")
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write('{"name": "cut')
+    results = speed_table.Results(rows.read_rows([tmp_path / "a.jsonl", tmp_path / "none.jsonl"]))
+    page, missing = speed_table.write_tables((ROOT / "docs/results.md").read_text(), results)
+    assert missing == []
+    assert "20.0 s (9.0 sampling, 11.0 update), 90.5 GiB" in page
+    assert "trl with vllm: 60.0 s, 100 GiB of the device (ratio 3.00)" in page
+    assert "25,000 tokens/s, 44.0 GiB" in page and "vllm: 20,000 tokens/s (ratio 1.25)" in page
+    assert "vllm without log-probs: failed: ImportError: no vllm" in page
+    assert "99.5 / 90.5 (+10%)" in page
+    # What has no results keeps its place.
+    assert "<!-- speed: serve -->\nNot measured yet.\n<!-- end of speed -->" in page
+
+
+def test_what_has_figures_is_not_measured_again(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    rows.write_row(file, "work", "vllm", failed="time limit")
+    assert not rows.is_measured(file, "work", "vllm")
+    rows.write_row(file, "work", "vllm", seconds=1.0)
+    assert rows.is_measured(file, "work", "vllm")
+    assert not rows.is_measured(file, "work", "trl") and not rows.is_measured(None, "work", "vllm")
+    assert [json.loads(line) for line in file.read_text().splitlines()] == rows.read_rows([file])
+
+
+def test_limits_are_those_of_the_hardware() -> None:
+    """Bytes of weights and cache per decode step; operations of products and attention."""
+    assert speed_table.parameters("4b") == pytest.approx(4.02e9, rel=0.01)
+    assert speed_table.parameters("8b") == pytest.approx(8.19e9, rel=0.01)
+    per_step = 8.04e9 + 147_456 * (256 * 512 + 32 * 100)
+    assert speed_table.rollout_limit_s(ROLLOUT) == pytest.approx(1024 * per_step / 4.3e12, rel=0.01)
+    products = 6 * 4.02e9 * 32 * (100 + 8 * 1024)
+    attention = 3.5 * 4 * 256 * (100 + 512) * 1024 * 32 * 128 * 36
+    limit = (products + attention) / 790e12
+    assert speed_table.update_limit_s(STEP) == pytest.approx(limit, rel=0.01)
