@@ -100,7 +100,7 @@ def read_batches(config: Any, args: argparse.Namespace) -> list[Any]:
     config.training.problems_per_step = args.rows
     method = find_method("sft")(config)
     inputs = load_inputs(config, method)
-    encoder = method.row_encoder(inputs.prompts)
+    encoder: Any = method.row_encoder(inputs.prompts)
     rows: list[Trajectory] = []
     for number in range(args.steps * args.rows):
         problem = inputs.train[number % len(inputs.train)]
