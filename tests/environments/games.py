@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 
 class Echo:
@@ -77,3 +78,20 @@ class Wallet:
 class NoEnvironment:
     def step(self, action):
         return "", 0.0, True
+
+
+class Board(Echo):
+    """Its state is what `kind` says."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def get_state(self):
+        if self.kind == "tuple keys":
+            return {(0, 1): "x"}
+        if self.kind == "circular":
+            state: dict = {}
+            state["itself"] = state
+            return state
+        return {"path": Path("/tmp"), 3: [1.5]}

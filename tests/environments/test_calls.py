@@ -155,6 +155,21 @@ def test_a_call_that_cannot_be_read_is_a_mistake(name, text):
     assert call.mistake and not call.name
 
 
+@pytest.mark.parametrize("depth", [200, 993, 5000])
+def test_arguments_that_are_nested_too_deeply_do_not_end_the_run(depth):
+    value = "[" * depth + "]" * depth
+    tokenizer = tokenizer_of(PLAIN_CHAT)
+    plain = f"<function=search><parameter=tags>{value}</parameter></function>"
+    (call,) = CallParser("qwen3_coder", tokenizer, SCHEMAS).parse(plain)
+    assert call == Call("search", {"tags": value})  # not JSON that can be used: the text
+    arguments = f'{{"tags": {value}}}'
+    llama = f'{{"name": "search", "parameters": {arguments}}}'
+    hermes = f'<tool_call>{{"name": "search", "arguments": {arguments}}}</tool_call>'
+    for name, text in (("llama3", llama), ("hermes", hermes)):
+        (call,) = CallParser(name, tokenizer, SCHEMAS).parse(text)
+        assert call.mistake
+
+
 def test_a_response_template_of_the_tokenizer_comes_first():
     tokenizer = tokenizer_of(PLAIN_CHAT)
     tokenizer.response_template = {

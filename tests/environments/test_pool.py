@@ -70,6 +70,20 @@ def test_a_session_opens_acts_and_ends(host):
     sessions.close(1)
 
 
+def test_a_state_becomes_values_of_json_or_is_refused(host):
+    sessions = host.new_sessions()
+    for key, kind in enumerate(["plain", "tuple keys", "circular"]):
+        sessions.open(key, spec("Board", options={"kind": kind}), problem(), 0)
+    collect(sessions, 3)
+    for key in range(3):
+        sessions.finish(key)
+    results = collect(sessions, 3)
+    assert results[0].state == {"path": "/tmp", "3": [1.5]}
+    for key in (1, 2):
+        assert isinstance(results[key], Failure) and results[key].kind == "invalid"
+        assert "get_state" in results[key].reason
+
+
 def test_public_methods_are_tools(host):
     sessions = host.new_sessions()
     sessions.open(7, spec("Wallet", options={"money": 5}), problem(), 0)

@@ -140,7 +140,7 @@ def read_reward(output: str) -> Score | Failure | None:
     """
     try:
         value = json.loads(_last_line(output))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if isinstance(value, dict):
         if "reward" in value:

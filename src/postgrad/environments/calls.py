@@ -14,6 +14,8 @@ THOUGHT_END = "</think>"
 UNREADABLE = 'a call is a JSON object: {"name": "...", "arguments": {...}}'
 # Models that write calls in fenced JSON blocks although their template asks for tags.
 FENCED_MODELS = ("qwen2.5-coder",)
+# Deeper values of a model's text could not be sent to a child process or shown in a template.
+MAX_JSON_DEPTH = 100
 
 
 @dataclass(frozen=True)
@@ -29,16 +31,42 @@ Schemas = Sequence[Mapping[str, Any]]  # descriptions of tools in OpenAI's form
 Parser = Callable[[str, Schemas], list[Call]]
 
 
+def parse_json(text: str) -> Any:
+    """Return the value of JSON text that a model wrote.
+
+    Raises ValueError if it is not JSON, or nested more than MAX_JSON_DEPTH levels.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+    if _is_too_deep(value):
+        raise ValueError("the JSON is nested too deeply")
+    return value
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        if not containers:
+            return False
+        level = []
+        for container in containers:
+            level += container.values() if isinstance(container, dict) else container
+    return True
+
+
 def json_call(text: str, arguments_key: str = "arguments") -> Call:
     """Return the call of a JSON object with `name` and arguments, which may be JSON text."""
     try:
-        call = json.loads(text)
+        call = parse_json(text)
         arguments = call.get(arguments_key, {})
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+            arguments = parse_json(arguments)
         if isinstance(call.get("name"), str) and isinstance(arguments, dict):
             return Call(call["name"], arguments)
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError):  # not JSON, or not an object
         pass
     return Call(mistake=UNREADABLE)
 
@@ -46,10 +74,10 @@ def json_call(text: str, arguments_key: str = "arguments") -> Call:
 def named_call(name: str, arguments: str) -> Call:
     """Return the call of a name and a JSON object of arguments."""
     try:
-        value = json.loads(arguments or "{}")
+        value = parse_json(arguments or "{}")
         if isinstance(value, dict):
             return Call(name.strip(), value)
-    except (ValueError, RecursionError):
+    except ValueError:  # the policy reads the mistake below
         pass
     return Call(mistake=f"the arguments of {name.strip()} are not a JSON object")
 
@@ -63,7 +91,7 @@ def typed_value(text: str, name: str, key: str, schemas: Schemas) -> Any:
             if kind == "string":
                 return text
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return {"True": True, "False": False, "None": None}.get(text, text)
 
@@ -119,7 +147,7 @@ def parse_llama3(text: str, schemas: Schemas) -> list[Call]:
         except (ValueError, RecursionError):
             return [*calls, Call(mistake=UNREADABLE.replace("arguments", "parameters"))]
         key = "parameters" if "parameters" in value else "arguments"
-        calls.append(json_call(json.dumps(value), key))
+        calls.append(json_call(body[:end], key))
         body = body[end:].lstrip("; \n")
     return calls
 
@@ -280,18 +308,21 @@ class CallParser:
     def _parse_by_template(self, text: str) -> list[Call]:
         try:
             message = self.tokenizer.parse_response(text, prefix="", tools=list(self.schemas))
-        except (ValueError, KeyError, TypeError):
+        except Exception:  # sampled text in a parser of transformers: a mistake of the policy
             return [Call(mistake="the call cannot be read")]
         calls: list[Call] = []
         for item in message.get("tool_calls") or []:
             function = item.get("function", item)
             arguments = function.get("arguments")
+            name = function.get("name")
             if isinstance(arguments, str):
-                calls.append(named_call(str(function.get("name")), arguments))
-            elif isinstance(arguments, dict) and isinstance(function.get("name"), str):
-                calls.append(Call(function["name"], arguments))
-            else:
+                calls.append(named_call(str(name), arguments))
+            elif not isinstance(arguments, dict) or not isinstance(name, str):
                 calls.append(Call(mistake=UNREADABLE))
+            elif _is_too_deep(arguments):
+                calls.append(Call(mistake=f"the arguments of {name} are nested too deeply"))
+            else:
+                calls.append(Call(name, arguments))
         return calls
 
 

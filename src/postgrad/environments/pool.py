@@ -90,10 +90,13 @@ class _Child:
         threading.Thread(target=self._write, daemon=True).start()
 
     def _read(self, pool: "ChildPool") -> None:
-        with contextlib.suppress(OSError, ValueError):
-            for line in self.socket.makefile("rb"):
-                pool.on_message(self, json.loads(line))
-        pool.on_exit(self)
+        try:
+            # A killed child may leave half a line.
+            with contextlib.suppress(OSError, ValueError), self.socket.makefile("rb") as lines:
+                for line in lines:
+                    pool.on_message(self, json.loads(line))
+        finally:
+            pool.on_exit(self)  # else its sessions would wait for answers
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):  # it is dead; the reader notices

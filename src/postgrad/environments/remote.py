@@ -21,6 +21,7 @@ import time
 from functools import cache
 from typing import Any
 
+from postgrad.environments.calls import parse_json
 from postgrad.environments.port import EnvironmentFailure
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Problem, sent_fields
@@ -139,7 +140,7 @@ class RemoteEnvironment:
             with contextlib.suppress(ConnectionError, *_closed_errors()):
                 self.connection.send(encode(message).decode())
             answer = json.loads(self.connection.recv())
-        except (OSError, ValueError, *_closed_errors()) as error:
+        except (OSError, ValueError, RecursionError, *_closed_errors()) as error:
             raise EnvironmentFailure(
                 "connection", f"{self.url} broke off ({one_line(error)})"
             ) from error
@@ -212,7 +213,7 @@ def fetch_schema(url: str) -> dict[str, Any]:
         answer = httpx.get(f"{url.rstrip('/')}/schema", timeout=SCHEMA_S, headers=_headers())
         answer.raise_for_status()
         schema = answer.json()
-    except (httpx.HTTPError, ValueError) as error:
+    except (httpx.HTTPError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"environment={url}: no server of OpenEnv's wire answers there ({one_line(error)}); "
             "start it first, or correct the address"
@@ -266,7 +267,7 @@ def _closed_errors() -> tuple[type[Exception], ...]:
 def _as_json(text: str) -> Any:
     """Return the value of a JSON text, or the text itself."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from postgrad.environments.port import (
 from postgrad.environments.tools import ERROR, Toolbox, shorten
 from postgrad.problem import Problem
 from postgrad.user_code import load_object
+from postgrad.verifiers.child import as_json_value
 from postgrad.verifiers.port import one_line
 
 
@@ -115,8 +117,13 @@ class Session:
         return Outcome(score.value, score.parts, self.get_state())
 
     def get_state(self) -> Any:
-        """Return the result of get_state(); None if the environment has none."""
-        return self._call_if_present("get_state")
+        """Return the result of get_state() as values of JSON; None if the environment has none."""
+        state = self._call_if_present("get_state")
+        try:
+            return json.loads(json.dumps(state, default=as_json_value))
+        except (TypeError, ValueError, RecursionError) as error:
+            reason = f"get_state returned what JSON cannot hold: {one_line(error)}"
+            raise EnvironmentFailure("invalid", reason) from error
 
     def close(self) -> None:
         """Call the environment's close(), if it has one, and ignore its errors."""

@@ -191,7 +191,7 @@ class HttpClient:
                     raise httpx.ReadTimeout("timed out")
         try:
             return response.status_code, json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             if response.status_code >= 400:
                 return response.status_code, raw.decode(errors="replace")
             raise ValueError(f"an answer that is not JSON: {bytes(raw[:80])!r}") from None

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from postgrad.environments.calls import CallParser, text_before_calls
+from postgrad.environments.calls import CallParser, parse_json, text_before_calls
 
 
 def find_tool_calls(
@@ -44,7 +44,7 @@ def _template_call(call: dict[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            function["arguments"] = json.loads(arguments)
-        except ValueError:
+            function["arguments"] = parse_json(arguments)
+        except ValueError:  # a model's mistake: the template shows a call without arguments
             function["arguments"] = {}
     return {**call, "function": function}

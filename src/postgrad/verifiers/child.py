@@ -142,10 +142,11 @@ def encode(message: Any) -> bytes:
     Arrays and scalars of NumPy become lists and numbers; other values that JSON does not have
     become text.
     """
-    return json.dumps(message, skipkeys=True, default=_as_json_value).encode() + b"\n"
+    return json.dumps(message, skipkeys=True, default=as_json_value).encode() + b"\n"
 
 
-def _as_json_value(value: Any) -> Any:
+def as_json_value(value: Any) -> Any:
+    """Return what stands for a value that JSON does not have: lists and numbers, or its text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
