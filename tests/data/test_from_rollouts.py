@@ -96,3 +96,29 @@ def test_the_command_writes_what_sft_reads(run, tmp_path, capsys):
     assert len(problems) == 2 and problems[0].conversation is not None
     assert main(["data", "from-rollouts", str(run), "where=reward>9", f"out={out}"]) == 2
     assert main(["data", "from-rollouts", str(tmp_path), f"out={out}"]) == 2
+
+
+def test_a_run_whose_training_data_are_gone_gives_a_note(run, capsys):
+    (run.parent / "train.jsonl").unlink()
+    assert main(["data", "from-rollouts", str(run), "where=reward>0.9"]) == 0
+    assert "train.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"[1, 2]", b"3", b"\xff\xfe", b"[" * 5000])
+def test_a_damaged_configuration_is_one_line(run, content, capsys):
+    (run / "config.yaml").write_bytes(content)
+    assert main(["data", "from-rollouts", str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "config.yaml" in line
+
+
+def test_a_damaged_file_of_rollouts_is_one_line(run, capsys):
+    file = run / "rollouts" / "step-000003.parquet"
+    file.write_bytes(b"PAR1 nothing")
+    assert main(["data", "from-rollouts", str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert file.name in line
+    pq.write_table(pa.table({"uid": ["p"]}), file)
+    assert main(["data", "from-rollouts", str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert file.name in line and "column" in line

@@ -132,6 +132,24 @@ def test_latest_that_names_a_missing_checkpoint_is_a_run_error(tmp_path):
         checkpoint.latest(tmp_path)
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"step-" * 1000])
+def test_damaged_latest_is_a_run_error(tmp_path, content):
+    checkpoint.save(tmp_path, [Policy()], saved(4), keep=1)
+    (tmp_path / "checkpoints" / "latest").write_bytes(content)
+    with pytest.raises(RunError, match="latest names"):
+        checkpoint.latest(tmp_path)
+    found = checkpoint.find_resumable(tmp_path, lambda text: None)
+    assert found is not None and found.name == "step-4"
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "3", "null", "[" * 5000])
+def test_state_that_is_no_object_is_a_run_error(tmp_path, content):
+    checkpoint.save(tmp_path, [Policy()], saved(4), keep=1)
+    (tmp_path / "checkpoints" / "step-4" / "state.json").write_text(content)
+    with pytest.raises(RunError, match=r"step-4 cannot be read"):
+        checkpoint.load(checkpoint.latest(tmp_path), [Policy()])
+
+
 def test_best_checkpoint_is_kept_besides_the_newest(tmp_path):
     for step, best in ((3, 3), (6, 3), (9, 3), (12, 12), (15, 12)):
         checkpoint.save(tmp_path, [Policy()], saved(step), keep=1, best=best)

@@ -63,9 +63,9 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """All settings, as nested dicts."""
-        import yaml
+        from postgrad.config.stored import read_stored_config
 
-        return yaml.safe_load((self.folder / "config.yaml").read_text())
+        return read_stored_config(self.folder)
 
     @property
     def step(self) -> int:

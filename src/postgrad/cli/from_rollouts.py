@@ -1,5 +1,6 @@
 """`postgrad data from-rollouts RUN where=...`: rollouts of a run as SFT data."""
 
+import sys
 from pathlib import Path
 
 from postgrad.cli.arguments import Parser, whole_number
@@ -33,7 +34,7 @@ def from_rollouts_command(words: list[str]) -> int:
     run = arguments.run.expanduser()
     out = arguments.out or run / "rollouts-sft.jsonl"
     conditions = parse_where(arguments.where)
-    rows = list(select_rollouts(run, conditions, arguments.per_problem))
+    rows = list(select_rollouts(run, conditions, arguments.per_problem, _print_note))
     if not rows:
         raise ConfigError(f"no trajectory of {run} fulfills where={arguments.where!r}; relax it")
     write_rows(out, rows)
@@ -41,3 +42,7 @@ def from_rollouts_command(words: list[str]) -> int:
     print(f"{len(rows)} conversations of {problems} problems: {out}")
     print(f"postgrad train sft model.path=MODEL data.train={out}")
     return 0
+
+
+def _print_note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)

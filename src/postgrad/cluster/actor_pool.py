@@ -11,12 +11,11 @@ from typing import Any
 
 from postgrad.cluster.placement import Placement
 from postgrad.cluster.rank_actor import RankActor
-from postgrad.cluster.ray_connection import first_line
 from postgrad.cluster.ray_resources import actor_resources
 from postgrad.cluster.weights_ref import WeightsRef
 from postgrad.config.compose import to_yaml
 from postgrad.config.schema import Config, EngineConfig
-from postgrad.errors import RunError
+from postgrad.errors import RunError, first_line
 
 
 class Worker:

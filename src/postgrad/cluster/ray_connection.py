@@ -19,7 +19,7 @@ from typing import Any
 
 from postgrad.cluster.remote_ports import START_S
 from postgrad.config.schema import Config, EngineConfig
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError, RunError, first_line
 from postgrad.files import acquire_lock, is_locked
 
 CONNECT_S = 5.0  # time limit to connect to the address of a cluster
@@ -193,9 +193,3 @@ def _silent_stderr() -> Iterator[None]:
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an exception's message, at most 300 characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__

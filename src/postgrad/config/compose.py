@@ -23,10 +23,10 @@ from omegaconf.errors import (
 )
 
 from postgrad.config.limits import check_limits
-from postgrad.config.overrides import apply_overrides, explain_wrong_type, first_line
+from postgrad.config.overrides import apply_overrides, explain_wrong_type
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.config.suggestions import suggest, suggest_recipe
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, first_line
 
 RECIPES = Path(__file__).parent / "recipes"
 _HYDRA_LOCK = threading.Lock()

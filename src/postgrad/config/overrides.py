@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, first_line
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -94,12 +94,6 @@ def _quote(value: str) -> str | None:
     return f"[{','.join(items)}]"
 
 
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's text, or the name of its class."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
 # What OmegaConf says about a value of the wrong type, and what a user reads.
 _WRONG_TYPES = (
     (r"Value '(.*)' of type '.*' could not be converted to Integer", "={} is not a whole number"),
@@ -113,7 +107,7 @@ _WRONG_TYPES = (
 
 def explain_wrong_type(key: str, error: Exception) -> str:
     """Returns the line for a value that the setting `key` cannot have."""
-    text = first_line(error)
+    text = first_line(error, max_chars=10_000)
     for pattern, reason in _WRONG_TYPES:
         if match := re.fullmatch(pattern, text):
             return key + reason.format(*match.groups(), key=key)

@@ -62,7 +62,9 @@ def _similar_key(key: str, known: list[str]) -> str:
         similar = [names[s] for s in difflib.get_close_matches(key, names, n=1, cutoff=0.75)]
     if similar or len(known) <= MAX_LISTED:
         return did_you_mean(key, similar or known)
-    return "postgrad recipes NAME lists the settings of a recipe"
+    if "training.steps" in known:
+        return "postgrad recipes NAME lists the settings of a recipe"
+    return "the command's --help lists its settings"
 
 
 def suggest_value(key: str, value: str, choices: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Rollouts of a run as conversations to imitate: rejection sampling for SFT.
 
-Each row is {"messages": [...], "uid", "step", "reward"}. Messages of tools and environments are
-those that the policy saw. The prompt is the problem's own, with what an environment added.
+Each row is {"messages": [...], "uid": "UID/STEP/INDEX", "reward": number}. Messages of tools and
+environments are those that the policy saw. The prompt is the problem's own, with what an
+environment added.
 """
 
 import json
@@ -13,10 +14,12 @@ from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from postgrad.config.stored import read_stored_config
 from postgrad.data.problems import load_problems
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import ConfigError, did_you_mean, first_line
 from postgrad.problem import Message, Problem
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -32,6 +35,7 @@ CONDITION = re.compile(r"\s*([\w/.]+)\s*(>=|<=|!=|==|=|>|<)\s*(\S+?)\s*")
 FILE_NAME = re.compile(r"step-(\d+)\.parquet")
 LENGTH = "length"  # tokens of the response
 STEP = "step"
+REQUIRED = frozenset({"uid", "index", "reward", "source", "response", "question", "text"})
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,10 @@ def parse_where(text: str) -> list[Condition]:
 
 
 def select_rollouts(
-    run: Path, conditions: Sequence[Condition], per_problem: int = 0
+    run: Path,
+    conditions: Sequence[Condition],
+    per_problem: int = 0,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> Iterator[dict[str, Any]]:
     """Rows for SFT: the policy's trajectories that fulfill all conditions, in order of steps.
 
@@ -83,20 +90,21 @@ def select_rollouts(
         run: the folder of the run.
         conditions: on the columns of the rollouts, `step` and `length` (tokens).
         per_problem: most rows per problem, the first ones; 0: all.
+        on_note: is told if the run's training data cannot be read.
 
     Raises:
-        ConfigError: the folder has no rollouts, or a column does not exist.
+        ConfigError: the folder has no rollouts, a file cannot be read, or a column does not exist.
     """
     files = sorted(path for path in (run / "rollouts").glob("*.parquet"))
     if not files:
         raise ConfigError(f"{run} has no rollouts; give the folder of a run that sampled responses")
-    problems = _problems_of(run)
+    problems = _problems_of(run, on_note)
     counts: Counter[str] = Counter()
     seen: set[tuple[str, str]] = set()
     for file in files:
         match = FILE_NAME.fullmatch(file.name)
         step = int(match[1]) if match else 0
-        for row in parquet.read_table(file).to_pylist():
+        for row in _read_rows(file):
             row |= {STEP: step, LENGTH: len(row["response"])}
             if row["source"] != "policy" or row.get("failure"):
                 continue
@@ -116,6 +124,18 @@ def select_rollouts(
             }
 
 
+def _read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file of rollouts. Raises ConfigError."""
+    try:
+        table = parquet.read_table(file)
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"{file} cannot be read: {first_line(error)}; remove it") from error
+    missing = REQUIRED.difference(table.column_names)
+    if missing:
+        raise ConfigError(f"{file} has no column {min(missing)}; it is no file of rollouts")
+    return table.to_pylist()
+
+
 def _messages(row: dict[str, Any], problem: Problem | None) -> list[Message]:
     """The whole conversation: the prompt, then the turns."""
     prompt: list[Message] = list(problem.messages) if problem else []
@@ -129,12 +149,15 @@ def _messages(row: dict[str, Any], problem: Problem | None) -> list[Message]:
     return [*prompt, {"role": "assistant", "content": row["text"]}]
 
 
-def _problems_of(run: Path) -> dict[str, Problem]:
-    """The run's training problems by uid; empty if its data are not there any more."""
-    from omegaconf import OmegaConf
-
-    config: Any = OmegaConf.load(run / "config.yaml")
+def _problems_of(run: Path, on_note: Callable[[str], None]) -> dict[str, Problem]:
+    """The run's training problems by uid; empty, with a note, if they cannot be read any more."""
+    data = read_stored_config(run).get("data")
+    source = data.get("train") if isinstance(data, dict) else None
     try:
-        return {one.uid: one for one in load_problems(str(config.data.train))}
-    except ConfigError:
+        return {one.uid: one for one in load_problems(str(source))}
+    except ConfigError as error:
+        on_note(
+            f"the training data of {run} cannot be read ({error}); "
+            "prompts have their last message only"
+        )
         return {}

@@ -5,10 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
+from postgrad.config.stored import CONFIG_FILE, read_stored_config
 from postgrad.errors import ConfigError
 from postgrad.model.load import resolve_path
 from postgrad.training import checkpoint
@@ -40,7 +37,7 @@ def find_model(text: str) -> Target:
     path = Path(text).expanduser()
     if path.is_file() and path.name in ("latest", "best") and path.parent.name == "checkpoints":
         path = path.parent / path.read_text().strip()
-    if (path / "config.yaml").is_file() and (path / "checkpoints").is_dir():
+    if (path / CONFIG_FILE).is_file() and (path / "checkpoints").is_dir():
         latest = checkpoint.latest(path)
         if latest is None:
             raise ConfigError(
@@ -60,14 +57,9 @@ def find_model(text: str) -> Target:
 def _checkpoint_target(folder: Path) -> Target:
     folder = folder.absolute()
     run = folder.parent.parent
-    file = run / "config.yaml"
-    if not file.is_file():
+    if not (run / CONFIG_FILE).is_file():
         return Target(f"{folder}/policy", folder.name)
-    try:
-        config: Any = OmegaConf.to_container(OmegaConf.load(file))
-    except (OmegaConfBaseException, YAMLError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{file} cannot be read: {reason}") from error
+    config = read_stored_config(run)
     return Target(f"{folder}/policy", f"{run.name}-{folder.name}", run, config)
 
 

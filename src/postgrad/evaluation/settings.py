@@ -178,8 +178,9 @@ def _run_defaults(run_config: dict[str, Any]) -> dict[str, Any]:
     defaults: dict[str, Any] = {}
     for key in DEFAULTS_FROM_RUN:
         section, leaf = key.split(".")
-        if leaf in run_config.get(section, {}):
-            defaults.setdefault(section, {})[leaf] = run_config[section][leaf]
+        stored = run_config.get(section)
+        if isinstance(stored, dict) and leaf in stored:
+            defaults.setdefault(section, {})[leaf] = stored[leaf]
     return defaults
 
 

@@ -4,6 +4,8 @@ import logging
 import sys
 import time
 
+from postgrad.errors import first_line
+
 LIMIT_S = 900.0
 
 
@@ -20,7 +22,7 @@ def main() -> int:
                 ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
             found = ray.cluster_resources().get("GPU", 0.0)
         except Exception as error:  # the head is still starting
-            reason = str(error).strip().split("\n")[0]
+            reason = first_line(error)
         else:
             if found >= wanted:
                 return 0

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, first_line
 from postgrad.files import atomic_write_text
 from postgrad.model.passes import attention
 from postgrad.model.passes.head import token_outputs
@@ -143,11 +143,6 @@ def try_backward(model: Any, batch: Batch, kind: PassKind) -> None:
             )
             # The gradient of one weight: the others' need not fit into memory here.
             torch.autograd.grad(states.float().sum(), model.get_input_embeddings().weight)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, or its type where it has none."""
-    return str(error).strip().split("\n")[0][:200] or type(error).__name__
 
 
 def disagreement(

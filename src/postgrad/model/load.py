@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from postgrad.config.schema import ModelConfig
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import ConfigError, did_you_mean, first_line
 from postgrad.files import create_folder_once
 from postgrad.log_level import DEBUG, log_level
 from postgrad.model.device import DTYPES, supports_triton
@@ -313,9 +313,9 @@ def _explain_load_error(path: str, kind: Any, error: Exception) -> str:
     """Return why loading failed: what the path shows, else the first line of the error."""
     folder = Path(path)
     if not folder.exists():
-        return _first_line(error) if hub_is_reachable() else _explain_unknown_name(path)
+        return _reason(error) if hub_is_reachable() else _explain_unknown_name(path)
     if folder.is_file() or is_adapter(path):
-        return _first_line(error)
+        return _reason(error)
     latest = folder / "checkpoints" / "latest"
     if latest.is_file():
         step = latest.read_text().strip()
@@ -327,9 +327,9 @@ def _explain_load_error(path: str, kind: Any, error: Exception) -> str:
     if kind.__name__ == "AutoTokenizer":
         return (
             "its tokenizer is missing or broken; copy the tokenizer's files into the folder "
-            f"({_first_line(error)})"
+            f"({_reason(error)})"
         )
-    return _first_line(error)
+    return _reason(error)
 
 
 def _explain_unknown_name(path: str) -> str:
@@ -359,12 +359,12 @@ def _gguf_source(path: Path, with_weights: bool) -> dict[str, Any]:
     return source
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    reason = lines[0][:200].strip(" :") if lines else ""
-    if isinstance(error, OSError | ValueError | SafetensorError) and reason:
-        return reason
-    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+def _reason(error: Exception) -> str:
+    """The first line of an error, after the name of its type if that says more than the line."""
+    reason = first_line(error, max_chars=200).strip(" :")
+    has_text = reason != type(error).__name__
+    is_plain = isinstance(error, OSError | ValueError | SafetensorError)
+    return f"{type(error).__name__}: {reason}" if has_text and not is_plain else reason
 
 
 def _silence_transformers() -> None:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import LoraConfig, ModelConfig
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import ConfigError, did_you_mean, first_line
 from postgrad.model.folder_checks import check_folder
 from postgrad.model.loaded import Loaded
 from postgrad.model.quantized import QuantizedLinear, quantized_modules
@@ -349,7 +349,7 @@ def merge_adapter(model: Any, folder: str) -> Any:
     try:
         return peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        reason = str(error).splitlines()[0][:200]
+        reason = first_line(error)
         raise ConfigError(
             f"model.path={folder}: the adapter does not fit its base model: {reason}"
         ) from error

@@ -1,13 +1,11 @@
 """The model card (README.md) of a published model, written from its run folder."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from postgrad.config.stored import CONFIG_FILE, read_stored_config
+from postgrad.training.log import read_metrics
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 SHOWN_METRICS = (  # (metric, label)
@@ -101,12 +99,7 @@ def _metrics(run: Path, step: int | None) -> list[str]:
 def _read_values(run: Path, step: int | None) -> dict[str, list[tuple[int, float]]]:
     """Return (step, value) pairs of the shown metrics up to `step`."""
     values: dict[str, list[tuple[int, float]]] = {}
-    file = run / "metrics.jsonl"
-    for text in file.read_text().splitlines() if file.is_file() else []:
-        try:
-            line = json.loads(text)
-        except ValueError:  # a kill cut the last line short
-            break
+    for line in read_metrics(run):
         if step is not None and line["step"] > step:
             continue
         for name, _ in SHOWN_METRICS:
@@ -117,7 +110,7 @@ def _read_values(run: Path, step: int | None) -> dict[str, list[tuple[int, float
 
 def _how_to_repeat(run: Path) -> list[str]:
     """Return the command and the configuration that repeat the run."""
-    file = run / "config.yaml"
+    file = run / CONFIG_FILE
     text = file.read_text() if file.is_file() else ""
     if not text:
         return []
@@ -140,14 +133,10 @@ def _how_to_repeat(run: Path) -> list[str]:
 
 
 def _read_config(run: Path | None) -> dict[str, Any]:
-    """Return the configuration of a run; empty if there is none that can be read."""
-    if run is None or not (run / "config.yaml").is_file():
+    """Return the configuration of a run; empty if there is none. Raises ConfigError."""
+    if run is None or not (run / CONFIG_FILE).is_file():
         return {}
-    try:
-        config: Any = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
-    except (OmegaConfBaseException, YAMLError, OSError):
-        return {}
-    return config if isinstance(config, dict) else {}
+    return read_stored_config(run)
 
 
 def _value(config: dict[str, Any], key: str) -> Any:

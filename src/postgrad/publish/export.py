@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from postgrad.config.schema import ModelConfig
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError, RunError, first_line
 from postgrad.files import atomic_folder
 from postgrad.model import lora
 from postgrad.model.load import load, save
@@ -263,7 +263,7 @@ def _expected_weights(model_files: Path) -> Expected:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_files))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).splitlines()[0][:200]
+        reason = first_line(error)
         raise ConfigError(f"{model_files}/config.json describes no model: {reason}") from error
     model.tie_weights()
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from postgrad.config.schema import ModelConfig, RolloutConfig
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, first_line
 from postgrad.model.device import (
     DTYPES,
     choose_device,
@@ -202,7 +202,7 @@ def load_weights(model: Any, files: list[Path]) -> int:
                         if file_of[name] == file:
                             parameter.copy_(tensors.get_tensor(name))
     except (SafetensorError, OSError) as error:
-        reason = str(error).splitlines()[0][:200]
+        reason = first_line(error)
         raise ApiError(400, f"the weights cannot be read: {reason}", "folder") from error
     return len(parameters)
 

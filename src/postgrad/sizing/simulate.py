@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from postgrad.config.schema import Config
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError, RunError, first_line
 from postgrad.model.device import DTYPES
 from postgrad.model.experts import count_experts
 from postgrad.model.loaded import Loaded
@@ -106,7 +106,7 @@ def build_model(
             trust_remote_code=config.model.trust_remote_code,
         )
     except (ValueError, KeyError, TypeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise ConfigError(
             f"model.path={config.model.path} cannot be built from its configuration: {reason}"
         ) from error

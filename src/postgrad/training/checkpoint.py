@@ -149,9 +149,9 @@ def find_resumable(folder: Path, note: Callable[[str], None]) -> Path | None:
     """
     root = folder / "checkpoints"
     pointer = root / "latest"
-    name = pointer.read_text().strip() if pointer.is_file() else ""
-    if not name:
+    if not pointer.is_file():
         return None
+    name = _read_name(pointer)
     complete = [path for path in _checkpoints_by_step(root) if _is_complete(path)]
     if root / name in complete:
         return root / name
@@ -180,7 +180,7 @@ def load(checkpoint: Path, models: Sequence[Savable]) -> State:
             pending=decode(pending.read_bytes()) if pending.is_file() else [],
             lr=state.get("lr"),
         )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, LookupError, RecursionError, SafetensorError, TypeError, ValueError) as error:
         raise RunError(
             f"checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); if it is "
             "damaged, remove that folder, and the same command continues from the one before"
@@ -262,13 +262,20 @@ def _read_pointer(folder: Path, name: str) -> Path | None:
     pointer = folder / "checkpoints" / name
     if not pointer.is_file():
         return None
-    checkpoint = pointer.parent / pointer.read_text().strip()
+    name = _read_name(pointer)
+    checkpoint = pointer.parent / name
     if not _is_complete(checkpoint):
         raise RunError(
-            f"{pointer} names {checkpoint.name}, which does not exist; "
+            f"{pointer} names {name}, which does not exist; "
             "write the name of another checkpoint into it, or remove it to start again"
         )
     return checkpoint
+
+
+def _read_name(pointer: Path) -> str:
+    """Return the name in the file `latest` or `best`; "nothing" if it holds no name."""
+    name = pointer.read_text(errors="replace").strip()[:100]
+    return name or "nothing"
 
 
 def _checkpoint_folder(folder: Path, step: int) -> Path:

@@ -148,7 +148,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     for text in file.read_bytes().splitlines():
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # a kill cut the line short
             continue
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             lines.append(line)

@@ -10,11 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from yaml import YAMLError
-
 from postgrad.config.compose import differences, to_yaml
 from postgrad.config.schema import Config
+from postgrad.config.stored import CONFIG_FILE, read_stored_config
 from postgrad.errors import ConfigError
 from postgrad.files import acquire_lock, atomic_write_text
 
@@ -71,11 +69,11 @@ def resume_config(config: Config) -> Config:
     Settings with the value auto become what the run probed at its start, so that a resumed run
     computes the same bits. Raises ConfigError if another setting differs from the stored one.
     """
-    file = run_folder(config) / "config.yaml"
-    if not file.is_file():
+    folder = run_folder(config)
+    if not (folder / CONFIG_FILE).is_file():
         return config
     defaults = dataclasses.asdict(type(config)(method=type(config.method)()))
-    stored = _with_defaults(_read_config(file), defaults)
+    stored = _with_defaults(_read_config(folder), defaults)
     for section, key, auto in AUTO:
         settings = getattr(config, section)
         if getattr(settings, key) == auto:
@@ -92,7 +90,7 @@ def create_folder(config: Config) -> Path:
     try:
         for name in ("rollouts", "checkpoints", "eval"):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        atomic_write_text(folder / "config.yaml", to_yaml(config))
+        atomic_write_text(folder / CONFIG_FILE, to_yaml(config))
     except OSError as error:
         raise _not_writable(folder, error) from error
     return folder
@@ -114,7 +112,7 @@ def locked_folder(folder: Path, new: bool = False) -> Iterator[None]:
     except OSError as error:
         raise _not_writable(folder, error) from error
     with lock:
-        if new and (folder / "config.yaml").exists():
+        if new and (folder / CONFIG_FILE).exists():
             raise ConfigError(
                 f"another process has created {folder} meanwhile; the same command continues it"
             )
@@ -158,18 +156,17 @@ def _changeable_in(config: Config) -> set[str]:
     return keys
 
 
-def _read_config(file: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     """Return the settings that a run started with. Raises ConfigError."""
     try:
-        stored: Any = OmegaConf.to_container(OmegaConf.load(file))
-    except (OSError, ValueError, YAMLError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{file} cannot be read: {reason}; use another name=...") from error
-    sections = {section for section, _, _ in AUTO}
-    if not isinstance(stored, dict) or not all(
-        isinstance(stored.get(section), dict) for section in sections
-    ):
-        raise ConfigError(f"{file} is not the configuration of a run; use another name=...")
+        stored = read_stored_config(folder)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; use another name=...") from error
+    for section, _, _ in AUTO:
+        if not isinstance(stored.get(section), dict):
+            raise ConfigError(
+                f"{folder / CONFIG_FILE} has no section {section}; use another name=..."
+            )
     return stored
 
 

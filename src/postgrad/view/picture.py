@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from postgrad.config.stored import read_stored_config
 from postgrad.errors import ConfigError
 from postgrad.view.metrics import Metrics
 
@@ -208,9 +207,9 @@ def _draw_main_curves(axis: Any, metrics: Metrics) -> None:
 def _poster_title(folder: Path) -> str:
     """The run's name with its method and data, if its configuration can be read."""
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config = read_stored_config(folder)
         return f"{folder.resolve().name}: {config['method']['name']} on {config['data']['train']}"
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+    except (ConfigError, KeyError, TypeError):
         return folder.resolve().name
 
 

@@ -3,9 +3,8 @@
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from postgrad.config.overrides import first_line
 from postgrad.data.readers import extension, one_line
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, first_line
 
 
 def fetch(repo: str, patterns: tuple[str, ...], revision: str = "") -> tuple[Path, list[Path], str]:
@@ -54,8 +53,9 @@ def fetch(repo: str, patterns: tuple[str, ...], revision: str = "") -> tuple[Pat
             f"{repo}: no such data set on the hub, or it is private; check repo= or set HF_TOKEN"
         ) from error
     except (OSError, ValueError, HfHubHTTPError) as error:  # all network errors are one of these
+        reason = first_line(error, max_chars=120)
         raise ConfigError(
-            f"{repo} cannot be reached and is not in the cache ({first_line(error)[:120]}); "
+            f"{repo} cannot be reached and is not in the cache ({reason}); "
             "connect, set HF_ENDPOINT to a mirror, or download its files on another machine "
             "and give from=FOLDER"
         ) from error

@@ -13,13 +13,12 @@ from typing import Protocol
 
 import torch
 
-from postgrad.errors import RunError
+from postgrad.errors import RunError, first_line
 from postgrad.files import atomic_write_text
 from postgrad.model.gate import (
     disagreement,
     eval_mode,
     fingerprint,
-    first_line,
     our_logprobs,
     probe_rows,
 )
