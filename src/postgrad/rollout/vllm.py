@@ -6,7 +6,6 @@ sleep. With rollout.tensor_parallel, each rank of a process group holds its slic
 Tested with vLLM 0.26 to 0.32; in process groups with 0.32 only.
 """
 
-import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,11 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from postgrad.config.schema import EngineConfig
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError, RunError, first_line
 from postgrad.model.device import DTYPES, choose_device, free_memory_bytes
 from postgrad.model.load import resolve_path, stop_ids
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import is_adapter
+from postgrad.packages import is_installed
 from postgrad.rollout.engine import Completion, Request, Sampling, check_context, token_limit
 from postgrad.rollout.stops import StopStrings
 
@@ -44,9 +44,13 @@ ENVIRONMENT = {
 
 def check_vllm() -> None:
     """Raise ConfigError when vLLM is not installed or finds no device to run on."""
-    if importlib.util.find_spec("vllm") is None:
+    if not is_installed("vllm"):
         raise ConfigError(f"rollout.engine=vllm needs vLLM: {INSTALL}")
-    if not platform():
+    try:
+        device = platform()
+    except RunError as error:
+        raise ConfigError(f"rollout.engine=vllm: {error}; {INSTALL}") from error
+    if not device:
         raise ConfigError(
             "rollout.engine=vllm: this build of vLLM finds no device it can run on; "
             f"{INSTALL}, or use rollout.engine=native"
@@ -54,15 +58,18 @@ def check_vllm() -> None:
 
 
 def platform() -> str:
-    """Return the device type that the installed vLLM runs on; "" when there is none."""
+    """Return the device type that the installed vLLM runs on; "" when there is none.
+
+    Raises RunError if vLLM cannot be imported.
+    """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         from vllm.platforms import current_platform  # type: ignore[import-not-found]
 
         return str(current_platform.device_type)
-    except (ImportError, OSError, RuntimeError):  # a build for another machine fails in many ways
-        return ""
+    except (ImportError, OSError, RuntimeError) as error:  # a build for another machine, mostly
+        raise RunError(f"the installed vLLM cannot be imported ({first_line(error)})") from error
 
 
 class VllmEngine:

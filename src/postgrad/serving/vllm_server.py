@@ -5,7 +5,6 @@ Its options make it sample and report log-probs as the native server does.
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import signal
@@ -18,7 +17,8 @@ from pathlib import Path
 import httpx
 
 from postgrad import web
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError, RunError, first_line
+from postgrad.packages import is_installed
 from postgrad.serving.options import ServeOptions
 from postgrad.serving.servers_file import list_servers, local_host, make_entry
 
@@ -48,7 +48,7 @@ def why_not(models: Sequence[str], options: ServeOptions) -> str:
 
     The reasons that are fast to check come first.
     """
-    if importlib.util.find_spec("vllm") is None:
+    if not is_installed("vllm"):
         return "vLLM is not installed"
     if len(models) > 1:
         return "several models share one port"
@@ -66,7 +66,10 @@ def why_not(models: Sequence[str], options: ServeOptions) -> str:
         return "vLLM reads model folders, and this is an adapter"
     device = choose_device(options.device).type
     architectures = model_config(ModelConfig(path=path)).architectures or []
-    vllm_device, known = ask_vllm()
+    try:
+        vllm_device, known = ask_vllm()
+    except RunError as error:
+        return f"the installed vLLM does not start: {error}"
     if vllm_device != device:
         where = f"runs on {vllm_device}" if vllm_device else "finds no device to run on"
         return f"the installed vLLM {where}, the model on {device}"
@@ -82,7 +85,10 @@ def only_native(options: ServeOptions) -> str:
 
 
 def ask_vllm() -> tuple[str, list[str]]:
-    """Return the device type that vLLM runs on ("" for none) and the architectures it knows."""
+    """Return the device type that vLLM runs on ("" for none) and the architectures it knows.
+
+    Raises RunError if vLLM cannot be imported.
+    """
     try:
         process = subprocess.run(
             [sys.executable, "-c", PROBE],
@@ -93,8 +99,11 @@ def ask_vllm() -> tuple[str, list[str]]:
             check=True,
         )
         device, architectures = json.loads(process.stdout.strip().splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return "", []
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
+        raise RunError(lines[-1][:300]) from error
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise RunError(first_line(error)) from error
     return str(device), list(architectures)
 
 
@@ -108,7 +117,7 @@ def serve_vllm(models: dict[str, str], token: str, options: ServeOptions) -> int
         NotReady: a server did not start.
         RunError: a server ended by itself later.
     """
-    if importlib.util.find_spec("vllm") is None:
+    if not is_installed("vllm"):
         raise ConfigError(
             "--engine vllm needs vLLM, which is not installed: pip install vllm, "
             "or leave out --engine"
@@ -135,7 +144,7 @@ def serve_vllm(models: dict[str, str], token: str, options: ServeOptions) -> int
                 print("Ctrl-C ends it", flush=True)
                 _watch(children, list(models))
     except KeyboardInterrupt:
-        pass
+        pass  # Ctrl-C or SIGTERM is how a server ends
     finally:
         for child in children:
             stop(child, options.grace)

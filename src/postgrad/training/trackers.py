@@ -5,13 +5,13 @@ The run folder stays the source of truth.
 
 import dataclasses
 import hashlib
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
+from postgrad.packages import is_installed
 from postgrad.training.report import Reporter, print_line
 from postgrad.types import Batch
 
@@ -25,7 +25,7 @@ class Tracker(NamedTuple):
 
 def check_tracker(config: Config) -> None:
     """Raise ConfigError if the package of the tracker is not installed."""
-    if config.track and importlib.util.find_spec(config.track) is None:
+    if config.track and not is_installed(config.track):
         raise ConfigError(
             f"track={config.track} needs the package {config.track}; "
             f"pip install {config.track}, or pip install 'postgrad[track]'"
