@@ -50,6 +50,7 @@ class Load(NamedTuple):
     numbers: int  # of a prompt
     tokens: int  # of a response, at most
     temperature: float
+    has_seeds: bool  # a seed per request
 
 
 class Response(NamedTuple):
@@ -108,10 +109,11 @@ def run_client(load: Load, number: int, deadline: float, results: list[Response]
             "prompt": prompt,
             "max_tokens": load.tokens,
             "temperature": load.temperature,
-            "seed": rng.randrange(1 << 30),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if load.has_seeds:
+            body["seed"] = rng.randrange(1 << 30)
         results.append(send(connection, f"{address.path}/completions", body))
     connection.close()
 
@@ -190,6 +192,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--numbers", type=int, default=32)
     parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--no-seeds", action="store_true", help="vLLM samples slower with seeds")
     parser.add_argument("--processes", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--out", default="", help="file of results, one line per number of clients")
     parser.add_argument("--system", default="postgrad", help="name of the server in --out")
@@ -206,7 +209,8 @@ def main() -> None:
     if url is None:
         process, url = start_server(model, server_options)
         model = SERVED_NAME
-    load = Load(url.rstrip("/"), model, options.numbers, options.tokens, options.temperature)
+    sizes = options.numbers, options.tokens, options.temperature
+    load = Load(url.rstrip("/"), model, *sizes, has_seeds=not options.no_seeds)
     spawn = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(options.processes, mp_context=spawn) as pool:

@@ -14,7 +14,6 @@ adapters. A line is written for every measured step, so a run that is cut leaves
 import argparse
 import os
 import random
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,8 +22,7 @@ from typing import Any
 from rows import is_measured, rollout_name, step_name, write_row
 from sizes import SHAPES, make_empty_model, make_model, vocabulary_size
 
-HERE = Path(__file__).resolve().parent
-CACHE_BYTES = 20 * 2**30  # of vLLM for a warm-up that leaves memory to others
+WARM_CACHE_BYTES = 2 * 2**30  # of vLLM in a warm-up, which leaves memory to others
 
 
 def random_prompts(shape: str, count: int, tokens: int) -> list[list[int]]:
@@ -44,8 +42,10 @@ def run_vllm(args: argparse.Namespace) -> None:
     wanted = {
         system: logprobs
         for system, logprobs in variants.items()
-        if not is_measured(args.out, name, system)
+        if args.warm_only or not is_measured(args.out, name, system)
     }
+    if not wanted:
+        return
     start = time.perf_counter()
     llm = vllm.LLM(
         str(make_empty_model(Path(args.folder), args.shape)),
@@ -62,6 +62,9 @@ def run_vllm(args: argparse.Namespace) -> None:
         {"prompt_token_ids": prompt}
         for prompt in random_prompts(args.shape, args.rows // args.samples, args.prompt)
     ]
+    if args.warm_only:
+        llm.generate(prompts[:1], vllm.SamplingParams(max_tokens=2), use_tqdm=False)
+        return
     for system, logprobs in wanted.items():
         sampling = vllm.SamplingParams(
             n=args.samples,
@@ -78,7 +81,7 @@ def run_vllm(args: argparse.Namespace) -> None:
             seconds.append(time.perf_counter() - start)
         best = min(seconds[1:] or seconds)
         write_row(
-            None if args.warm_only else args.out,
+            args.out,
             name,
             system,
             version=vllm.__version__,
@@ -96,7 +99,7 @@ def warmup_options(args: argparse.Namespace) -> dict[str, Any]:
         options = {"max_num_batched_tokens": 4096, "logprobs_mode": "processed_logprobs"}
         options["enable_sleep_mode"] = True
     if args.warm_only:
-        options["kv_cache_memory_bytes"] = CACHE_BYTES // 10
+        options["kv_cache_memory_bytes"] = WARM_CACHE_BYTES
     return options
 
 
@@ -298,7 +301,9 @@ def main() -> None:
     parser.add_argument("--warm-only", action="store_true", help="vllm: only fill its caches")
     parser.add_argument("--like-trl", action="store_true", help="vllm: TRL's settings")
     args = parser.parse_args()
-    sys.path.insert(0, str(HERE))
+    name = step_name(args.shape, args.problems, args.samples, args.tokens)
+    if args.system != "vllm" and is_measured(args.out, name, f"{args.system} with {args.engine}"):
+        return
     {"vllm": run_vllm, "trl": run_trl, "unsloth": run_unsloth}[args.system](args)
 
 

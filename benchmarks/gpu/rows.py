@@ -2,11 +2,15 @@
 
 A line has `name`, what was measured, and `system`, who did it. A benchmark that is started again
 with the same file measures only what has no result there yet, so one that was cut continues.
-`failed` says why a line has no figures; such a line is measured again.
+`failed` says why a line has no figures; such a line is measured again. For a program that ended
+without a result, such as one that ran out of time:
+
+    python benchmarks/gpu/rows.py NAME SYSTEM REASON FILE
 """
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +59,14 @@ def step_name(shape: str, problems: int, samples: int, tokens: int) -> str:
 def rollout_name(shape: str, rows: int, samples: int, tokens: int) -> str:
     """Return the name of a rollout, the same for every system."""
     return f"rollout {shape} {rows // samples} x {samples} x {tokens}"
+
+
+def main() -> None:
+    """Write a line that says why a system has no figures, unless it has some."""
+    name, system, reason, file = sys.argv[1:5]
+    if not is_measured(Path(file), name, system):
+        write_row(Path(file), name, system, failed=reason or "no output")
+
+
+if __name__ == "__main__":
+    main()

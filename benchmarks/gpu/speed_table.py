@@ -212,14 +212,24 @@ def estimates_table(results: Results) -> str:
 
 
 def longest_table(results: Results) -> str:
-    """Return the longest rows that train."""
+    """Return the long rows that trained, and the longest ones that a search found."""
     rows: list[list[str]] = []
+    for key, work in ROWS.items():
+        found = results.find(work.name)
+        if not key.startswith("row-") or not found or "failed" in found[-1]:
+            continue
+        tokens = f"{PROMPT + work.tokens:,}"
+        rows.append([key.removeprefix("row-"), tokens, "-", _memory(found[-1]["result"])])
     for row in results.starting("longest row "):
-        memory = row.get("memory_gib")
-        cells = [row["name"].removeprefix("longest row "), f"{row['longest']:,}"]
-        cells.append(f"{row['fails_at']:,}" if row.get("fails_at") else "-")
-        rows.append([*cells, f"{memory:.1f} GiB" if memory else "-"])
+        case = row["name"].removeprefix("longest row ")
+        bound = f"{row['fails_at']:,}" if row.get("fails_at") else "-"
+        rows.append([case, f"{row['longest']:,}", bound, _memory(row)])
     return markdown(("case", "tokens that train", "tokens that do not", "memory"), rows)
+
+
+def _memory(figures: Row) -> str:
+    memory = figures.get("memory_gib")
+    return f"{memory:.1f} GiB" if memory else "-"
 
 
 def low_memory_table(results: Results) -> str:
