@@ -273,6 +273,13 @@ def test_a_broken_recipe_file_is_refused_in_one_line(tmp_path, text):
     error_of(recipe=str(file))
 
 
+@pytest.mark.parametrize("content", [b"3", b"\xff\xfe", b"[" * 3000, b"a: &a [*a]"])
+def test_a_recipe_file_without_settings_is_refused_in_one_line(tmp_path, content):
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(content)
+    assert "mine.yaml" in error_of(recipe=str(file))
+
+
 @pytest.mark.parametrize("name", recipe_params([n for n in recipe_names() if n != "base"]))
 def test_every_recipe_composes_passes_its_check_and_is_shown_with_every_setting(
     name, capsys, tmp_path

@@ -82,6 +82,16 @@ def test_compare_command(tmp_path, capsys):
     assert json.loads((tmp_path / "c.json").read_text())["sets"]["gsm"]["b_right_a_wrong"] == 2
 
 
+@pytest.mark.parametrize("content", [b"", b"[1]", b"3", b"\xff", b"[" * 5000])
+def test_damaged_settings_give_one_line(content, tmp_path, capsys):
+    a = write_folder(tmp_path / "a", 0.0, x=[True])
+    b = write_folder(tmp_path / "b", 0.0, x=[True])
+    (b / "settings.json").write_bytes(content)
+    assert main(["eval", "compare", str(a), str(b)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(b / "settings.json") in line
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

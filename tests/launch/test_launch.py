@@ -129,6 +129,8 @@ def test_skypilot_runs_the_command_on_the_first_node(capsys, fake_tools):
         (["slurm", "nodes=0", *TRAIN], "nodes"),
         (["slurm", "job=No Spaces", *TRAIN], "name"),
         (["slurm", "nodes=1", "gpus=2", *TRAIN, "cluster.engines=2"], "engines"),
+        (["slurm", *TRAIN, "cluster.engines=two"], "cluster.engines=two"),
+        (["slurm", *TRAIN, "cluster.pools.judge=x"], "cluster.pools.judge=x"),
         (["kuberay", *TRAIN], "image"),
         (["skypilot", *TRAIN], "accelerator"),
         (["ssh", "nodes=2", *TRAIN], "hosts"),

@@ -10,7 +10,7 @@ from postgrad.errors import ConfigError
 
 DESCRIPTION = """\
 Serves an environment for runs on other machines: environment=http://HOST:PORT. CLASS is guess,
-file.py:Class or package.module:Class; words NAME=VALUE are its arguments. The server speaks the
+file.py:Class or package.module:Class; NAME=VALUE pairs are its arguments. The server speaks the
 wire of OpenEnv: one WebSocket per trajectory with reset, step and state (docs/environments.md)."""
 
 GRACE_S = 2  # seconds that running calls get when the server stops
@@ -73,12 +73,15 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _read_options(words: list[str]) -> dict[str, Any]:
-    """Return NAME=VALUE words as arguments; a value is read as YAML, like a setting of a run."""
+def _read_options(pairs: list[str]) -> dict[str, Any]:
+    """Return NAME=VALUE pairs as arguments; a value is read as YAML, like a setting of a run."""
     options: dict[str, Any] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
         if not equals:
-            raise ConfigError(f"{word} is not an argument of the class; write NAME=VALUE")
-        options[name] = yaml.safe_load(value)
+            raise ConfigError(f"{pair} is not an argument of the class; write NAME=VALUE")
+        try:
+            options[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{pair} is not YAML; put the value into quotes") from error
     return options

@@ -7,7 +7,7 @@ from postgrad.cli.arguments import Parser, whole_number
 from postgrad.errors import ConfigError
 
 
-def from_rollouts_command(words: list[str]) -> int:
+def from_rollouts_command(argv: list[str]) -> int:
     """Writes the chosen trajectories of a run as conversations; returns the exit code."""
     parser = Parser(
         "data from-rollouts RUN [where=CONDITIONS] [per_problem=0] [out=FILE.jsonl]",
@@ -27,7 +27,7 @@ def from_rollouts_command(words: list[str]) -> int:
     parser.add_setting(
         "out", type=Path, metavar="FILE.jsonl", help="default: RUN/rollouts-sft.jsonl"
     )
-    arguments = parser.parse(words)
+    arguments = parser.parse(argv)
     from postgrad.data.from_rollouts import parse_where, select_rollouts
     from postgrad.data.tables import write_rows
 

@@ -176,6 +176,9 @@ def _compose_raw(recipe: str, overrides: list[str]) -> DictConfig:
     except YAMLError as error:
         reason = " ".join(str(error).replace(f'in "{recipe}", ', "").split())[:200]
         raise ConfigError(f"recipe {recipe} is not YAML: {reason}") from error
+    except (OSError, UnicodeDecodeError, RecursionError) as error:  # what OmegaConf lets through
+        reason = first_line(error, max_chars=200)
+        raise ConfigError(f"recipe {recipe} is not a YAML file of settings: {reason}") from error
     OmegaConf.set_struct(composed, False)
     return composed
 

@@ -46,8 +46,8 @@ class Translation:
 
     @property
     def command(self) -> str:
-        words = [f"{key}={_quoted(value)}" for key, value in self.overrides.items()]
-        return " \\\n  ".join([f"postgrad train {self.recipe}", *words])
+        overrides = [f"{key}={_quoted(value)}" for key, value in self.overrides.items()]
+        return " \\\n  ".join([f"postgrad train {self.recipe}", *overrides])
 
 
 def _quoted(value: str) -> str:
@@ -121,7 +121,7 @@ def _read_trl(text: str) -> tuple[str, dict[str, str]] | None:
     """The keyword arguments of the first call of a TRL config; None if there is none."""
     try:
         tree = ast.parse(text)
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):

@@ -31,7 +31,7 @@ def read_trl_yaml(text: str) -> tuple[str, dict[str, str]] | None:
     """
     try:
         values = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return None
     if not isinstance(values, dict) or not set(TRL_NAMES) & values.keys():
         return None

@@ -9,7 +9,7 @@ from typing import Any
 from postgrad.config.suggestions import suggest_value
 from postgrad.errors import ConfigError
 
-# bound -> (test that a number breaks it, words of the error)
+# bound -> (test that a number breaks it, its text in the error)
 BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
     "at_least": (operator.lt, "at least"),
     "above": (operator.le, "above"),
@@ -69,8 +69,8 @@ def _check_size(key: str, value: Any, may_be_infinite: bool, largest: float) -> 
 
 def _check_bound(key: str, value: Any, bound: str, limit: float) -> None:
     """Checks a number, each number of a list, or nothing if the value is None."""
-    breaks, words = BOUNDS[bound]
+    breaks, relation = BOUNDS[bound]
     numbers = value if isinstance(value, list) else [value]
     for number in numbers:
         if number is not None and breaks(number, limit):
-            raise ConfigError(f"{key}={value} is out of range; it must be {words} {limit:g}")
+            raise ConfigError(f"{key}={value} is out of range; it must be {relation} {limit:g}")

@@ -90,7 +90,7 @@ def select_rollouts(
         run: the folder of the run.
         conditions: on the columns of the rollouts, `step` and `length` (tokens).
         per_problem: most rows per problem, the first ones; 0: all.
-        on_note: is told if the run's training data cannot be read.
+        on_note: called with a line if the run's training data cannot be read.
 
     Raises:
         ConfigError: the folder has no rollouts, a file cannot be read, or a column does not exist.

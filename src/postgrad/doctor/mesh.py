@@ -38,14 +38,14 @@ class Proposal:
 
     @property
     def overrides(self) -> str:
-        """The settings that ask for it."""
-        words = [
+        """The settings of this mesh, as typed on the command line."""
+        overrides = [
             f"cluster.tensor_parallel={self.cluster.tensor_parallel}",
             f"cluster.sequence_parallel={self.cluster.sequence_parallel}",
         ]
         if self.cluster.expert_parallel > 1:
-            words.append(f"cluster.expert_parallel={self.cluster.expert_parallel}")
-        return " ".join(words)
+            overrides.append(f"cluster.expert_parallel={self.cluster.expert_parallel}")
+        return " ".join(overrides)
 
 
 class MeshEstimator:

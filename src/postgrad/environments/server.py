@@ -49,7 +49,7 @@ def make_app(spec: SessionSpec, host: str, token: str = "", max_sessions: int = 
     _check(environment_class, spec.environment)
     server = EnvironmentServer(spec, max_sessions)
 
-    def refusal(connection: HTTPConnection) -> str:
+    def why_rejected(connection: HTTPConnection) -> str:
         if not has_token(connection, token):
             return "this server needs a token: Authorization: Bearer TOKEN"
         return reject_reason(connection, host)
@@ -58,12 +58,12 @@ def make_app(spec: SessionSpec, host: str, token: str = "", max_sessions: int = 
         return JSONResponse({"status": "healthy"})
 
     async def schema(request: Request) -> Response:
-        if reason := refusal(request):
+        if reason := why_rejected(request):
             return JSONResponse({"error": reason}, status_code=401)
         return JSONResponse(describe(environment_class))
 
     async def session(websocket: WebSocket) -> None:
-        if reason := refusal(websocket):
+        if reason := why_rejected(websocket):
             await websocket.close(POLICY_VIOLATION, reason)
             return
         await server.serve(websocket)

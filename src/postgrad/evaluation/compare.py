@@ -1,6 +1,5 @@
 """Compares two evaluations on the same problems: paired difference, interval, sign test."""
 
-import json
 from collections.abc import Mapping, Sequence
 from math import comb
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 
 from postgrad.config.compose import differences
 from postgrad.errors import ConfigError, did_you_mean
-from postgrad.evaluation.folder import read_rows, set_names
+from postgrad.evaluation.folder import read_json_object, read_rows, set_names
 from postgrad.evaluation.report import align, percent
 
 NUM_DRAWS = 10_000
@@ -167,7 +166,7 @@ def _settings(folder: Path) -> dict[str, Any]:
             f"{folder} is not the folder of an evaluation (it has no settings.json); "
             f"{did_you_mean(folder.name, evaluations)}"
         )
-    return json.loads(file.read_text())
+    return read_json_object(file)
 
 
 def _compare_files(name: str, first: Path, second: Path) -> dict[str, Any]:

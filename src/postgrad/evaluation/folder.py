@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.config.compose import differences
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError, RunError, first_line
 from postgrad.files import acquire_lock, append_bytes, atomic_write_text
 from postgrad.judge.llm import RATINGS_STEM
 from postgrad.problem import Problem
@@ -42,11 +42,20 @@ def stored_settings(folder: Path) -> dict[str, Any] | None:
             )
         return None
     try:
-        return json.loads(file.read_text())
-    except ValueError as error:
-        raise ConfigError(
-            f"{file} is not JSON ({error}); remove the folder, or choose another out=FOLDER"
-        ) from error
+        return read_json_object(file)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; remove the folder, or choose another out=FOLDER") from error
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file. Raises ConfigError."""
+    try:
+        value = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not JSON ({first_line(error)})") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file} is not a JSON object")
+    return value
 
 
 def _is_unused(folder: Path) -> bool:
@@ -58,7 +67,9 @@ def restore_auto_settings(stored: dict[str, Any], settings: Any) -> None:
     for section_name, key, auto in AUTO:
         section = getattr(settings, section_name)
         if getattr(section, key) == auto:
-            setattr(section, key, stored.get(section_name, {}).get(key, auto))
+            stored_section = stored.get(section_name)
+            if isinstance(stored_section, dict):
+                setattr(section, key, stored_section.get(key, auto))
 
 
 def check_same_settings(folder: Path, stored: dict[str, Any], current: dict[str, Any]) -> None:
@@ -110,8 +121,8 @@ def write(file: Path, text: str) -> None:
     """Writes the file atomically. Raises RunError."""
     try:
         atomic_write_text(file, text)
-    except OSError as error:
-        raise RunError(f"{file} could not be written: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a path without a file name
+        raise RunError(f"{file} could not be written: {first_line(error)}") from error
 
 
 def append(file: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -139,7 +150,7 @@ def read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 return
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ConfigError(
                     f"{file}: line {number} is not JSON; remove the file to evaluate its set again"
                 ) from error

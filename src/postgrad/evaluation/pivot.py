@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, first_line
 from postgrad.evaluation.report import align, percent
 
 METRICS = ("avg", "best", "maj", "format", "answer", "score", "length")
@@ -27,8 +27,8 @@ def read_summaries(folders: Sequence[Path]) -> list[dict[str, Any]]:
         for file in files:
             try:
                 summary = json.loads(file.read_text())
-            except ValueError as error:
-                raise ConfigError(f"{file} is not JSON ({error})") from error
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{file} is not JSON ({first_line(error)})") from error
             if isinstance(summary, dict) and isinstance(summary.get("sets"), dict):
                 summaries.append(summary)
     if not any(summary["sets"] for summary in summaries):

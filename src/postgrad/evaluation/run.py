@@ -1,5 +1,6 @@
 """Runs an evaluation: generates, scores and writes batch by batch, then writes the summary."""
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from postgrad.cluster.backends import open_engine
 from postgrad.cluster.generators import open_chat, open_reward_models
+from postgrad.errors import ConfigError
 from postgrad.evaluation import folder as files
 from postgrad.evaluation.alpaca import is_alpaca, write_answers
 from postgrad.evaluation.plan import Plan, engine_config, resolve_auto_settings
@@ -193,7 +195,8 @@ def _write_summary(plan: Plan, speed: dict[str, Any]) -> dict[str, Any]:
     sets = {name: _summarize_set(plan, name) for name in plan.sets}
     file = plan.folder / "summary.json"
     if not speed and file.is_file():  # nothing was generated now: keep the stored speed
-        speed = json.loads(file.read_text()).get("speed", {})
+        with contextlib.suppress(ConfigError):  # a damaged summary is written again without it
+            speed = files.read_json_object(file).get("speed", {})
     summary = {
         "model": plan.target.label,
         "settings": plan.identity,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from postgrad.errors import ConfigError
 
 PORT = 6379
-# Set by the job file: where the nodes meet.
+# The job file sets these: it knows the address of the cluster.
 CLUSTER_SETTINGS = ("cluster", "cluster.backend", "cluster.address")
 
 
@@ -15,7 +15,7 @@ CLUSTER_SETTINGS = ("cluster", "cluster.backend", "cluster.address")
 class Job:
     """A command on some nodes."""
 
-    command: tuple[str, ...]  # words after `postgrad`, such as train grpo model.path=...
+    command: tuple[str, ...]  # arguments of `postgrad`, such as train grpo model.path=...
     nodes: int
     gpus: int  # per node
     name: str = "postgrad"
@@ -49,7 +49,7 @@ def check_job(job: Job) -> None:
 
 
 def settings_of(job: Job) -> dict[str, str]:
-    """Return the key=value words of the command."""
+    """Return the settings of the command, by key."""
     pairs = (word.partition("=") for word in job.command if "=" in word)
     return {key: value for key, _, value in pairs}
 
@@ -60,19 +60,32 @@ def cluster_command(job: Job, address: str) -> str:
     Without cluster.workers all devices train that no engine and no pool uses.
     """
     settings = settings_of(job)
-    words = [shlex.quote(word) for word in ("postgrad", *job.command)]
+    arguments = [shlex.quote(argument) for argument in ("postgrad", *job.command)]
     if "cluster.workers" not in settings:
-        per_engine = int(settings.get("rollout.tensor_parallel", 1))
-        others = int(settings.get("cluster.engines", 0)) * per_engine
-        for key, value in settings.items():
-            if key.startswith("cluster.pools.") and key != "cluster.pools.verifier":
-                others += int(value)
+        others = _num_other_devices(settings)
         if others >= job.num_gpus:
             raise ConfigError(
                 f"engines and pools use {others} devices of {job.num_gpus}; none is left to train"
             )
-        words.append(f"cluster.workers={job.num_gpus - others}")
-    words += ["cluster=ray", f"cluster.address={address}"]
+        arguments.append(f"cluster.workers={job.num_gpus - others}")
+    arguments += ["cluster=ray", f"cluster.address={address}"]
     if job.folder and "runs" not in settings:
-        words.append(f"runs={shlex.quote(job.folder + '/runs')}")
-    return " ".join(words)
+        arguments.append(f"runs={shlex.quote(job.folder + '/runs')}")
+    return " ".join(arguments)
+
+
+def _num_other_devices(settings: dict[str, str]) -> int:
+    """Return the number of devices that engines and pools use. Raises ConfigError."""
+    per_engine = _count(settings, "rollout.tensor_parallel", default=1)
+    num_devices = _count(settings, "cluster.engines", default=0) * per_engine
+    for key in settings:
+        if key.startswith("cluster.pools.") and key != "cluster.pools.verifier":
+            num_devices += _count(settings, key, default=0)
+    return num_devices
+
+
+def _count(settings: dict[str, str], key: str, default: int) -> int:
+    value = settings.get(key, str(default))
+    if not value.isdecimal():
+        raise ConfigError(f"{key}={value} is not a whole number from 0")
+    return int(value)

@@ -301,6 +301,8 @@ def _from_pretrained(kind: Any, config: ModelConfig, seed: int, **weights: Any) 
     if not Path(path).exists() and not hub_is_reachable():
         # Uses an earlier download at once; otherwise transformers retries for half a minute.
         source["local_files_only"] = True
+        if weights:
+            source["adapter_kwargs"] = {"local_files_only": True}
     try:
         return kind.from_pretrained(**source, trust_remote_code=config.trust_remote_code)
     except torch.OutOfMemoryError:

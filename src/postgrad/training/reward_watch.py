@@ -96,6 +96,6 @@ def is_suspicious(
         return False
     rise = fmean(last) - fmean(first)
     step_error = math.sqrt(variance(first) / len(first) + variance(last) / len(last))
-    spread = sum(max(0.0, share * (1 - share)) for share in (before, after))
-    accuracy_error = math.sqrt(spread / num_answers)
+    variances = sum(max(0.0, share * (1 - share)) for share in (before, after))
+    accuracy_error = math.sqrt(variances / num_answers)
     return rise > 0 and rise >= MIN_T * step_error and rise >= MIN_ERRORS * accuracy_error

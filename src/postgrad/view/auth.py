@@ -67,7 +67,7 @@ class AuthMiddleware:
         await (response or self.app)(scope, receive, send_with_headers)
 
     def reject(self, request: Request) -> Response | None:
-        """None, or the refusal: unknown host name, another origin, or a method that writes."""
+        """None, or an error response: unknown host name, other origin, or a method that writes."""
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("this page is read-only", 405)
         is_page = request.headers.get("sec-fetch-mode") == "navigate" and request.url.path == "/"

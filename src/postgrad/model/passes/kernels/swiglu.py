@@ -76,10 +76,10 @@ def _swiglu_backward(
     grad = tl.load(grad_ptr + row * width + cols, mask=in_row, other=0.0).to(tl.float32)
     sigmoid = 1.0 / (1.0 + tl.exp(-_sigmoid_argument(gate, GELU)))
     activated = gate * sigmoid
-    slope = activated * (1.0 - sigmoid)
+    gate_dsigmoid = activated * (1.0 - sigmoid)
     if GELU:
-        slope *= GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * gate * gate)
-    grad_gate = grad * up * (sigmoid + slope)
+        gate_dsigmoid *= GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * gate * gate)
+    grad_gate = grad * up * (sigmoid + gate_dsigmoid)
     grad_up = grad * activated
     dtype = dx_ptr.dtype.element_ty
     tl.store(dx_ptr + offsets, grad_gate.to(dtype), mask=in_row)
