@@ -7,6 +7,7 @@ token that cannot occur.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,6 +66,7 @@ def _by_slice(
     ]
     # Not by slicing: the backward of split joins the parts once, slicing pads each to full size.
     parts = list(zip(*(tensor.split(chunk) for tensor in flat), strict=True))
+    outputs: list[Any]  # torch does not say what checkpoint returns
     if len(parts) > 1 and torch.is_grad_enabled() and logits.requires_grad:
         outputs = [
             checkpoint(function, *part, use_reentrant=False, preserve_rng_state=False)
