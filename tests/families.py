@@ -105,6 +105,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "logits_scaling": 4.0,
     },
     "mamba2": {
+        "max_position_embeddings": None,  # a recurrent model has no longest row
         "num_heads": 8,
         "head_dim": 8,
         "state_size": 8,

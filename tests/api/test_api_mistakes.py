@@ -66,6 +66,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"method": NoMethod}, "method is the class NoMethod"),
     ({"method": "grop"}, "did you mean grpo"),
     ({"recipe": "grop"}, "did you mean grpo"),
+    ({"recipe": None}, "the recipe is None"),
     ({"model": 3}, "model is int"),
     ({"model": "runs/none/model"}, "no such folder"),
     ({"callbacks": [TrlCallback()]}, "postgrad.Callback"),

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import postgrad
 from postgrad.algorithms.losses import TokenLoss
+from postgrad.api.rows import as_problems
 from postgrad.methods.grpo import Grpo
 
 WEIGHTS = "checkpoints/step-3/policy/model.safetensors"
@@ -30,8 +31,10 @@ def test_data_in_every_form_becomes_the_same_rows(small):
     import datasets
     import pandas
     import polars
+    import pyarrow
 
     forms = [pandas.DataFrame, polars.DataFrame, datasets.Dataset.from_list, tuple, iter]
+    forms.append(pyarrow.Table.from_pylist)
     expected = postgrad.Trainer(**small | {"name": None})
     for make in forms:
         given = postgrad.Trainer(**small | {"data": make(ROWS), "name": None})
@@ -48,6 +51,24 @@ def test_a_reward_function_of_trl_gives_the_same_weights(small):
     ours = postgrad.train(**small)
     trl = postgrad.train(**small | {"reward": trl_odd, "name": "trl"})
     assert weights(ours) == weights(trl)
+
+
+def test_problems_are_given_as_data():
+    """A list of Problems is read as the rows from which they were read."""
+    message = {"role": "user", "content": "1+1="}
+    reply = {"role": "assistant", "content": "2"}
+    rows = {
+        "ground truth": {"prompt": "1+1=", "ground_truth": "2", "topic": "sums"},
+        "demonstration": {"prompt": "1+1=", "response": "2"},
+        "verl": {"prompt": [message], "reward_model": {"ground_truth": "2", "style": "rule"}},
+        "pair": {"prompt": "1+1=", "chosen": "2", "rejected": "3"},
+        "conversation": {"messages": [message, reply, message, reply], "tools": [{"name": "add"}]},
+        "text": {"text": "1+1=2"},
+        "completion": {"prompt": [message], "completion": [reply, message, reply]},
+    }
+    for name, row in rows.items():
+        problems = as_problems([row])
+        assert as_problems(problems) == problems, name
 
 
 @pytest.mark.slow

@@ -751,3 +751,87 @@ def test_exported_csv_is_read_back(tmp_path):
     plain = tmp_path / "plain.csv"
     plain.write_text('question,answer\n"[1]?","[1,2]"\n')
     assert load_problems(str(plain))[0].ground_truth == "[1,2]", "only nested columns are JSON"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "What is 1+1?", "ground_truth": "2"},
+        {"question": "What is 1+1?", "answer": "2"},
+        {"prompt": "What is 1+1?", "chosen": "2", "rejected": "3"},
+        {"prompt": "What is 1+1?", "completion": [{"role": "assistant", "content": "2"}]},
+        {
+            "conversations": [
+                {"from": "human", "value": "What is 1+1?"},
+                {"from": "gpt", "value": "2"},
+            ]
+        },
+    ],
+)
+def test_a_system_column_is_read_in_every_schema(tmp_path: Path, row: dict[str, Any]):
+    """SFT, DPO and RL on the same columns must have the same prompt."""
+    problem = load_problems(jsonl(tmp_path, row | {"system": "Think."}))[0]
+    assert problem.messages == (SYSTEM, USER) and "system" not in problem.extra
+    if problem.conversation is not None:
+        assert problem.conversation.messages[:2] == (SYSTEM, USER)
+        assert problem.conversation.num_prompt in (0, 2)
+    own = {"prompt": [{"role": "system", "content": "Own."}, USER], "ground_truth": "2"}
+    kept = load_problems(jsonl(tmp_path, own | {"system": "Think."}))[0]
+    assert kept.messages[0]["content"] == "Own."
+
+
+def test_a_target_beside_a_prompt_is_a_demonstration(tmp_path: Path):
+    first = {"prompt": "1+1?", "ground_truth": "2", "target": None}
+    second = {
+        "prompt": "1+2?",
+        "ground_truth": "3",
+        "target": [{"role": "assistant", "content": "3"}],
+    }
+    problems = load_problems(jsonl(tmp_path, first, second))
+    assert [problem.demonstrations for problem in problems] == [(), ("3",)]
+    assert "target must be a list" in refused(jsonl(tmp_path, {"prompt": "1+1?", "target": "2"}))
+
+
+def test_arrow_files_compressed_files_and_folders_of_datasets(tmp_path: Path):
+    rows = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
+    expected = [("a", "1"), ("b", "2")]
+
+    def read(name: str) -> list[tuple[str, str]]:
+        problems = load_problems(str(tmp_path / name))
+        return [(problem.messages[-1]["content"], problem.ground_truth) for problem in problems]
+
+    table = pa.Table.from_pylist(rows)
+    for name, new_writer in (("stream", pa.ipc.new_stream), ("file", pa.ipc.new_file)):
+        file = str(tmp_path / f"{name}.arrow")
+        with pa.OSFile(file, "wb") as out, new_writer(out, table.schema) as writer:
+            writer.write_table(table, max_chunksize=1)
+        assert read(f"{name}.arrow") == expected
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    with pa.CompressedOutputStream(str(tmp_path / "x.jsonl.zst"), "zstd") as out:
+        out.write(text)
+    (tmp_path / "x.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"question,answer\na,1\nb,2\n"))
+    assert read("x.jsonl.zst") == read("x.json.gz") == read("x.csv.gz") == expected
+    saved = tmp_path / "saved" / "train"
+    saved.mkdir(parents=True)
+    (saved / "data-00000-of-00001.arrow").write_bytes((tmp_path / "stream.arrow").read_bytes())
+    (saved / "dataset_info.json").write_text('{\n  "splits": null\n}')
+    (saved / "state.json").write_text('{\n  "_fingerprint": "1"\n}')
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    assert read("saved/train") == expected
+    assert "one of its folders (train)" in refused(str(tmp_path / "saved"))
+    for name in ("x.jsonl.zst", "file.arrow", "stream.arrow"):
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / f"cut-{name}").write_bytes(whole[: len(whole) // 2])
+        assert "not a readable" in refused(str(tmp_path / f"cut-{name}"))
+
+
+def test_files_that_hold_one_object_and_patterns(tmp_path: Path):
+    rows = [{"question": "a", "answer": "1"}]
+    (tmp_path / "a.json").write_text(json.dumps({"data": rows}))
+    assert "data is a list of 1 objects" in refused(str(tmp_path / "a.json"))
+    (tmp_path / "a.json").write_text(json.dumps(rows[0], indent=1))
+    assert "one object over several lines" in refused(str(tmp_path / "a.json"))
+    (tmp_path / "a.json").write_text(json.dumps(rows[0]))
+    assert len(load_problems(str(tmp_path / "a.json"))) == 1
+    assert "patterns are not expanded" in refused(str(tmp_path / "*.json"))

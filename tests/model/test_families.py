@@ -8,22 +8,29 @@ import pytest
 import torch
 from families import FAMILIES, SumOfLogprobs, make_family, save_family
 from tiny_runs import config_of
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.errors import ConfigError
 from postgrad.model import gate as gate_module
+from postgrad.model.context import NO_LIMIT, context_length
 from postgrad.model.gate import Gate, stock_logprobs
-from postgrad.model.load import load
+from postgrad.model.load import disable_dropout, load
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import adapter_parameters, add_adapters
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.attention import NAME, register_attention
 from postgrad.model.passes.row_attention import RowGroup
-from postgrad.model.passes.support import in_captured_family, support_of
+from postgrad.model.passes.support import (
+    Support,
+    in_captured_family,
+    set_support,
+    support_of,
+)
 from postgrad.model.policy import FrozenPolicy, LocalPolicy
 from postgrad.model.views import FULL
 from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.hf import HfEngine
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
@@ -387,3 +394,85 @@ def test_damaged_weights_are_refused_and_leave_no_verdict(tiny, tmp_path):
     with pytest.raises(ConfigError, match="weights are damaged"):
         Gate(model, tmp_path).measure()
     assert not list(tmp_path.rglob("*.json"))
+
+
+def tiny_of(model_type: str, **settings):
+    """A tiny model of a type that is not among FAMILIES."""
+    config = AutoConfig.for_model(model_type, vocab_size=18, bos_token_id=None, **settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def decided(model, cache: Path):
+    register_attention()
+    gate = Gate(model, cache)
+    gate.measure()
+    return gate.decide()
+
+
+def test_a_bias_of_zero_in_the_head_is_refused(tmp_path):
+    """The numbers agree, but the bias would not be trained, and other weights may have one."""
+    model = tiny_of("gptj", n_embd=32, n_layer=1, n_head=4, n_positions=64, rotary_dim=4)
+    assert not model.lm_head.bias.any()
+    with pytest.raises(ConfigError, match=r"lm_head\.bias"):
+        decided(model, tmp_path)
+
+
+def test_passes_without_a_learned_mask_are_not_used(tmp_path):
+    """Doge adds a learned term to the attention scores; it is constant in a new model."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    model = tiny_of("doge", num_hidden_layers=1, num_key_value_heads=2, **sizes)
+    support = decided(model, tmp_path)
+    assert support.passes == "shared" and "self_attn.A" in support.reasons[0]
+
+
+def test_noise_of_routers_is_switched_off(tmp_path):
+    model = make_family("mixtral", router_jitter_noise=0.3).train()
+    disable_dropout(model)
+    assert decided(model, tmp_path).passes == "packed"
+
+
+def test_a_model_with_random_routing_in_training_mode_is_refused(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    experts = {"num_key_value_heads": 4, "num_local_experts": 4}
+    model = tiny_of("phimoe", num_hidden_layers=1, **experts, **sizes)
+    with pytest.raises(ConfigError, match="training mode"):
+        decided(model, tmp_path)
+
+
+def test_a_model_that_differs_in_training_mode_is_refused(tmp_path):
+    """Dropout that stays on, as in a class with a name of its own for the rate."""
+    model = make_family("llama").train()
+    model.model.layers[0].mlp.register_forward_hook(
+        lambda module, _, output: torch.dropout(output, 0.5, module.training)
+    )
+    with pytest.raises(ConfigError, match="training mode"):
+        decided(model, tmp_path)
+
+
+def test_a_model_that_generate_samples_wrongly_is_refused(folders):
+    """The cached states of transformers' RWKV are not those of its forward pass."""
+    model = tiny_of("rwkv", hidden_size=32, num_hidden_layers=2, attention_hidden_size=32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4)
+    register_attention()
+    set_support(model, Support("rows", None))
+    model.generation_config.eos_token_id = 17
+    loaded = Loaded(model, load_folder(folders("llama")).tokenizer)
+    with pytest.raises(ConfigError, match="generate"):
+        HfEngine(loaded, RolloutConfig())
+
+
+def test_context_of_models_without_positions():
+    lengths = {"mamba2": NO_LIMIT, "bloom": NO_LIMIT, "gpt2": 1024, "mpt": 2048, "llama": 2048}
+    for model_type, length in lengths.items():
+        assert context_length(AutoConfig.for_model(model_type)) == length
+
+
+def test_a_window_as_long_as_the_context_is_not_exceeded():
+    for window, context, longest in ((64, 64, 20), (64, 66, 66), (64, 4096, 71)):
+        model = make_family("mistral", sliding_window=window, max_position_embeddings=context)
+        batch = gate_module.probe_rows(model)
+        assert int((batch.prompt.lengths + batch.response.lengths).max()) == longest

@@ -54,6 +54,29 @@ def test_only_adapters_are_trained_and_new_ones_change_nothing(tiny):
     assert not torch.allclose(host.policy.logprobs(batch)["logprobs"], plain, atol=1e-3)
 
 
+def test_adapters_of_transposed_layers_are_merged():
+    """The weights of GPT-2's layers are (in, out)."""
+    model = make_family("gpt2").eval()
+    add_adapters(model, LoraConfig(rank=2), seed=0)
+    with torch.no_grad():
+        for name, parameter in adapter_parameters(model).items():
+            if ".lora_B." in name:
+                parameter.normal_(0, 0.1)
+    ids = torch.arange(10)[None]
+    plain = make_family("gpt2").eval()
+    before = plain(input_ids=ids).logits
+    plain.load_state_dict(merged_weights(model), strict=False)
+    merged = plain(input_ids=ids).logits
+    torch.testing.assert_close(merged, model(input_ids=ids).logits, atol=1e-3, rtol=1e-3)
+    assert not torch.allclose(merged, before, atol=0.1)
+    add_adapters(make_family("gpt2"), LoraConfig(rank=2, targets="c_attn"), seed=0)
+
+
+def test_layers_that_peft_refuses_are_refused_in_one_line():
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank=2: peft cannot"):
+        add_adapters(make_family("mamba2"), LoraConfig(rank=2), seed=0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "qwen3_next"])
 def test_experts_have_no_adapters_and_merged_weights_are_the_models(family):

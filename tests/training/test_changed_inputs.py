@@ -97,3 +97,15 @@ def test_a_stage_that_takes_no_step_is_refused(home, tiny, capsys):
 def test_a_file_without_a_name_is_refused(home, tiny, capsys, name):
     assert train(tiny, name) == 2
     assert f"write {name}:" in capsys.readouterr().err
+
+
+def test_files_of_folders_and_files_with_renamed_columns_are_recorded(home, tiny):
+    (home / "shards").mkdir()
+    (home / "shards" / "a.jsonl").write_text((home / "rows.jsonl").read_text())
+    overrides = ["data.train=shards", "data.validation=easy=rows.jsonl:prompt=question"]
+    config = config_of("grpo", tiny, *overrides)
+    input_files.record(home, config)
+    assert input_files.changed(home, config) == []
+    for name in ("shards/a.jsonl", "rows.jsonl"):
+        (home / name).write_text('{"prompt": "1+1=", "ground_truth": "2"}\n')
+    assert sorted(input_files.changed(home, config)) == ["rows.jsonl", "shards/a.jsonl"]

@@ -25,6 +25,7 @@ from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.evaluation.folder import write
 from postgrad.evaluation.model import Target
+from postgrad.model.context import context_length
 from postgrad.model.device import choose_device, set_threads
 from postgrad.model.load import load, load_tokenizer, model_config
 from postgrad.rollout.native.engine import NativeEngine
@@ -44,8 +45,7 @@ def analyze_entropy(
     folder = output_folder(config, target)
     device = choose_device(config.model.device)
     config.model.device = device.type
-    model_shape = model_config(config.model, config.seed).get_text_config()
-    context = int(model_shape.max_position_embeddings)
+    context = context_length(model_config(config.model, config.seed))
     tokenizer = load_tokenizer(config.model, config.seed)
     stored = stored_pairs(config, tokenizer)
     prompts = _make_prompts(config, tokenizer, context)

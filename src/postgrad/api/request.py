@@ -95,6 +95,11 @@ def make_request(
         settings: settings by their full names, dotted or nested.
         named: settings by their short names; None leaves the recipe's value.
     """
+    if not isinstance(recipe, str):
+        raise ConfigError(
+            f"the recipe is {recipe!r}, not a text; give its name first, such as "
+            'postgrad.train("grpo", ...); the command postgrad recipes lists them'
+        )
     method_class, given = _find_class(recipe, method)
     known = known_keys(method_class.Settings)
     all_settings = Settings()

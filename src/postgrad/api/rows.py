@@ -1,4 +1,4 @@
-"""Data in memory: lists of dicts, pandas and polars frames, datasets.Dataset, paths and hub ids."""
+"""Data in memory: lists of dicts, frames, pyarrow tables, datasets.Dataset; paths and hub ids."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from postgrad.problem import Problem
 Row = dict[str, Any]
 TRAIN = ("train",)  # splits of a hub data set, the first one that exists
 HELD_OUT = ("validation", "test")
-EXTENSIONS = ("parquet", "jsonl", "json", "csv")
+EXTENSIONS = ("parquet", "jsonl", "json", "csv", "arrow", "gz", "zst")
 
 
 def as_source(data: Any, label: str = "data", splits: Sequence[str] = TRAIN) -> str | list[Row]:
@@ -45,12 +45,14 @@ def as_rows(data: Any, label: str = "data") -> list[Row]:
         items: Iterable[Any] = data.to_dicts()
     elif hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
         items = data.to_dict("records")
+    elif hasattr(data, "to_pylist"):  # pyarrow
+        items = data.to_pylist()
     elif isinstance(data, Iterable) and not isinstance(data, str | bytes):
         items = data
     else:
         raise ConfigError(
             f"{label} is {type(data).__name__}; give a list of dicts, a pandas or polars frame, "
-            "a datasets.Dataset, a file or a hub id"
+            "a pyarrow table, a datasets.Dataset, a file or a hub id"
         )
     rows = [_as_row(item, i, label) for i, item in enumerate(items, 1)]
     if not rows:
@@ -83,13 +85,27 @@ def _as_row(item: Any, number: int, label: str) -> Row:
 
 
 def _row_of_problem(problem: Problem) -> Row:
-    row: Row = {
-        "uid": problem.uid,
-        "prompt": list(problem.messages),
-        "ground_truth": problem.ground_truth,
-        "data_source": problem.data_source,
-    }
-    return {**problem.extra, **row}
+    """Return the row that is read as this problem."""
+    row = {**problem.extra, "uid": problem.uid, "data_source": problem.data_source}
+    conversation = problem.conversation
+    if conversation is None:
+        row["prompt"] = list(problem.messages)
+    elif conversation.text:
+        row["text"] = conversation.text
+    elif conversation.num_prompt:
+        row["prompt"] = list(problem.messages)
+        row["completion"] = list(conversation.messages[conversation.num_prompt :])
+    else:
+        row["messages"] = list(conversation.messages)
+    if conversation is not None and conversation.tools:
+        row["tools"] = list(conversation.tools)
+    if conversation is None and problem.demonstrations:
+        row["target"] = list(problem.demonstrations)
+    if "reward_model" in row:  # verl's column has the ground truth
+        row["reward_model"] = {"ground_truth": problem.ground_truth, **row["reward_model"]}
+    elif problem.ground_truth:
+        row["ground_truth"] = problem.ground_truth
+    return row
 
 
 def _as_json(value: Any, number: int, column: str, label: str) -> Any:

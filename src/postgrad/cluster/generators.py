@@ -14,6 +14,7 @@ from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import LIVE, Role
 from postgrad.methods.support.reward_models import ModelVerifier, StepVerifier
+from postgrad.model.context import context_length
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.model.process_reward_model import scores_steps, separator_of
 from postgrad.rollout.engine import Engine
@@ -116,8 +117,7 @@ def _make_generator(
     if role.path.startswith(FAKE):
         response = prompts.encode_response(role.path.removeprefix(FAKE))
         return Generator(FakeEngine(lambda prompt, seed: response), prompts)
-    architecture = model_config(model_settings, config.seed).get_text_config()
-    context = int(architecture.max_position_embeddings)
+    context = context_length(model_config(model_settings, config.seed))
     return Generator(engine if role.path == LIVE else model, prompts, context)
 
 

@@ -29,7 +29,6 @@ from postgrad.data.rows import (
 from postgrad.problem import Conversation, Message, Problem
 
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
-SYSTEM_COLUMNS = ("system", "system_prompt")  # the text of a system message
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}  # other names are roles already
 
 
@@ -110,7 +109,7 @@ def read_prompt_response(
     A response of several messages is no demonstration, which is one text. `prompt` and `response`
     name the columns.
     """
-    messages = _with_system(row, read_messages(row, prompt))
+    messages = read_messages(row, prompt)
     tools = read_tools(row)
     conversation = None
     if isinstance(row.get(response), list):
@@ -130,7 +129,7 @@ def read_prompt_response(
         ground_truth=optional_truth(row),
         data_source=data_source_of(row, stem),
         demonstrations=demonstrations,
-        extra=unused_columns(row, prompt, response, "ground_truth", "tools", *SYSTEM_COLUMNS),
+        extra=unused_columns(row, prompt, response, "ground_truth", "tools"),
         conversation=conversation,
     )
 
@@ -143,13 +142,14 @@ def _text_of_only_message(messages: Sequence[Message]) -> tuple[str, ...]:
 
 
 def read_prompt(row: Row, stem: str) -> Problem:
-    """A prompt without a response to imitate: for RL and for `postgrad eval`."""
+    """A prompt for RL and for `postgrad eval`, perhaps with demonstrations in LUFFY's `target`."""
     return Problem(
         uid=uid_of(row),
         messages=read_messages(row, "prompt"),
         ground_truth=optional_truth(row),
         data_source=data_source_of(row, stem),
-        extra=unused_columns(row, "prompt", "ground_truth"),
+        demonstrations=_read_target(row.get("target")),
+        extra=unused_columns(row, "prompt", "ground_truth", "target"),
     )
 
 
@@ -309,20 +309,12 @@ def read_instruction(
         content = f"{content}\n\n{text_of(row, context)}"
     return Problem(
         uid=uid_of(row),
-        messages=_with_system(row, user_turn(content)),
+        messages=user_turn(content),
         ground_truth=truth_of(text, output),
         data_source=data_source_of(row, stem),
         demonstrations=(text,),
-        extra=unused_columns(row, "instruction", context, output, *SYSTEM_COLUMNS),
+        extra=unused_columns(row, "instruction", context, output),
     )
-
-
-def _with_system(row: Row, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The messages after the row's system message, if a column has one and they have none."""
-    for name in SYSTEM_COLUMNS:
-        if row.get(name) and messages[0]["role"] != "system":
-            return ({"role": "system", "content": text_of(row, name)}, *messages)
-    return messages
 
 
 def read_chat(row: Row, stem: str, column: str = "messages") -> Problem:

@@ -1,10 +1,13 @@
 """Reads messages, tool calls and tool schemas from a row, and checks them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from postgrad.data.rows import Row, RowError, checked_text, text_of, type_name, user_turn
-from postgrad.problem import Message
+from postgrad.problem import Message, Problem
+
+SYSTEM_COLUMNS = ("system", "system_prompt")  # the text of a system message
 
 
 def read_messages(row: Row, name: str) -> tuple[Message, ...]:
@@ -25,6 +28,29 @@ def read_messages(row: Row, name: str) -> tuple[Message, ...]:
             f"{name} must be a list of messages {{role, content}} or a string, not {given}"
         )
     return tuple(_read_message(message, f"{name}[{i}]") for i, message in enumerate(value))
+
+
+def with_system_column(row: Row, problem: Problem) -> Problem:
+    """The problem of a row, with the text of the row's system column as its first message.
+
+    Messages that start with a system message of their own are not changed, and neither are texts
+    that are trained on as they are.
+    """
+    name = next((name for name in SYSTEM_COLUMNS if row.get(name)), None)
+    if name is None or problem.messages[0]["role"] == "system":
+        return problem
+    system: Message = {"role": "system", "content": text_of(row, name)}
+    conversation = problem.conversation
+    if conversation is not None and conversation.text:
+        return problem
+    if conversation is not None:
+        num_prompt = conversation.num_prompt + 1 if conversation.num_prompt else 0
+        messages = (system, *conversation.messages)
+        conversation = replace(conversation, messages=messages, num_prompt=num_prompt)
+    extra = {key: value for key, value in problem.extra.items() if key not in SYSTEM_COLUMNS}
+    return replace(
+        problem, messages=(system, *problem.messages), extra=extra, conversation=conversation
+    )
 
 
 def read_tools(row: Row) -> tuple[dict[str, Any], ...]:

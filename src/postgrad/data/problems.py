@@ -7,7 +7,7 @@ from pathlib import Path
 from postgrad.data.arithmetic import arithmetic_source
 from postgrad.data.generated import reasoning_gym_source, seeds_source
 from postgrad.data.hub_source import hub_files, rename_columns
-from postgrad.data.readers import exists, extension, read_rows, split_columns
+from postgrad.data.readers import exists, extension, files_in, read_rows, split_columns
 from postgrad.data.rows import Row, RowError
 from postgrad.data.schemas import recognize
 from postgrad.data.uid import assign_uids
@@ -20,10 +20,11 @@ def load_problems(source: str) -> list[Problem]:
     """All problems of a source, in file order, each with a unique and stable uid.
 
     Args:
-        source: a .parquet, .jsonl, .jsonl.gz, .json or .csv file; a folder of such files, read in
-            order of their names; `arithmetic:LEVEL[:STYLE[:SPLIT]]`; `seeds:N`;
-            `reasoning_gym:NAME[:OPTION=VALUE]`; `hub:OWNER/NAME[:SPLIT[:COLUMN=COLUMN]]`; or
-            several of these, separated by commas. `FILE:COLUMN=NEW_NAME` renames columns.
+        source: a .parquet, .jsonl, .json, .csv or .arrow file, also .jsonl.gz, .json.gz, .csv.gz
+            and .jsonl.zst; a folder of such files, read in order of their names;
+            `arithmetic:LEVEL[:STYLE[:SPLIT]]`; `seeds:N`; `reasoning_gym:NAME[:OPTION=VALUE]`;
+            `hub:OWNER/NAME[:SPLIT[:COLUMN=COLUMN]]`; or several of these, separated by commas.
+            `FILE:COLUMN=NEW_NAME` renames columns.
 
     Raises:
         ConfigError: one line with the file, the row and what to do.
@@ -77,7 +78,7 @@ def _read_part(part: str) -> Iterator[tuple[str, Problem]]:
         return
     name, columns = split_columns(part)
     path = Path(name).expanduser()
-    files = _files_in(path) if exists(path) and path.is_dir() else [path]
+    files = files_in(path) if exists(path) and path.is_dir() else [path]
     for file in files:
         yield from _read_file(file, columns)
 
@@ -87,19 +88,6 @@ def _read_hub(part: str) -> Iterator[tuple[str, Problem]]:
     name, files, columns = hub_files(part)
     for file in files:
         yield from _read_file(file, columns, name)
-
-
-def _files_in(folder: Path) -> list[Path]:
-    files: list[Path] = []
-    for path in folder.iterdir():
-        if path.is_file() and extension(path) and not path.name.startswith("."):
-            files.append(path)
-    if not files:
-        raise ConfigError(
-            f"{folder}: the folder has no data files; "
-            "give a file, or a folder of .parquet, .jsonl, .json or .csv files"
-        )
-    return sorted(files)
 
 
 def _read_file(
@@ -135,7 +123,7 @@ def _convert(
                 row = rename_columns(row, columns)
             refuse_unsupported(row)
             schema = schema or recognize(row)
-            yield f"{label}: {location}", replace(schema.convert(row, stem), row=row)
+            yield f"{label}: {location}", replace(schema.read(row, stem), row=row)
         except RowError as error:
             raise ConfigError(f"{label}: {location}: {error}") from error
 

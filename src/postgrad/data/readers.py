@@ -30,7 +30,10 @@ NESTED_COLUMNS = (
 )
 # PATH, then the columns to rename; a name has no slash, so that a URL or a folder is none.
 RENAMED = re.compile(r"(.+?)((?::[^:=/\\]+=[^:=/\\]+)+)", re.DOTALL)
+ARROW_FILE = b"ARROW1"  # the first bytes of an Arrow file; a stream has no such mark
 BATCH = 1000  # rows of a parquet file that are Python objects at the same time
+# Files beside the .arrow files that datasets' save_to_disk writes.
+DATASETS_FILES = ("dataset_info.json", "state.json", "dataset_dict.json")
 MAX_CSV_FIELD = 1 << 27  # bytes; a worked solution may exceed the csv module's 128 KiB
 
 
@@ -86,8 +89,30 @@ def split_columns(source: str) -> tuple[str, dict[str, str]]:
     return match[1], columns
 
 
+def files_in(folder: Path) -> list[Path]:
+    """The data files of a folder, sorted by name. Raises ConfigError if there are none."""
+    files: list[Path] = []
+    for path in folder.iterdir():
+        is_data = path.is_file() and extension(path) and path.name not in DATASETS_FILES
+        if is_data and not path.name.startswith("."):
+            files.append(path)
+    if files:
+        return sorted(files)
+    parts = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    advice = f"give one of its folders ({', '.join(parts[:5])})" if parts else "give a file"
+    raise ConfigError(
+        f"{folder}: the folder has no data files; "
+        f"{advice}, or a folder of .parquet, .jsonl, .json, .csv or .arrow files"
+    )
+
+
 def missing_file_message(path: Path) -> str:
     """The error message for a missing file, with the closest name in its folder."""
+    if set("*?") & set(path.name):
+        return (
+            f"{path}: no such file, and patterns are not expanded; "
+            f"give the folder {path.parent}, which reads all of its data files"
+        )
     if not (exists(path.parent) and path.parent.is_dir()):
         return f"{path}: no such file, and no folder {path.parent}; give the path of a data file"
     candidates = [p.name for p in path.parent.iterdir() if p.is_dir() or extension(p)]
@@ -118,6 +143,31 @@ def _read_parquet(path: Path) -> Rows:
         ) from error
 
 
+def _read_arrow(path: Path) -> Rows:
+    """Reads a stream of record batches, as datasets writes it, or an Arrow file (Feather)."""
+    number = 0
+    try:
+        with pa.memory_map(str(path)) as source:
+            for batch in _arrow_batches(source):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"row {number}", row
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(
+            f"{path}: not a readable arrow file ({one_line(error)}); write or download it again"
+        ) from error
+
+
+def _arrow_batches(source: Any) -> Iterator[Any]:
+    if source.read(len(ARROW_FILE)) == ARROW_FILE:
+        reader = pa.ipc.open_file(source)
+        for i in range(reader.num_record_batches):
+            yield reader.get_batch(i)
+        return
+    source.seek(0)
+    yield from pa.ipc.open_stream(source)
+
+
 def count_rows(path: Path) -> int | None:
     """The number of rows of a parquet file, from its metadata; None for other files."""
     if extension(path) != ".parquet":
@@ -136,6 +186,14 @@ def _read_text(path: Path) -> str:
         except (OSError, EOFError, zlib.error) as error:
             raise ConfigError(
                 f"{path}: not a readable gzip file ({one_line(error)}); "
+                "compress or download it again"
+            ) from error
+    if path.name.lower().endswith(".zst"):
+        try:
+            data = pa.CompressedInputStream(pa.BufferReader(data), "zstd").read()
+        except (pa.ArrowException, OSError) as error:
+            raise ConfigError(
+                f"{path}: not a readable zstd file ({one_line(error)}); "
                 "compress or download it again"
             ) from error
     try:
@@ -185,6 +243,7 @@ def _read_json(path: Path) -> Rows:
     """Reads one array of objects, or one object per line, which many tools also call .json."""
     text = _read_text(path)
     if not text.lstrip().startswith("["):
+        _refuse_one_object(path, text)
         return _read_jsonl(path)
     try:
         items = json.loads(text)
@@ -194,6 +253,27 @@ def _read_json(path: Path) -> Rows:
             "write one array of objects, or one object per line"
         ) from error
     return _check_objects(path, ((f"row {i}", item) for i, item in enumerate(items, 1)))
+
+
+def _refuse_one_object(path: Path, text: str) -> None:
+    """Raises ConfigError if a file is one object that holds the rows, or their columns."""
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        return  # one object per line
+    for name, value in whole.items() if isinstance(whole, dict) else ():
+        if name in NESTED_COLUMNS:
+            continue
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            raise ConfigError(
+                f"{path}: one object whose {name} is a list of {len(value)} objects; "
+                "write that list alone, or one of its objects per line"
+            )
+    if isinstance(whole, dict) and len(text.splitlines()) > 1:
+        raise ConfigError(
+            f"{path}: one object over several lines; write an array of objects, "
+            "or one object per line"
+        )
 
 
 def _read_csv(path: Path) -> Rows:
@@ -246,6 +326,10 @@ READERS: dict[str, Callable[[Path], Rows]] = {
     ".parquet": _read_parquet,
     ".jsonl": _read_jsonl,
     ".jsonl.gz": _read_jsonl,
+    ".jsonl.zst": _read_jsonl,
     ".json": _read_json,
+    ".json.gz": _read_json,
     ".csv": _read_csv,
+    ".csv.gz": _read_csv,
+    ".arrow": _read_arrow,
 }

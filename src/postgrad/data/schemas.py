@@ -28,6 +28,7 @@ from postgrad.data.converters import (
     read_transcript_pair,
     read_verl,
 )
+from postgrad.data.messages import with_system_column
 from postgrad.data.rows import Row, RowError
 from postgrad.problem import Problem
 
@@ -39,7 +40,6 @@ ANSWER_COLUMNS = {
     "answers",
     "solution",
     "completion",
-    "target",
     "output",
     "label",
     "chosen",
@@ -66,6 +66,10 @@ class Schema:
     def fits(self, row: Row) -> bool:
         """Whether a row is in this schema."""
         return all(column in row for column in self.columns) and self.matches(row)
+
+    def read(self, row: Row, stem: str) -> Problem:
+        """The problem of a row, with the message of a column `system` or `system_prompt`."""
+        return with_system_column(row, self.convert(row, stem))
 
 
 def recognize(row: Row) -> Schema:

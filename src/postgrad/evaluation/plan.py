@@ -24,6 +24,7 @@ from postgrad.evaluation.settings import EvalConfig
 from postgrad.judge.llm import RATINGS_STEM
 from postgrad.judge.templates import has_rubric, is_pairwise
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
+from postgrad.model.context import context_length
 from postgrad.model.device import choose_device, choose_dtype
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.problem import Problem
@@ -133,7 +134,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
 def make_prompts(config: EvalConfig, tool_schemas: Any) -> Prompts:
     """Returns the prompts of the model; they must fit its context beside the response."""
     tokenizer = load_tokenizer(config.model, config.seed)
-    context = int(model_config(config.model, config.seed).get_text_config().max_position_embeddings)
+    context = context_length(model_config(config.model, config.seed))
     max_tokens = context - config.rollout.max_response_tokens
     if max_tokens < 1:
         raise ConfigError(

@@ -59,7 +59,7 @@ def read_responses(path: str | Path, column: str = "") -> list[Responded]:
                 raise RowError(f"no column {name}; the columns are {', '.join(row)}")
             rest = {key: value for key, value in row.items() if key != name}
             schema = schema or recognize(rest)
-            problem = schema.convert(rest, stem)
+            problem = schema.read(rest, stem)
             texts = _texts(row[name], name)
             key = problem.uid or _content_key(problem)
             place = f"{file}: {location}"

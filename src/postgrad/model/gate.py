@@ -19,6 +19,7 @@ from torch import Tensor
 
 from postgrad.errors import ConfigError, first_line
 from postgrad.files import atomic_write_text
+from postgrad.model.context import context_length
 from postgrad.model.passes import attention
 from postgrad.model.passes.head import token_outputs
 from postgrad.model.passes.layout import make_micro_batches_of_kind
@@ -51,7 +52,12 @@ PROMPTS = (5, 11)  # tokens per prompt
 RESPONSES = ((4, 7, 1), (9, 2))  # tokens per response, by prompt
 
 
-def probe_rows(model: Any) -> Batch:
+def short_rows(model: Any) -> Batch:
+    """Return the rows of probe_rows that are within the sliding window."""
+    return probe_rows(model, beyond_window=False)
+
+
+def probe_rows(model: Any, beyond_window: bool = True) -> Batch:
     """Return rows that share prompts, of several lengths, some beyond the sliding window."""
     config = model.config.get_text_config()
     vocabulary = int(config.vocab_size)
@@ -66,8 +72,10 @@ def probe_rows(model: Any) -> Batch:
         for index, response in enumerate(responses):
             rows.append(Trajectory(f"p{group}", prompt, tokens(response), group, index))
     window = getattr(config, "sliding_window", None) or 0
-    if 0 < window <= LONGEST_WINDOW:
-        prompt = tokens(window)
+    context = context_length(config)
+    is_exceeded = 0 < window < min(context, LONGEST_WINDOW + 1)
+    if is_exceeded and beyond_window:
+        prompt = tokens(min(window, context - 7))
         for index in range(2):
             rows.append(Trajectory("window", prompt, tokens(6 + index), len(PROMPTS), index))
     return Batch.of(rows)
@@ -114,9 +122,16 @@ def measure_rounding(model: Any, batch: Batch, stock: Tensor) -> tuple[float, fl
 @torch.no_grad()
 def our_logprobs(model: Any, batch: Batch, kind: PassKind) -> Tensor:
     """(tokens,) log-probs by our passes of one kind."""
+    out = torch.zeros(batch.num_tokens)
+    for where, logprobs in _our_passes(model, batch, kind):
+        out[where] = logprobs.float().cpu()
+    return out
+
+
+def _our_passes(model: Any, batch: Batch, kind: PassKind) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (tokens of the batch, their log-probs) of each of our passes of one kind."""
     device = next(model.parameters()).device
     weight = model.get_output_embeddings().weight
-    out = torch.zeros(batch.num_tokens)
     for micro in make_micro_batches_of_kind(kind, batch, 4096, model):
         micro = micro.to(device)
         where = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
@@ -125,9 +140,46 @@ def our_logprobs(model: Any, batch: Batch, kind: PassKind) -> Tensor:
         )
         targets = batch.response.values[where].to(device)
         picked = states.flatten(0, 1)[micro.gather]
-        outputs = token_outputs(picked, weight, targets, transform=transform_of(model))
-        out[where] = outputs.logprobs.float().cpu()
-    return out
+        yield where, token_outputs(picked, weight, targets, transform=transform_of(model)).logprobs
+
+
+@torch.enable_grad()
+def stock_parameters(model: Any) -> set[str]:
+    """Return the names of the parameters that the stock forward pass of short rows depends on."""
+    names: set[str] = set()
+    device = next(model.parameters()).device
+    batch = short_rows(model)
+    for prompt, response in zip(batch.prompt.split(), batch.response.split(), strict=True):
+        ids = torch.cat([prompt, response]).to(device)[None]
+        names |= parameters_of(model, model(input_ids=ids, use_cache=False).logits)
+    return names
+
+
+@torch.enable_grad()
+def our_parameters(model: Any, kind: PassKind) -> set[str]:
+    """Return the names of the parameters that our passes over the same rows depend on."""
+    names: set[str] = set()
+    for _, logprobs in _our_passes(model, short_rows(model), kind):
+        names |= parameters_of(model, logprobs)
+    return names
+
+
+def parameters_of(model: Any, output: Tensor) -> set[str]:
+    """Return the names of the parameters in the autograd graph of an output."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: set[str] = set()
+    seen: set[Any] = set()
+    waiting = [output.grad_fn]
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)  # of a node that accumulates a gradient
+        if id(variable) in names:
+            found.add(names[id(variable)])
+        waiting += [next_node for next_node, _ in node.next_functions]
+    return found
 
 
 def try_backward(model: Any, batch: Batch, kind: PassKind) -> None:
@@ -186,6 +238,7 @@ class Gate:
         self.batch: Batch | None = None
         self.stock = torch.empty(0)
         self.rounding = (0.0, 0.0)
+        self.parameters: set[str] = set()
 
     def measure(self) -> None:
         """Run the stock forward pass on the probe rows, unless the verdict is cached."""
@@ -199,6 +252,7 @@ class Gate:
                         "start from other weights or an earlier checkpoint"
                     )
                 self.rounding = measure_rounding(self.model, self.batch, self.stock)
+                self.parameters = stock_parameters(self.model)
 
     def decide(self) -> Support:
         """Choose the kind of pass, leave the model with the attention it needs, and note it.
@@ -246,11 +300,24 @@ class Gate:
             with eval_mode(self.model):
                 ours = our_logprobs(self.model, batch, kind)
                 try_backward(self.model, batch, kind)
+                # A parameter that is zero, such as a new bias, does not show in the numbers.
+                left_out = sorted(self.parameters - our_parameters(self.model, kind))
         except torch.OutOfMemoryError:
             raise  # says nothing about the model, so it must not become a cached verdict
         except Exception as error:
             return first_line(error)
-        return disagreement(ours, self.stock, self.dtype, self.rounding)
+        if left_out:
+            return f"these passes leave out the parameter {left_out[0]}"
+        if reason := disagreement(ours, self.stock, self.dtype, self.rounding):
+            return reason
+        routers = [m for m in self.model.modules() if hasattr(m, "router_jitter_noise")]
+        if routers or (self.model.training and self._differs_in_training(kind, batch)):
+            return "it computes other log-probs in training mode, such as by random routing"
+        return ""
+
+    def _differs_in_training(self, kind: PassKind, batch: Batch) -> bool:
+        ours = our_logprobs(self.model, batch, kind)
+        return bool(disagreement(ours, self.stock, self.dtype, self.rounding))
 
 
 def unusual_layers(model: Any) -> str:

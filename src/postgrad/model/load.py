@@ -189,13 +189,18 @@ def prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.de
     gate.decide()
 
 
+# Rates of other noise in training mode: of experts' inputs, and of whole blocks that are skipped.
+NOISE = ("jitter_noise", "input_jitter_noise", "moe_jitter_eps", "layerdrop")
+
+
 def disable_dropout(model: nn.Module) -> None:
-    """Set every dropout rate to 0: trainer and engine must compute the same policy."""
+    """Set rates of dropout and other noise to 0: trainer and engine must be the same policy."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):
+            is_noise = "dropout" in name or name in NOISE
+            if is_noise and isinstance(value, float):
                 setattr(module, name, 0.0)
 
 

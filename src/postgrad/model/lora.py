@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from postgrad.config.schema import LoraConfig, ModelConfig
 from postgrad.errors import ConfigError, did_you_mean, first_line
@@ -55,7 +56,14 @@ def add_adapters(model: Any, config: LoraConfig, seed: int, base: str = "") -> N
     )
     settings.base_model_name_or_path = base or None
     _leave_out_experts(settings, model)
-    peft.inject_adapter_in_model(settings, model, adapter_name=ADAPTER_NAME)
+    try:
+        peft.inject_adapter_in_model(settings, model, adapter_name=ADAPTER_NAME)
+    except ValueError as error:
+        raise ConfigError(
+            f"model.lora.rank={config.rank}: peft cannot add adapters to "
+            f"{type(model).__name__} ({first_line(error)}); choose layers with model.lora.targets, "
+            "or train all weights with model.lora.rank=0"
+        ) from error
     # peft turns the list into a set, whose order would differ from run to run in its files.
     settings.target_modules = sorted(settings.target_modules)
     for module in adapted_modules(model).values():
@@ -101,7 +109,7 @@ def _check_targets(model: Any, targets: list[str]) -> None:
         last_part = name.rsplit(".", 1)[-1]
         if module is head:
             head_names.add(last_part)
-        elif isinstance(module, nn.Linear):
+        elif isinstance(module, nn.Linear | Conv1D):
             layer_names.add(last_part)
     layer_names -= head_names
     for target in targets:
@@ -273,9 +281,11 @@ def merged_weights(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]
 def merge(weight: Tensor, module: Any, first: Tensor, second: Tensor) -> Tensor:
     """Return a layer's (out, in) weight with its adapter added in float32 and rounded once.
 
-    `first` is (rank, in) and `second` (out, rank).
+    `first` is (rank, in) and `second` (out, rank). The weight of a Conv1D (GPT-2) is (in, out).
     """
     delta = (second.float() @ first.float()) * module.scaling[ADAPTER_NAME]
+    if module.fan_in_fan_out:
+        delta = delta.T
     return (weight.float() + delta).to(weight.dtype)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import Config, ModelConfig
 from postgrad.errors import ConfigError
+from postgrad.model.context import context_length
 from postgrad.model.load import load_classifier, load_tokenizer
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import load_adapter, save_adapter
@@ -58,7 +59,7 @@ class RewardModel:
         self.model.config.pad_token_id = self.pad_id
         self.device = device
         self.token_budget = default_token_budget(device)
-        self.context = int(self.model.config.get_text_config().max_position_embeddings)
+        self.context = context_length(self.model.config)
 
     @torch.no_grad()
     def scores(self, rows: Sequence[Sequence[int]]) -> Tensor:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from postgrad.config.schema import RolloutConfig
+from postgrad.errors import ConfigError
+from postgrad.model.context import context_length
 from postgrad.model.load import stop_ids
 from postgrad.model.loaded import Loaded
 from postgrad.rollout.engine import (
@@ -23,6 +25,7 @@ from postgrad.rollout.engine import (
     copy_weights,
     token_limit,
 )
+from postgrad.rollout.native.gate import decode_problem
 from postgrad.rollout.native.sampling import RowRandom, sample_tokens, truncate
 from postgrad.rollout.stops import StopStrings
 
@@ -41,7 +44,12 @@ class HfEngine:
         self.max_rows = config.max_rows or 256
         self.device = next(self.model.parameters()).device
         self.stop_ids = stop_ids(loaded)
-        self.max_context = int(self.model.config.get_text_config().max_position_embeddings)
+        self.max_context = context_length(self.model.config)
+        if reason := decode_problem(loaded, self, "generate"):
+            raise ConfigError(
+                f"transformers' generate gives {type(self.model).__name__} other log-probs than "
+                f"its forward pass ({reason}); sample with another engine, or train another model"
+            )
 
     def publish(self, weights: dict[str, Tensor]) -> None:
         """Load weights from a trainer in another process."""

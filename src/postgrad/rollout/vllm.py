@@ -17,6 +17,7 @@ from torch import Tensor
 
 from postgrad.config.schema import EngineConfig
 from postgrad.errors import ConfigError, RunError, first_line
+from postgrad.model.context import context_length
 from postgrad.model.device import DTYPES, choose_device, free_memory_bytes
 from postgrad.model.load import resolve_path, stop_ids
 from postgrad.model.loaded import Loaded
@@ -254,7 +255,7 @@ def _cache_size(
     head_dim = head_dim or text_config.hidden_size // num_attention_heads
     itemsize = DTYPES[config.model.dtype].itemsize
     bytes_per_token = 2 * text_config.num_hidden_layers * num_heads * head_dim * itemsize
-    context = int(text_config.max_position_embeddings)
+    context = context_length(text_config)
     max_bytes = CPU_CACHE_BYTES if device.type == "cpu" else free_memory_bytes(device) // 3
     if num_ranks > 1:
         from postgrad.rollout.vllm_executor import min_over_ranks

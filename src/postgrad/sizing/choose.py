@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from postgrad.config.schema import Config
+from postgrad.model.context import context_length
 from postgrad.sizing.devices import GpuSpec
 from postgrad.sizing.gpu_memory import GpuEstimator, Widths, kept_bytes
 from postgrad.sizing.largest import largest_budget
@@ -36,7 +37,7 @@ def plan_of_settings(
 ) -> Plan:
     """Return the plan of a run on a GPU with the longest rows that its settings allow."""
     prompt = config.data.max_prompt_tokens
-    context = int(model_config.get_text_config().max_position_embeddings)
+    context = context_length(model_config)
     response = min(config.rollout.max_response_tokens, max(1, context - prompt))
     rollout = replace(config.rollout, max_response_tokens=response)
     given = (response,) * rows.given_per_problem

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from postgrad.model.context import context_length
 from postgrad.sizing.gpu_memory import GpuEstimator, wanted_cache_bytes
 from postgrad.sizing.plan import GroupLengths, Plan
 
@@ -71,7 +72,7 @@ def _sampled_rows(groups: list[GroupLengths]) -> int:
 
 def largest_response(plan: Plan, estimator: GpuEstimator) -> int:
     """Return the largest rollout.max_response_tokens that fits, a multiple of 256; 0 if none."""
-    context = int(plan.model.get_text_config().max_position_embeddings)
+    context = context_length(plan.model)
     most = (context - plan.workload.longest_prompt) // LENGTH_STEP
 
     def fits(steps: int) -> bool:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError, first_line
+from postgrad.model.context import context_length
 from postgrad.model.device import DTYPES
 from postgrad.model.experts import count_experts
 from postgrad.model.loaded import Loaded
@@ -145,7 +146,7 @@ def measure_size(config: Config, model_config: Any, adapters: bool = True) -> Mo
         dequantized=max((2 * w.shape.numel() * w.dtype.itemsize for w in quantized), default=0),
         blocks=int(text_config.num_hidden_layers),
         vocabulary=int(text_config.vocab_size),
-        context=int(text_config.max_position_embeddings),
+        context=context_length(text_config),
         largest=max(p.numel() for p in parameters),
         linears=len({tuple(w.shape) for w in [*parameters, *quantized] if len(w.shape) == 2}),
         trained=sum(p.numel() for p in parameters if p.requires_grad),

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.config.schema import Config
+from postgrad.data.readers import READERS, exists
 from postgrad.files import atomic_write_text
 
 FILE = "inputs.json"
-ENDINGS = (".py", ".txt", ".json", ".jsonl", ".jsonl.gz", ".csv", ".parquet")
+ENDINGS = (".py", ".txt", *READERS)
 # What separates names within a setting: a command, a sum of verifiers, a list, NAME=FILE.
 SEPARATORS = re.compile(r"[\s,*+=()\[\]]+")
 
@@ -42,16 +43,28 @@ def _hashes(config: Config) -> dict[str, str]:
     """Return the hash of each file that a setting names, by its name in the setting."""
     settings = dataclasses.asdict(config)
     del settings["model"]  # weights are large, and the checkpoint replaces them
-    hashes: dict[str, str] = {}
+    names: list[str] = []
     for text in _texts(settings):
+        names += map(_file_name, SEPARATORS.split(text))
+    for text in _texts(settings["data"]):
         for word in SEPARATORS.split(text):
-            name = word
-            if match := re.fullmatch(r"(.+\.py|[\w.]+):\w+", word):  # of a file or a module
-                name = match[1] if match[1].endswith(".py") else match[1].replace(".", "/") + ".py"
-            if name.endswith(ENDINGS) and Path(name).expanduser().is_file():
-                with Path(name).expanduser().open("rb") as file:
-                    hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+            folder = Path(word).expanduser()
+            if word and exists(folder) and folder.is_dir():
+                names += [str(Path(word) / file.name) for file in sorted(folder.iterdir())]
+    hashes: dict[str, str] = {}
+    for name in names:
+        if name.endswith(ENDINGS) and Path(name).expanduser().is_file():
+            with Path(name).expanduser().open("rb") as file:
+                hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes
+
+
+def _file_name(word: str) -> str:
+    """Return the file that a word of a setting names: FILE, FILE:COLUMN, FILE:NAME, MODULE:NAME."""
+    name, _, attribute = word.partition(":")
+    if not attribute:
+        return word
+    return name if name.endswith(ENDINGS) else name.replace(".", "/") + ".py"
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -23,6 +23,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
+from postgrad.model.context import context_length
 from postgrad.model.device import (
     KERNEL_DEVICE,
     choose_device,
@@ -387,8 +388,7 @@ def _describe_overlong(config: Config, counts: list[str]) -> str:
 
 def _check_context(config: Config, prompt_lengths: list[int]) -> None:
     """Raise ConfigError if a prompt and its response may exceed the model's context."""
-    text_config = model_config(config.model, config.seed).get_text_config()
-    context = int(text_config.max_position_embeddings)
+    context = context_length(model_config(config.model, config.seed))
     prompt = max(prompt_lengths, default=0)
     response = config.rollout.max_response_tokens
     if prompt + response > context:

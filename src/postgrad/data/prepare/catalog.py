@@ -60,7 +60,7 @@ def _check_fits_schema(problem: Problem) -> None:
 
 def convert_own(row: Row, context: Context) -> Draft:
     """A row of any schema that training reads."""
-    return draft_of_problem(recognize(row).convert(row, context.stem))
+    return draft_of_problem(recognize(row).read(row, context.stem))
 
 
 SETS: dict[str, DataSet] = {

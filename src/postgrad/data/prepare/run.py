@@ -141,7 +141,7 @@ def _make_draft(
     """The Draft of a row in the data set's own layout, or in verl's, which `prepare` writes."""
     if not VERL.fits(row):
         return request.data_set.convert(row, context)
-    problem = VERL.convert(row, context.stem)
+    problem = VERL.read(row, context.stem)
     sources[problem.data_source] = sources.get(problem.data_source, 0) + 1
     if request.options["source"] not in ("", problem.data_source):
         raise Drop("of another data_source")

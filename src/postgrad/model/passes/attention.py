@@ -63,7 +63,7 @@ def attention(
         return _attend_packed(q, k, v, packing, scaling, sliding_window or 0)[None], None
     batch, heads, length, width = query.shape
     key_heads = key.shape[1]
-    if length == 1 and heads > key_heads:
+    if length == 1 and heads > key_heads and not _has_heads(attention_mask):
         stacked = query.reshape(batch, key_heads, heads // key_heads, width)
         out = functional.scaled_dot_product_attention(
             stacked, key, value, attn_mask=attention_mask, scale=scaling
@@ -83,6 +83,11 @@ def attention(
         enable_gqa=key.shape[1] != heads,
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+def _has_heads(mask: Tensor | None) -> bool:
+    """Return whether a mask differs between heads."""
+    return mask is not None and mask.shape[1] > 1
 
 
 def _attend_divided(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from postgrad.config.schema import RolloutConfig
+from postgrad.model.context import context_length
 from postgrad.model.device import free_memory_bytes, has_own_memory, supports_triton
 from postgrad.model.load import stop_ids
 from postgrad.model.loaded import Loaded
@@ -59,7 +60,7 @@ class NativeEngine:
         self.cache_gib = config.cache_gib
         self.keeps_cache = config.stream  # while the trainer works, too
         self.stop_ids = torch.tensor(stop_ids(loaded), device=self.device)
-        self.max_context = int(self.model.config.get_text_config().max_position_embeddings)
+        self.max_context = context_length(self.model.config)
         self.logit_transform = support_of(self.model).transform
         self.decoder = self._make_decoder() if supports_triton(self.device) else None
         self.stock_engine: HfEngine | None = None

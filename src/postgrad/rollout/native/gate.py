@@ -2,7 +2,8 @@
 
 A few prompts are continued by the engine; the trainer's passes, which `model/gate.py` has held
 against the stock model, compute the log-probs of the same tokens. An engine that disagrees by more
-than rounding is not used: the stock generate of transformers samples instead.
+than rounding is not used: the stock generate of transformers samples instead. It is compared, too,
+and a model that it samples wrongly is refused.
 """
 
 import json
@@ -37,10 +38,13 @@ class Sampler(Protocol):
     ) -> list[list[Completion]]: ...
 
 
-def decode_problem(loaded: Loaded, engine: Sampler) -> str:
-    """Return why this engine cannot sample from the model; empty when it can. Cached on disk."""
+def decode_problem(loaded: Loaded, engine: Sampler, name: str = "decode") -> str:
+    """Return why this engine cannot sample from the model; empty when it can.
+
+    Cached on disk, by the model's architecture and `name`, which is the engine's.
+    """
     sources = sorted(Path(__file__).parent.glob("*.py"))
-    file = cache_folder() / "gate" / f"{fingerprint(loaded.model, sources)}-decode.json"
+    file = cache_folder() / "gate" / f"{fingerprint(loaded.model, sources)}-{name}.json"
     with suppress(OSError, ValueError):
         return str(json.loads(file.read_text()))
     problem = _compare(loaded, engine)
