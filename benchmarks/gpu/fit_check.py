@@ -30,10 +30,16 @@ PROMPT = 100
 GIB = 2**30
 
 
-RECOMPUTE = "model.activation_checkpointing=true"
 LORA = "model.lora.rank=16"
-LORA_4BIT = (LORA, "model.quantization=4bit", RECOMPUTE)
 ONE_STEP = ("--warmup", "0", "--steps", "1")
+
+
+def recompute(kept: int) -> tuple[str, ...]:
+    """Return the settings of checkpointing with this many blocks whose attention is kept."""
+    return "model.activation_checkpointing=true", f"model.kept_attention_blocks={kept}"
+
+
+LORA_4BIT = (LORA, "model.quantization=4bit", *recompute(0))
 
 
 @dataclass(frozen=True)
@@ -60,13 +66,16 @@ ROWS = {
     "step-4b": Row("step", "4b", 32, 8, 1024, options=("--steps", "1")),
     "step-1.7b": Row("step", "1.7b", 64, 16, 512, options=("--steps", "1")),
     "step-8b": Row("step", "8b", 16, 8, 512, ("optimizer.kind=adamw_offloaded",), ("--steps", "1")),
-    "row-0.6b-16k": Row("update", "0.6b", 1, 1, 16_284, (RECOMPUTE,)),
-    "row-0.6b-65k": Row("update", "0.6b", 1, 1, 65_436, (RECOMPUTE,)),
-    "row-4b-lora-16k": Row("update", "4b", 1, 1, 16_284, (LORA, RECOMPUTE)),
-    "row-4b-lora-65k": Row("update", "4b", 1, 1, 65_436, (LORA, RECOMPUTE)),
+    # As many blocks keep their attention as stay below the memory that prime-rl published.
+    "row-0.6b-16k": Row("update", "0.6b", 1, 1, 16_284, recompute(0)),
+    "row-0.6b-65k": Row("update", "0.6b", 1, 1, 65_436, recompute(8)),
+    "row-4b-lora-16k": Row("update", "4b", 1, 1, 16_284, (LORA, *recompute(36))),
+    "row-4b-lora-65k": Row("update", "4b", 1, 1, 65_436, (LORA, *recompute(30))),
     "step-4b-long": Row("step", "4b", 8, 4, 8192, options=ONE_STEP),
     "row-8b-4bit-110k": Row("update", "8b", 1, 1, 112_540, LORA_4BIT, ("--steps", "0")),
     "row-8b-4bit-160k": Row("update", "8b", 1, 1, 163_740, LORA_4BIT, ("--steps", "0")),
+    "row-0.6b-65k-attention": Row("update", "0.6b", 1, 1, 65_436, recompute(28)),
+    "row-4b-lora-65k-none": Row("update", "4b", 1, 1, 65_436, (LORA, *recompute(0))),
     "row-0.6b-16k-kept": Row("update", "0.6b", 1, 1, 16_284),
     "row-0.6b-65k-kept": Row("update", "0.6b", 1, 1, 65_436),
     "row-4b-lora-16k-kept": Row("update", "4b", 1, 1, 16_284, (LORA,)),
@@ -74,13 +83,15 @@ ROWS = {
     "step-0.6b-small": Row("step", "0.6b", 16, 8, 256),
     "step-1.7b-small": Row("step", "1.7b", 16, 8, 256),
     "update-4b": Row("update", "4b", 4, 8, 1024),
-    "update-4b-recompute": Row("update", "4b", 1, 1, 16_284, (RECOMPUTE,)),
+    "update-4b-recompute": Row("update", "4b", 1, 1, 16_284, recompute(0)),
 }
 SMALL = ("--steps", "1")
 TRY_ROWS = {  # seconds on a CPU
     "try-rollout": Row("rollout", "tiny", 2, 8, 8, options=SMALL),
     "try-update": Row("update", "tiny", 2, 2, 16, options=SMALL),
-    "try-row": Row("update", "tiny", 1, 1, 64, (LORA, RECOMPUTE), ("--steps", "0")),
+    "try-row": Row(
+        "update", "tiny", 1, 1, 64, (LORA, "model.activation_checkpointing=true"), ("--steps", "0")
+    ),
     "try-step": Row("step", "tiny", 2, 2, 8, options=ONE_STEP),
 }
 

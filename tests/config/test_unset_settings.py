@@ -19,6 +19,7 @@ REASONS = {
     "model.device": "chosen per machine",
     "model.activation_checkpointing": "chosen by the memory of the GPU",
     "model.activation_offload": "chosen by the memory of the GPU",
+    "model.kept_attention_blocks": "chosen by the memory of the GPU",
     "model.quantization": "chosen by the memory of the GPU; any recipe runs with it and LoRA",
     "model.trust_remote_code": "unsafe, so it is only ever set by the user",
     "model.lora.rank": "chosen by the memory of the GPU; any recipe runs with LoRA",

@@ -27,7 +27,8 @@ from postgrad.sizing.memory import optimizer_working_bytes, state_bytes
 from postgrad.sizing.packed import PackedSimulation, runs_packed
 from postgrad.sizing.plan import GroupLengths, Plan, Workload, pack_groups, pad_groups
 from postgrad.sizing.simulate import measure_size
-from postgrad.training.prepare import load_inputs, local_roles, make_method, row_kinds
+from postgrad.training.auto_passes import local_roles, row_kinds
+from postgrad.training.prepare import load_inputs, make_method
 from postgrad.types import Batch, Trajectory
 
 GIB = 2**30

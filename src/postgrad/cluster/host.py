@@ -129,9 +129,12 @@ def load_role(
 
     Raises: ConfigError that names the role.
     """
-    # Only the policy is quantized: other models may be trained without adapters, such as a critic.
-    quantization = config.model.quantization if name == "policy" else "none"
-    settings = dataclasses.replace(config.model, path=path, quantization=quantization)
+    settings = dataclasses.replace(config.model, path=path)
+    if name != "policy":
+        # Other models may be trained without adapters, such as a critic, so they are not quantized.
+        # The memory for kept attention is that of one model.
+        settings.quantization = "none"
+        settings.kept_attention_blocks = 0
 
     def load_full() -> Loaded:
         loaded = load(settings, choose_device(device or config.model.device), config.seed)

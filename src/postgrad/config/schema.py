@@ -61,6 +61,12 @@ class ModelConfig:
         "keep the inputs of recomputed blocks in host memory until the backward pass; needs "
         "model.activation_checkpointing and an accelerator",
     )
+    kept_attention_blocks: int | None = setting(
+        None,
+        "recomputed blocks that keep their attention outputs: more memory, less time for long "
+        "rows; null: as many as fit into a GPU",
+        at_least=0,
+    )
     quantization: str = setting(
         "none",
         "4bit keeps the policy's frozen linear layers in 4 bits (NF4); needs model.lora.rank",

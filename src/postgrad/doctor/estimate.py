@@ -25,6 +25,7 @@ from postgrad.sizing.packed import runs_packed
 from postgrad.sizing.plan import Plan, StepLayout, check_context, lay_out_step
 from postgrad.sizing.suggest import suggest_settings
 from postgrad.training import prepare
+from postgrad.training.auto_passes import local_roles
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def estimate(config: Config, gpu: GpuSpec | None = None) -> Estimate:
     workload = read_workload(config, method, inputs)
     inputs.scorer.close()
     packed = runs_packed(config, model)
-    plan = Plan(config, model, workload, prepare.local_roles(config, method), packed)
+    plan = Plan(config, model, workload, local_roles(config, method), packed)
     size = simulate.measure_size(config, model)
     check_context(plan, size)
     stages = [stage.__name__ for stage in method.stages()]

@@ -22,6 +22,7 @@ from postgrad.sizing.mesh_time import MeshClock, StepTime
 from postgrad.sizing.plan import Plan, check_context
 from postgrad.sizing.traffic import Links
 from postgrad.training import prepare
+from postgrad.training.auto_passes import local_roles
 
 MAX_PROPOSALS = 3
 SIZES = (1, 2, 4, 8, 16)
@@ -148,7 +149,7 @@ def describe_mesh(config: Config, device_gib: float, gpu: GpuSpec | None = None)
     config = method.config
     model = model_config(config.model, config.seed)
     model_type = model.get_text_config().model_type
-    estimator = MeshEstimator(config, model, prepare.local_roles(config, method))
+    estimator = MeshEstimator(config, model, local_roles(config, method))
     if gpu and model_type in CAPTURED_FAMILIES:
         plan = _read_plan(config, method, model, estimator)
         stages = tuple(stage.__name__ for stage in method.stages())

@@ -45,6 +45,7 @@ TRAINING_ONLY = (
     "model.lora.rank",
     "model.activation_checkpointing",
     "model.activation_offload",
+    "model.kept_attention_blocks",
     "model.quantization",
     "rollout.staleness",
     "rollout.stream",

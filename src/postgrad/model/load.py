@@ -23,7 +23,7 @@ from postgrad.model.hub import hub_is_reachable
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import base_model_config, is_adapter, merge_adapter
 from postgrad.model.passes.attention import register_attention
-from postgrad.model.passes.recompute import offload_block_inputs
+from postgrad.model.passes.recompute import keep_attention, offload_block_inputs
 from postgrad.model.quantized import quantize_linears
 from postgrad.packages import is_installed
 
@@ -182,6 +182,8 @@ def prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.de
         model.gradient_checkpointing_enable()  # type: ignore[operator]
         if config.activation_offload:
             offload_block_inputs(model, device)
+        elif config.kept_attention_blocks:
+            keep_attention(model, config.kept_attention_blocks)
     if supports_triton(device):
         from postgrad.model.passes.kernels.install import install_kernels
 

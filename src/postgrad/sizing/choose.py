@@ -2,7 +2,7 @@
 
 The estimate decides, before anything is loaded: first fewer tokens per pass, which costs little
 time; then activation checkpointing, which computes the blocks twice. A row is never split over
-passes, so long rows need the latter.
+passes, so long rows need the latter. What memory is left then keeps attention outputs.
 """
 
 from dataclasses import dataclass, replace
@@ -11,11 +11,23 @@ from typing import Any
 from postgrad.config.schema import Config
 from postgrad.model.context import context_length
 from postgrad.sizing.devices import GpuSpec
-from postgrad.sizing.gpu_memory import GpuEstimator, Widths, kept_bytes
+from postgrad.sizing.gpu_memory import (
+    GpuEstimator,
+    Widths,
+    block_attention_bytes,
+    kept_bytes,
+)
 from postgrad.sizing.largest import largest_budget
-from postgrad.sizing.plan import DEFAULT_MAX_ROWS, GroupLengths, Plan, Workload
+from postgrad.sizing.plan import (
+    DEFAULT_MAX_ROWS,
+    GroupLengths,
+    Plan,
+    Workload,
+    lay_out_step,
+)
 from postgrad.sizing.simulate import measure_size
 
+SPARE_SHARE = 0.85  # of the memory may be used for kept attention
 STATE_BYTES = 22  # per weight, at most: weight, master, moments, gradient, working copy
 Roles = dict[str, tuple[str, Any]]
 
@@ -76,6 +88,25 @@ def choose_passes(
         if largest:
             return largest, recompute
     return budget or (recomputed_budget if kinds[0] else default_budget), kinds[0]
+
+
+def choose_kept_attention(plan: Plan, gpu: GpuSpec) -> int:
+    """Return how many recomputed blocks keep their attention outputs: as many as fit.
+
+    The estimate may be wrong by some percent, so not all of the memory is used for what only saves
+    time.
+    """
+    layout = lay_out_step(plan, plan.config.rollout.max_response_tokens)
+    memory = GpuEstimator(gpu).estimate(_with_kept_attention(plan, 0))
+    update = sum(memory.held.values()) + sum(memory.phases["update"].values())
+    free = int(SPARE_SHARE * gpu.usable) - update
+    num_blocks = int(plan.model.get_text_config().num_hidden_layers)
+    return max(0, min(num_blocks, free // block_attention_bytes(plan, layout)))
+
+
+def _with_kept_attention(plan: Plan, num_blocks: int) -> Plan:
+    model = replace(plan.config.model, kept_attention_blocks=num_blocks)
+    return replace(plan, config=replace(plan.config, model=model))
 
 
 def _surely_fits(plan: Plan, gpu: GpuSpec) -> bool:

@@ -110,6 +110,7 @@ class GpuEstimator:
                 "gradients": gradients - buffers,
                 "activations": passes.activations,
                 "head and working memory": passes.extra,
+                "kept attention": kept_attention_bytes(plan, layout),
             },
             "optimizer step": {
                 "gradients": gradients - buffers,
@@ -251,6 +252,29 @@ def is_captured(config: Config, size: ModelSize, tokens: int) -> bool:
     if config.model.lora.rank or config.model.activation_checkpointing:
         return False
     return 6 * size.block * tokens <= MAX_BLOCK_OPERATIONS
+
+
+def num_kept_attention(config: Config, num_blocks: int) -> int:
+    """Return the blocks whose attention is not computed again in the backward pass."""
+    model = config.model
+    if not model.activation_checkpointing or model.activation_offload:
+        return 0
+    return min(model.kept_attention_blocks or 0, num_blocks)
+
+
+def block_attention_bytes(plan: Plan, layout: StepLayout) -> int:
+    """Return the bytes of one block's attention outputs in the largest pass of a step."""
+    text = plan.model.get_text_config()
+    each = DTYPES[plan.config.model.dtype].itemsize
+    token = Widths.of(plan.model).query * each + 4 * int(text.num_attention_heads)
+    return token * max(tokens for tokens, _ in layout.passes)
+
+
+def kept_attention_bytes(plan: Plan, layout: StepLayout) -> int:
+    """Return the bytes of the attention outputs that recomputed blocks keep."""
+    num_blocks = int(plan.model.get_text_config().num_hidden_layers)
+    num_kept = num_kept_attention(plan.config, num_blocks)
+    return num_kept * block_attention_bytes(plan, layout) if num_kept else 0
 
 
 def token_cache_bytes(plan: Plan) -> int:

@@ -13,6 +13,7 @@ from postgrad.sizing.gpu_memory import (
     Widths,
     is_captured,
     kept_bytes,
+    num_kept_attention,
     token_cache_bytes,
     wanted_cache_bytes,
 )
@@ -143,14 +144,15 @@ class GpuClock:
         attention = ATTENTION_FORWARD + ATTENTION_BACKWARD
         traffic = self._kept_bytes(shape) * ACTIVATION_TRAFFIC * work.tokens
         if config.model.activation_checkpointing:
-            attention += ATTENTION_FORWARD
+            num_kept = num_kept_attention(config, shape.size.blocks)
+            attention += ATTENTION_FORWARD * (1 - num_kept / shape.size.blocks)
             traffic *= 1 + FORWARD_TRAFFIC_SHARE
         seconds += self._attention_s(work, shape, attention)
         traffic += LOGIT_TRAFFIC * work.response_tokens * shape.size.vocabulary
         traffic += GRADIENT_TRAFFIC * shape.size.trained * work.num_passes
         return max(seconds + traffic / self.gpu.bandwidth, self._launches_s(work, shape))
 
-    def _attention_s(self, work: Work, shape: Shape, operations: int) -> float:
+    def _attention_s(self, work: Work, shape: Shape, operations: float) -> float:
         keys = work.attention_pairs / max(1, work.tokens)
         share = LONG_ATTENTION * keys / (keys + HALF_ATTENTION_KEYS)
         flops = operations * work.attention_pairs * shape.widths.query * shape.size.blocks

@@ -27,6 +27,8 @@ def suggest_settings(plan: Plan, estimate_plan: Callable[[Plan], Memory]) -> lis
     }
     if config.model.activation_checkpointing and config.model.device != "cpu":
         changes["model.activation_offload"] = True
+    if config.model.kept_attention_blocks:
+        changes["model.kept_attention_blocks"] = 0
     if config.model.lora.rank:
         changes["model.quantization"] = "4bit"
     suggestions: list[tuple[str, int]] = []

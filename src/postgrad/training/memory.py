@@ -24,7 +24,7 @@ from postgrad.sizing.memory import Memory
 from postgrad.sizing.packed import runs_packed
 from postgrad.sizing.plan import Plan
 from postgrad.sizing.suggest import suggest_settings
-from postgrad.training.prepare import row_kinds
+from postgrad.training.auto_passes import row_kinds
 from postgrad.training.run import MAY_CHANGE
 
 GIB = 2**30

@@ -1,17 +1,13 @@
 """Checks and loads everything a run needs, before anything is written."""
 
 import os
-import sys
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from postgrad.agents.runner import Agents, open_agents
 from postgrad.cluster.engines import engine_config
-from postgrad.cluster.host import is_base_model
 from postgrad.cluster.meshes import check_meshes
-from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import ClusterConfig, Config, ModelConfig
 from postgrad.data.cursor import Cursor
 from postgrad.data.overlong import RowEncoder
@@ -19,7 +15,7 @@ from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts, make_prompts
 from postgrad.data.styles import stop_strings
 from postgrad.environments.lookup import Environments, choose_verifier, open_environments
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
@@ -28,21 +24,16 @@ from postgrad.model.device import (
     KERNEL_DEVICE,
     choose_device,
     choose_dtype,
-    has_own_memory,
     is_gpu,
-    memory_info,
     supports_state_streaming,
-    total_memory_bytes,
+    supports_triton,
 )
 from postgrad.model.load import load_tokenizer, model_config, model_hidden_size
-from postgrad.model.passes.layout import default_token_budget
 from postgrad.model.threads import probe_threads
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import TurnRunner, make_turns
-from postgrad.sizing.choose import SAMPLED, RowKinds, choose_passes, plan_of_settings
 from postgrad.sizing.devices import GpuSpec
-from postgrad.sizing.packed import runs_packed
-from postgrad.sizing.plan import SHARED_WEIGHTS
+from postgrad.training.auto_passes import resolve_passes
 from postgrad.training.run import resume_config
 from postgrad.training.trackers import check_tracker
 from postgrad.training.validation import load_sets
@@ -76,17 +67,6 @@ def make_method(config: Config, planned: GpuSpec | None = None) -> Method:
     return method
 
 
-def local_roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
-    """Return (kind, transformers configuration) of the models that load besides the policy."""
-    roles: dict[str, tuple[str, Any]] = {}
-    for name, role in method.all_roles().items():
-        if not is_remote_role(role.path):
-            model = replace(config.model, path=role.path or config.model.path)
-            kind = SHARED_WEIGHTS if is_base_model(config, role) else role.kind
-            roles[name] = (kind, model_config(model, config.seed))
-    return roles
-
-
 def resolve(config: Config, method: Method | None = None, planned: GpuSpec | None = None) -> Config:
     """Replace every auto by what this machine offers, or the GPU of a `planned` run.
 
@@ -109,91 +89,18 @@ def resolve(config: Config, method: Method | None = None, planned: GpuSpec | Non
             f"model.activation_offload=true needs a CUDA device, and model.device={device.type}; "
             "remove it"
         )
+    if config.model.kept_attention_blocks and not (planned or supports_triton(device)):
+        raise ConfigError(
+            f"model.kept_attention_blocks={config.model.kept_attention_blocks} needs a device with "
+            f"Triton's kernels, and model.device={device.type}; remove it"
+        )
     if config.model.threads == 0:
         config.model.threads = 1 if planned else _choose_threads(config)
     if config.rollout.max_rows == 0:
         config.rollout.max_rows = MAX_ROWS_CPU if device.type == "cpu" else MAX_ROWS_GPU
     config.rollout.stop = stop_strings(config.rollout.stop, config.data.prompt_style)
-    _resolve_passes(config, method, device, planned)
+    resolve_passes(config, method, device, planned)
     return config
-
-
-def _resolve_passes(
-    config: Config, method: Method | None, device: torch.device, planned: GpuSpec | None
-) -> None:
-    """Set training.token_budget and model.activation_checkpointing where they are auto.
-
-    On one GPU they follow from the estimated memory of the run.
-    """
-    model = config.model
-    training = config.training
-    if model.activation_offload and model.activation_checkpointing is None:
-        model.activation_checkpointing = True  # what is offloaded are inputs of recomputed blocks
-    # Passes with LoRA or checkpointing are not captured as graphs; see model/passes/captured.py.
-    is_eager = bool(model.lora.rank or model.activation_checkpointing)
-    default = default_token_budget(device, eager=is_eager)
-    chosen = training.token_budget or default, bool(model.activation_checkpointing)
-    is_auto = training.token_budget == 0 or model.activation_checkpointing is None
-    if is_auto and config.cluster.backend != "ray" and has_own_memory(device):
-        chosen = _passes_that_fit(config, method, device, planned, chosen) or chosen
-    training.token_budget, model.activation_checkpointing = chosen
-
-
-def _free_memory(config: Config, device: torch.device) -> int:
-    """Return the bytes of the GPU that the models may use.
-
-    A driver whose models are in another process does not open the GPU to ask what is free.
-    """
-    if config.cluster.backend == "local":
-        return memory_info(device)[0]
-    return total_memory_bytes(device)
-
-
-def _passes_that_fit(
-    config: Config,
-    method: Method | None,
-    device: torch.device,
-    planned: GpuSpec | None,
-    defaults: tuple[int, bool],
-) -> tuple[int, bool] | None:
-    """Return token budget and checkpointing by the estimate; None if the run has none."""
-    transformers_config = model_config(config.model, config.seed)
-    if not runs_packed(config, transformers_config):
-        return None
-    gpu = planned or GpuSpec(device.type, _free_memory(config, device), 1.0, 1.0)
-    budgets = [
-        default_token_budget(device, eager) for eager in (bool(config.model.lora.rank), True)
-    ]
-    try:
-        roles = {} if method is None else local_roles(config, method)
-        plan = plan_of_settings(config, transformers_config, roles, row_kinds(method))
-        best = choose_passes(plan, gpu, *budgets)
-    except (ConfigError, RunError):  # a model that cannot be simulated; the run shows if it fits
-        return None
-    if best != defaults and not planned:
-        print(_passes_note(*best, gpu), file=sys.stderr)
-    return best
-
-
-def row_kinds(method: Method | None) -> RowKinds:
-    """Return which rows the method trains on; sampled ones if there is none."""
-    if method is None or method.trains_on_samples:
-        return SAMPLED if method is None else RowKinds(rows_per_loss=method.rows_per_loss)
-    return RowKinds(
-        method.given_per_problem,
-        method.rows_per_loss,
-        samples_in_validation=method.needs_verifier(),
-    )
-
-
-def _passes_note(budget: int, checkpointing: bool, gpu: GpuSpec) -> str:
-    settings = f"training.token_budget={budget}"
-    if checkpointing:
-        settings += " model.activation_checkpointing=true"
-    return (
-        f"{settings}: the defaults would not fit into {gpu.usable / 2**30:.1f} GiB "
-        "(postgrad doctor --fit shows the estimate)"
-    )
 
 
 def _resolve_device(config: Config, planned: GpuSpec | None) -> torch.device:

@@ -1,10 +1,11 @@
-"""Activation checkpointing with less memory: block inputs in host memory, and MLPs in chunks.
+"""Activation checkpointing: block inputs in host memory, kept attention, and MLPs in chunks.
 
 A checkpointed block keeps its input and recomputes the rest in the backward pass. For long rows
 two things then fill the memory: the inputs of all blocks, and the wide activations of one MLP.
 `offload_block_inputs` copies the inputs to page-locked host memory while the next block runs, and
 brings each one back while the block above it is recomputed. `chunk_mlps` runs the MLP of a long
-pass some tokens at a time. Neither changes what is computed; chunks change it by rounding.
+pass some tokens at a time. `keep_attention` spends memory to save time: recomputed blocks do not
+compute their attention again. None changes what is computed; chunks change it by rounding.
 """
 
 import weakref
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from postgrad.model.device import device_module, supports_state_streaming
 from postgrad.model.offload import allocate_pages, lock_pages_of
+from postgrad.model.passes.attention_memo import attention_contexts
 
 SEGMENT_BYTES = 32 << 20  # tensors are copied to host memory in segments of this size
 SLAB_SEGMENTS = 16  # segments that are allocated and page-locked at once
@@ -154,6 +156,18 @@ class _Stored:
 
 def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
+
+
+# ---- attention that is not computed again
+
+
+def keep_attention(model: Any, num_blocks: int) -> None:
+    """Let the last checkpointed blocks keep their attention outputs for the recomputation."""
+    blocks = list(getattr(model.base_model, "layers", ()))
+    for block in blocks[max(0, len(blocks) - num_blocks) :]:
+        block._gradient_checkpointing_func = partial(
+            checkpoint, use_reentrant=False, context_fn=attention_contexts
+        )
 
 
 # ---- MLPs in chunks

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from postgrad.model.passes.attention_memo import keep_result, take_result
 from postgrad.model.passes.kernels import NO_FP_FUSION
 from postgrad.model.passes.kernels.launch import warp_config
 from postgrad.model.passes.packing import BLOCK_M, BLOCK_N, CHUNK, Packing
@@ -280,16 +281,9 @@ class _PackedAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, window: int
     ) -> Tensor:
-        tokens, heads, width = q.shape
-        config = warp_config(width, q.dtype)
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        lse = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
-        _packed_attention_forward[(len(packing.query_tiles), heads)](
-            q, k, v, out, lse, packing.query_tiles, packing.positions, scale * LOG2E, tokens,
-            *_strides(q, k, v, out), **_shape_arguments(q, k), N=BLOCK_N, M=BLOCK_M, CHUNK=CHUNK,
-            WINDOW=window, num_warps=config.forward_warps, num_stages=config.forward_stages,
-            **NO_FP_FUSION,
-        )  # fmt: skip
+        out, lse = take_result() or _attend(q, k, v, packing, scale, window)
+        if any(ctx.needs_input_grad):
+            keep_result(out, lse)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.packing = packing
         ctx.scale = scale
@@ -326,6 +320,23 @@ class _PackedAttention(torch.autograd.Function):
             dk, dv, dk_out, dv_out, k.numel(), GROUP=shape["GROUP"], D=width, BLOCK=1024
         )
         return dq, dk_out, dv_out, None, None, None
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, window: int
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs, and (heads, tokens) base-2 logarithms of the sums of weights."""
+    tokens, heads, width = q.shape
+    config = warp_config(width, q.dtype)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
+    _packed_attention_forward[(len(packing.query_tiles), heads)](
+        q, k, v, out, lse, packing.query_tiles, packing.positions, scale * LOG2E, tokens,
+        *_strides(q, k, v, out), **_shape_arguments(q, k), N=BLOCK_N, M=BLOCK_M, CHUNK=CHUNK,
+        WINDOW=window, num_warps=config.forward_warps, num_stages=config.forward_stages,
+        **NO_FP_FUSION,
+    )  # fmt: skip
+    return out, lse
 
 
 def packed_attention(

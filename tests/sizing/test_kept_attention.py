@@ -1,0 +1,69 @@
+"""Attention outputs that recomputed blocks keep: their bytes, seconds, and how many fit."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postgrad.model.passes.recompute import keep_attention
+from postgrad.sizing.choose import SPARE_SHARE, choose_kept_attention
+from postgrad.sizing.devices import find_gpu
+from postgrad.sizing.gpu_memory import GpuEstimator, block_attention_bytes
+from postgrad.sizing.gpu_time import GpuClock
+from postgrad.sizing.packed import PackedSimulation
+from postgrad.sizing.plan import Plan, lay_out_step
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks/gpu"))
+
+import fit_check  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+NUM_BLOCKS = 28
+
+
+def make_plan(kept: int, tokens: int = 16_284) -> Plan:
+    row = fit_check.Row("update", "0.6b", 1, 1, tokens, fit_check.recompute(kept))
+    return fit_check.make_plan(row)
+
+
+def test_bytes_are_those_of_simulated_passes() -> None:
+    plan = make_plan(0, tokens=924)
+    config = replace(plan.config, model=replace(plan.config.model))
+    tokens = 1024
+    without, kept = (PackedSimulation(config, plan.model) for _ in range(2))
+    for policy in kept.models:
+        keep_attention(policy.model, NUM_BLOCKS)
+    more = kept.run(tokens, 100).kept - without.run(tokens, 100).kept
+    layout = lay_out_step(plan, 924)
+    assert max(layout.passes)[0] == tokens - 1  # the prompt's last token is the response's first
+    assert more == pytest.approx(NUM_BLOCKS * block_attention_bytes(plan, layout), rel=0.01)
+    estimator = GpuEstimator(find_gpu("h200"))
+    memory = [estimator.estimate(make_plan(n, 924)).phases["update"] for n in (0, 7, 99)]
+    parts = [part.get("kept attention", 0) for part in memory]
+    assert parts[0] == 0 and parts[2] == 4 * parts[1] > 0
+
+
+def test_as_many_are_kept_as_fit() -> None:
+    plan = make_plan(0)
+    assert choose_kept_attention(plan, find_gpu("h200")) == NUM_BLOCKS
+    gpu = find_gpu("h200", 17)
+    num_kept = choose_kept_attention(plan, gpu)
+    assert 0 < num_kept < NUM_BLOCKS
+
+    def peak(number: int) -> int:
+        memory = GpuEstimator(gpu).estimate(make_plan(number))
+        return sum(memory.held.values()) + sum(memory.phases["update"].values())
+
+    assert peak(num_kept) <= SPARE_SHARE * gpu.usable < peak(num_kept + 1)
+    assert choose_kept_attention(plan, find_gpu("h200", 12)) == 0
+
+
+def test_time_falls_with_every_kept_block() -> None:
+    def update_s(number: int) -> float:
+        plan: Any = make_plan(number)
+        layout = lay_out_step(plan, 16_284)
+        return GpuClock(find_gpu("h200"), plan).step(["update"], layout, 0)["update"]
+
+    none, half, every = map(update_s, (0, NUM_BLOCKS // 2, NUM_BLOCKS))
+    assert none - half == pytest.approx(half - every) and half < 0.97 * none
