@@ -17,7 +17,7 @@ from postgrad.sizing.plan import Plan, lay_out_step
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks/gpu"))
 
-import fit_check  # noqa: E402  # pyright: ignore[reportMissingImports]
+import fit_check  # pyright: ignore[reportMissingImports]
 
 NUM_BLOCKS = 28
 
