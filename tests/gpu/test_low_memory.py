@@ -123,6 +123,28 @@ def test_offloaded_activations_leave_the_device(wide):
     assert peaks[0] - peaks[1] > 16_384 * 256 * 2
 
 
+@pytest.mark.parametrize("overrides", [(), FOUR_BIT], ids=["full", "4-bit"])
+def test_kept_attention_gives_the_same_gradients_and_is_computed_once(wide, overrides, monkeypatch):
+    if overrides:
+        pytest.importorskip("peft")
+    from postgrad.model.passes.kernels import packed_attention
+
+    calls: list[int] = []
+    attend = packed_attention._attend
+    monkeypatch.setattr(packed_attention, "_attend", lambda *args: calls.append(1) or attend(*args))
+    batch = random_batch(3, groups=32, samples=8)
+    gradients: list[dict[str, torch.Tensor]] = []
+    counts: list[int] = []
+    for kept in (0, 3):
+        host = make_host(wide, RECOMPUTE, f"model.kept_attention_blocks={kept}", *overrides)
+        calls.clear()
+        gradients.append(gradients_of(host, batch))
+        counts.append(len(calls))
+    assert counts[0] % 8 == 0 and counts[1] == counts[0] // 8 * 5, "3 of 4 blocks compute it once"
+    for name, gradient in gradients[1].items():
+        torch.testing.assert_close(gradient, gradients[0][name], rtol=1e-2, atol=1e-4, msg=name)
+
+
 def test_8_bit_state_takes_2_bytes_per_weight(wide):
     host = make_host(wide, "optimizer.kind=adamw_8bit", "optimizer.lr=1e-3")
     first = host.policy.update(random_batch(3), 1)

@@ -27,6 +27,7 @@ def make_plan(kept: int, tokens: int = 16_284) -> Plan:
     return fit_check.make_plan(row)
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_simulated_passes() -> None:
     plan = make_plan(0, tokens=924)
     config = replace(plan.config, model=replace(plan.config.model))
@@ -44,6 +45,7 @@ def test_bytes_are_those_of_simulated_passes() -> None:
     assert parts[0] == 0 and parts[2] == 4 * parts[1] > 0
 
 
+@pytest.mark.slow
 def test_as_many_are_kept_as_fit() -> None:
     plan = make_plan(0)
     assert choose_kept_attention(plan, find_gpu("h200")) == NUM_BLOCKS
