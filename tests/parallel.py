@@ -49,28 +49,34 @@ def fill_second_matrices(model):
             p.copy_(0.1 * torch.randn(p.shape, generator=generator))
 
 
-def make_policy(folder, settings, make):
-    config = config_of("grpo", folder, "training.token_budget=60", *settings)
-    loaded = load(config.model, CPU)
+def make_policy(folder, settings, device, make):
+    words = ["training.token_budget=60", f"model.device={device.type}", *settings]
+    config = config_of("grpo", folder, *words)
+    loaded = load(config.model, device)
     if config.model.lora.rank:
         add_adapters(loaded.model, config.model.lora, seed=0)
         fill_second_matrices(loaded.model)
     return make(config, loaded)
 
 
-def local_policy(folder, settings=(), objective=LogprobsAndEntropy) -> LocalPolicy:
-    shared = [word for word in settings if word.startswith("model.")]
-    return make_policy(
-        folder, shared, lambda config, loaded: LocalPolicy(config, loaded, objective())
-    )
-
-
-def sharded_policy(folder, settings, objective=LogprobsAndEntropy) -> ShardedPolicy:
+def local_policy(
+    folder, settings=(), objective=LogprobsAndEntropy, device: torch.device = CPU
+) -> LocalPolicy:
     def make(config, loaded):
-        ranks = Ranks.from_process_group(CPU, config.cluster)
+        return LocalPolicy(config, loaded, objective())
+
+    shared = [word for word in settings if word.startswith("model.")]
+    return make_policy(folder, shared, device, make)
+
+
+def sharded_policy(
+    folder, settings, objective=LogprobsAndEntropy, device: torch.device = CPU
+) -> ShardedPolicy:
+    def make(config, loaded):
+        ranks = Ranks.from_process_group(device, config.cluster)
         return ShardedPolicy(config, loaded, objective(), ranks)
 
-    return make_policy(folder, ["cluster=ray", *settings], make)
+    return make_policy(folder, ["cluster=ray", *settings], device, make)
 
 
 def compute(policy, batch=BATCH) -> dict[str, torch.Tensor]:

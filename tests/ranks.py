@@ -1,4 +1,4 @@
-"""Runs a function on several gloo ranks, forked from the test's process."""
+"""Runs a function on several gloo ranks, child processes of the test."""
 
 import io
 import multiprocessing
@@ -12,12 +12,16 @@ import torch
 import torch.distributed as dist
 
 
-def run_on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run_on_ranks(
+    size: int, work: Callable[..., Any], *arguments: Any, start: str = "fork"
+) -> list[Any]:
     """Return what `work(*arguments)` returned on each rank of a process group.
+
+    `start` is "spawn" where the test's process uses CUDA, which forked processes cannot.
 
     Raises: AssertionError with the traceback of a rank that failed.
     """
-    context = multiprocessing.get_context("fork")
+    context: Any = multiprocessing.get_context(start)
     pipes = [context.Pipe() for _ in range(size)]
     processes: list[Any] = []
     folder = tempfile.TemporaryDirectory()  # of the file where the ranks find each other
