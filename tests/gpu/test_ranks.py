@@ -19,6 +19,10 @@ from parallel import (
     sharded_policy,
 )
 from ranks import run_on_ranks
+from tiny_runs import config_of, metrics_of, toy_run
+
+from postgrad.training.driver import train
+from postgrad.training.report import Reporter
 
 pytestmark = [
     pytest.mark.gpu,
@@ -107,3 +111,31 @@ def test_bfloat16_ranks_round_as_one_process_does(name, folders, on_four_ranks):
         actual = results[len(CASES) + BFLOAT16.index(name)]
         assert not isinstance(actual, str), f"rank {rank}: {actual}"
         assert (actual["logprobs"] - exact["logprobs"]).abs().max() < 3 * own_error, f"rank {rank}"
+
+
+@pytest.mark.parametrize("recipe", ["sft", "grpo"])
+def test_a_rank_on_ray_follows_the_local_run(recipe, tiny, tmp_path):
+    """One rank has the GPU: FSDP2, NCCL and the engine beside it, as every rank of a cluster."""
+    pytest.importorskip("ray")
+    verifier = tmp_path / "graded.py"
+    verifier.write_text("def graded(response, problem):\n    return sum(map(ord, response)) % 11\n")
+    both = []
+    for name, where in (("local", []), ("ray", ["cluster=ray", "cluster.workers=1"])):
+        words = [
+            *toy_run(steps=3, response_tokens=8),
+            *where,
+            f"model.device={CUDA.type}",
+            "model.dtype=float32",
+            "optimizer.lr=1e-3",
+            f"reward.verifier={verifier}:graded",
+            f"runs={tmp_path}",
+            f"name={name}",
+        ]
+        result = train(config_of(recipe, tiny, *words), Reporter())
+        both.append([line for line in metrics_of(result.folder) if "loss" in line])
+    local, on_ray = both
+    assert len(local) == len(on_ray) == 3
+    for expected, actual in zip(local, on_ray, strict=True):
+        for metric in ("loss", "grad_norm", "reward/mean"):
+            if metric in expected:
+                assert actual[metric] == pytest.approx(expected[metric], rel=1e-4, abs=1e-5)
