@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 from attack_areas import area_of
 from hypothesis import settings
@@ -50,6 +51,28 @@ def seeded() -> None:
     random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_children() -> Iterator[Any]:
+    """Child processes of runs start at once: see preloaded.py. Yields what starts real ones."""
+    if "torch" not in sys.modules:
+        yield None
+        return
+    from postgrad.cluster import child_process
+
+    start = child_process._start
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child_process, "_start", preloaded.start_child)
+        yield start
+
+
+@pytest.fixture
+def real_children(forked_children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Child processes of runs start as the product starts them."""
+    from postgrad.cluster import child_process
+
+    monkeypatch.setattr(child_process, "_start", forked_children)
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,11 @@
 
 import importlib.util
 import os
-import subprocess
-import sys
 from importlib.metadata import version
 
+import preloaded
 import pytest
 from packaging.version import Version
-
-LIMIT_S = 600
 
 
 def run_interpreted(program: str, *arguments: object, warnings: str = "ignore", **env: str) -> str:
@@ -21,12 +18,11 @@ def run_interpreted(program: str, *arguments: object, warnings: str = "ignore", 
         pytest.skip("triton is not installed")
     if Version(version("triton")) < Version("3.7") and Version(version("numpy")) >= Version("2.4"):
         pytest.skip("the interpreter of Triton before 3.7 does not work with numpy 2.4")
-    done = subprocess.run(
-        [sys.executable, "-W", warnings, "-c", program, *map(str, arguments)],
-        capture_output=True,
-        text=True,
+    done = preloaded.run(
+        f"import warnings; warnings._processoptions([{warnings!r}])\n{program}",
+        *arguments,
         env={**os.environ, "TRITON_INTERPRET": "1", **env},
-        timeout=LIMIT_S,
+        interpret=True,
     )
     assert done.stdout.startswith("same"), done.stderr[-3000:]
     return done.stdout

@@ -4,15 +4,14 @@ import http.client
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import preloaded
 from waiting import wait_for
 
 from postgrad import web
@@ -28,7 +27,7 @@ class Live:
     port: int
     served: ServedModel | None = None
     token: str = ""
-    process: "subprocess.Popen[str] | None" = None
+    process: preloaded.Process | None = None
 
     @property
     def url(self) -> str:
@@ -117,13 +116,22 @@ def openai_client(model: Path) -> Iterator[Any]:
 @contextmanager
 def command(*arguments: str) -> Iterator[Live]:
     """Run `postgrad serve` as a process; Ctrl-C ends it, unless the test has ended it."""
-    command = [sys.executable, "-m", "postgrad.cli.main", "serve", *arguments, "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
-    assert process.stdout is not None
+    reading, writing = os.pipe()
+    with open(reading) as output:  # noqa: PTH123
+        process = preloaded.Process(
+            preloaded.COMMAND, "serve", *arguments, "--port", 0, streams=(0, writing, 2)
+        )
+        os.close(writing)
+        with _running_command(process, output) as made:
+            yield made
+
+
+@contextmanager
+def _running_command(process: preloaded.Process, output: TextIO) -> Iterator[Live]:
     try:
         said = [""]
         while not said[-1].startswith("http://"):
-            said.append(process.stdout.readline())
+            said.append(output.readline())
             assert said[-1], said
         token = next(
             (line.removeprefix("token: ").strip() for line in said if line.startswith("token: ")),
@@ -136,4 +144,3 @@ def command(*arguments: str) -> Iterator[Live]:
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()

@@ -12,6 +12,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import torch
 from torch import Tensor
 
@@ -148,11 +149,8 @@ def metrics_without_timing(folder: Path) -> list[dict[str, Any]]:
 def postgrad(
     *overrides: str, cwd: Path | None = None, **options: Any
 ) -> "subprocess.CompletedProcess[str]":
-    """Runs the real command in its own process."""
-    command = [sys.executable, "-m", "postgrad.cli.main", *overrides]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=600, cwd=cwd, env={**os.environ}, **options
-    )
+    """Runs the command in its own process."""
+    return preloaded.run(preloaded.COMMAND, *overrides, cwd=cwd, **options)
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -1,9 +1,8 @@
 """Random combinations of settings train two steps or are refused with exit code 2."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 
 SCRIPT = Path(__file__).with_name("random_settings.py")
@@ -11,8 +10,8 @@ SCRIPT = Path(__file__).with_name("random_settings.py")
 
 def run_script(*options: str) -> str:
     """Run the script; return its output, and fail with it if a combination is wrong."""
-    command = [sys.executable, str(SCRIPT), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
+    program = f"import runpy; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    done = preloaded.run(program, *options, timeout=3600)
     print(done.stdout[-10_000:])
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
     return done.stdout

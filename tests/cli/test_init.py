@@ -1,9 +1,9 @@
 """`postgrad init`: its files pass their own test, and it never overwrites a file."""
 
-import os
 import subprocess
 import sys
 
+import preloaded
 import pytest
 from tiny_runs import tree
 
@@ -33,15 +33,9 @@ def test_the_written_files_pass_their_own_test(arguments, command, tmp_path, mon
     assert sorted(tree(tmp_path)) == [f"{name}.py", f"test_{name}.py"]
     assert command in out
     assert f"python -m pytest test_{name}.py" in out
-    pytest_command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*pytest_command, f"test_{name}.py"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=tmp_path,
-        env={**os.environ},
-    )
+    program = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    options = ["-q", "-p", "no:cacheprovider"]
+    done = preloaded.run(program, *options, f"test_{name}.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=100"]
     lint = subprocess.run(

@@ -117,12 +117,7 @@ def results_of(tiny, tmp_path_factory) -> dict:
             results = use_ports(models.policy, models.engine, tmp_path_factory.mktemp(name))
         return results | {"exit codes": [child.process.returncode for child in children]}
 
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(2) as pool:  # child processes take seconds to start
-        remote = {name: pool.submit(run_backend, name) for name in ("process", "apart")}
-        results = {name: future.result() for name, future in remote.items()}
-    return {"local": run_backend("local")} | results
+    return {name: run_backend(name) for name in BACKENDS}
 
 
 REMOTE = pytest.mark.parametrize("backend", ["process", "apart"])
@@ -217,7 +212,9 @@ def test_host_uses_the_configured_threads(tiny):
 
 
 @pytest.mark.slow
-def test_child_process_writes_no_file_and_ignores_signals(tiny, tmp_path, monkeypatch):
+def test_child_process_writes_no_file_and_ignores_signals(
+    tiny, tmp_path, monkeypatch, real_children
+):
     """A terminal, Slurm and systemd signal every process of a run.
 
     The driver then ends its step and saves, and needs the child process for that.
@@ -244,7 +241,7 @@ def test_child_process_writes_no_file_and_ignores_signals(tiny, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_killed_child_process_is_named_at_once(tiny):
+def test_killed_child_process_is_named_at_once(tiny, real_children):
     with open_models(
         config_of("grpo", tiny, "cluster.backend=process", "cluster.wait_s=300")
     ) as models:

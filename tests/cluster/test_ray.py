@@ -1,13 +1,12 @@
 """Runs on Ray follow the local run: any number of ranks, resumed on others, lost workers."""
 
 import os
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -580,11 +579,10 @@ def test_wrong_token_is_refused_in_one_line(tiny, verifier, tmp_path):
         f"runs={tmp_path}",
         f"reward.verifier={verifier}:odd",
     ]
-    command = [sys.executable, "-m", "postgrad.cli.main", "train", "grpo"]
-    command += overrides_of(tiny, *SMALL, *more)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH_TOKEN")}
     environment["RAY_AUTH_TOKEN"] = "0" * 64
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    arguments = overrides_of(tiny, *SMALL, *more)
+    done = preloaded.run(preloaded.COMMAND, "train", "grpo", *arguments, env=environment)
     assert done.returncode == 2, done.stderr
     assert f"cluster.address={address}" in done.stderr
     assert "RAY_AUTH_TOKEN" in done.stderr

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 
+import preloaded
 import pytest
 from tiny_runs import config_of, overrides_of, toy_run, tree
 from waiting import wait_for
@@ -22,16 +23,9 @@ OVERRIDES = toy_run(steps=1)
 def refusal_of(tmp_path, tiny, *overrides: str, **environment: str) -> str:
     """Returns the one line that `postgrad train` prints; checks that nothing is written."""
     runs = tmp_path / "runs"
-    command = [
-        sys.executable,
-        "-m",
-        "postgrad.cli.main",
-        "train",
-        "grpo",
-        *overrides_of(tiny, *OVERRIDES, f"runs={runs}", *overrides),
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, env={**os.environ, **environment}
+    arguments = overrides_of(tiny, *OVERRIDES, f"runs={runs}", *overrides)
+    done = preloaded.run(
+        preloaded.COMMAND, "train", "grpo", *arguments, env={**os.environ, **environment}
     )
     assert done.returncode == 2, done.stderr
     assert tree(runs) == {} if runs.exists() else True

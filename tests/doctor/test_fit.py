@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 import torch
 
@@ -390,9 +388,7 @@ def test_suggestions_come_in_the_order_of_effect(tiny_untied: Path) -> None:
 
 def postgrad(*arguments: str) -> str:
     """Run the command in its own process with one thread; return what it prints."""
-    command = [sys.executable, "-m", "postgrad.cli.main", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    done = preloaded.run(preloaded.COMMAND, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

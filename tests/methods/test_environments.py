@@ -2,10 +2,9 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import preloaded
 import pyarrow.parquet as pq
 import pytest
 from tiny_runs import config_of, metrics_of, metrics_without_timing, overrides_of, tree
@@ -137,12 +136,8 @@ def test_a_run_that_is_killed_in_a_turn_ends_with_the_same_weights(
     monkeypatch.setenv("COUNT_FILE", str(tmp_path / "whole.count"))
     train(config_of("grpo", tiny, *words, f"runs={whole}"), Reporter())
     again = ["train", "grpo", *overrides_of(tiny, *words, f"runs={killed}")]
-    done = subprocess.run(
-        [sys.executable, "-m", "postgrad.cli.main", *again],
-        env=os.environ | {"COUNT_FILE": str(tmp_path / "killed.count"), "KILL_AT": "30"},
-        capture_output=True,
-        timeout=600,
-    )
+    environment = os.environ | {"COUNT_FILE": str(tmp_path / "killed.count"), "KILL_AT": "30"}
+    done = preloaded.run(preloaded.COMMAND, *again, env=environment)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert metrics_of(killed / "test")[-1]["step"] == 1, "killed within the rollouts of step 2"
     monkeypatch.setenv("COUNT_FILE", str(tmp_path / "again.count"))
