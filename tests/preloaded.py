@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import gc
 import json
 import os
@@ -258,6 +257,15 @@ def _quicken_interpreter() -> None:
     patch = interpreter._patch_lang
     patched: set[int] = set()
 
+    find_numpy_type = interpreter._get_np_dtype
+    numpy_types: dict[str, Any] = {}
+
+    def numpy_type_of(type_: Any) -> Any:
+        name = str(type_.scalar)
+        if name not in numpy_types:
+            numpy_types[name] = find_numpy_type(type_.scalar)
+        return numpy_types[name]
+
     def patch_for_kernel(function: Any) -> Any:
         patched.clear()
         return patch(function)
@@ -271,7 +279,7 @@ def _quicken_interpreter() -> None:
 
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
-    interpreter._get_np_dtype = functools.cache(interpreter._get_np_dtype)
+    interpreter._get_np_dtype = numpy_type_of
     interpreter._patch_lang = patch_for_kernel
     interpreter.InterpretedFunction.__call__ = call
 

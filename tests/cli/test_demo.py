@@ -2,23 +2,43 @@
 
 import json
 import re
-import subprocess
-import sys
+from pathlib import Path
 
+import preloaded
 import pytest
 
 from postgrad.cli.main import main
 
+# The demo with a quarter of its GRPO steps.
+SHORT_DEMO = f"""
+from postgrad.cli import demo
+compose = demo.compose
 
-def demo(*arguments, timeout=1200):
-    command = [sys.executable, "-m", "postgrad.cli.main", "demo", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+def compose_short(recipe, overrides, settings):
+    if recipe == "demo_grpo":
+        overrides = [*overrides, "training.steps=45", "training.validate_every=45"]
+    return compose(recipe, overrides, settings)
+
+demo.compose = compose_short
+{preloaded.COMMAND}
+"""
 
 
 @pytest.mark.slow
-def test_the_tiny_model_learns_to_add_and_the_output_shows_it(tmp_path):
+def test_a_short_demo_learns_to_add_and_its_output_shows_it(tmp_path):
+    """Greedy accuracy on held-out sums rises from below 40% to above 65% in 45 steps of GRPO."""
+    assert run_demo(SHORT_DEMO, tmp_path)[-1] > 0.65
+
+
+@pytest.mark.long
+def test_the_demo_learns_to_add(tmp_path):
     """Greedy accuracy on held-out sums rises from below 40% to above 85%."""
-    done = demo("seed=2", f"runs={tmp_path}")
+    assert run_demo(preloaded.COMMAND, tmp_path)[-1] > 0.85
+
+
+def run_demo(program: str, tmp_path: Path) -> list[float]:
+    """Runs the demo and checks what it prints; returns the greedy accuracies of GRPO."""
+    done = preloaded.run(program, "demo", "seed=2", f"runs={tmp_path}", timeout=1200)
     assert done.returncode == 0, done.stderr[-2000:]
     folder = tmp_path / "demo-tiny-2"
     lines = [
@@ -28,7 +48,7 @@ def test_the_tiny_model_learns_to_add_and_the_output_shows_it(tmp_path):
     sampled = [
         line["validation/sampled_accuracy"] for line in lines if "validation/accuracy" in line
     ]
-    assert greedy[0] < 0.40 and greedy[-1] > 0.85, greedy
+    assert greedy[0] < 0.40, greedy
     assert sampled[-1] > sampled[0] + 0.2, sampled
     assert (folder / "demo.png").stat().st_size > 20_000
     for text in (
@@ -42,6 +62,7 @@ def test_the_tiny_model_learns_to_add_and_the_output_shows_it(tmp_path):
         "postgrad doctor --fit",
     ):
         assert text in done.stdout, text
+    return greedy
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from postgrad.cluster.actor_pool import ActorPool
 from postgrad.cluster.rank_actor import RankActor
 
 IDLE: list[Any] = []  # handles of actors without models
+RESET_S = 10.0
 
 
 class ReusableRank(RankActor):
@@ -90,13 +91,18 @@ def create_actor(self: ActorPool, placement: Any) -> Any:
 
 
 def close(self: ActorPool) -> None:
-    """Replaces ActorPool.close: keeps the actors that still answer."""
-    is_broken = bool(getattr(self, "lost_reason", ""))
-    for worker in self.workers:
+    """Replaces ActorPool.close: keeps the actors that still answer.
+
+    All are asked before the first answer: one that waits for a lost rank ends its wait only when
+    the others leave their process group. A lost rank closes the pool, and so does its user after
+    that: then its actors are idle or dead.
+    """
+    hangs = "did not answer" in getattr(self, "lost_reason", "")
+    used = [worker.handle for worker in self.workers if worker.handle not in IDLE]
+    answers = {} if hangs else {handle: handle.reset.remote() for handle in used}
+    for handle in used:
         try:
-            if is_broken:
-                raise RuntimeError("a rank was lost")
-            self.ray.get(worker.handle.reset.remote(), timeout=10)
-            IDLE.append(worker.handle)
+            self.ray.get(answers[handle], timeout=RESET_S)
+            IDLE.append(handle)
         except Exception:
-            self.ray.kill(worker.handle)
+            self.ray.kill(handle)

@@ -133,8 +133,9 @@ def assert_same_metrics(expected: list[dict], actual: list[dict], tolerance: flo
 
 @pytest.mark.parametrize("recipe", METHODS)
 def test_two_and_three_ranks_follow_the_local_run(recipe, make_config):
-    # GRPO samples with top-k: the ranks replay which ids were kept.
-    own = ("rollout.top_k=12",) if recipe == "grpo" else ()
+    own = () if recipe == "bupo" else ("training.steps=2",)  # BuPO's second phase is step 3
+    if recipe == "grpo":  # with top-k: the ranks replay which ids were kept
+        own = (*own, "rollout.top_k=12")
     local, weights, _ = run(make_config(recipe, "local", *own))
     for workers in (2, 3):
         on_ranks, sharded, _ = run(make_config(recipe, f"ray{workers}", *own, *on_ray(workers)))
@@ -697,11 +698,22 @@ def test_hung_worker_is_named_with_the_time_limit(make_config):
             models.engine.generate(REQUESTS, Sampling())
 
 
-def test_worker_killed_in_a_step_is_named_and_the_run_resumes(make_config, monkeypatch, tmp_path):
+EVERY = ("training.checkpoint_every=1", "training.keep_checkpoints=9")
+
+
+@pytest.fixture(scope="module")
+def complete(tiny, verifier, tmp_path_factory):
+    """Returns the metrics, the weights and the folder of a run on two ranks that nobody kills."""
+    folder = tmp_path_factory.mktemp("complete")
+    own = (*SMALL, *METHODS["grpo"], *EVERY, f"reward.verifier={verifier}:odd", f"runs={folder}")
+    return run(config_of("grpo", tiny, *own, *on_ray(2)))
+
+
+def test_worker_killed_in_a_step_is_named_and_the_run_resumes(
+    make_config, complete, monkeypatch, tmp_path
+):
     mark = tmp_path / "died"
-    complete, weights, _ = run(
-        make_config("grpo", "complete", "training.checkpoint_every=1", *on_ray(2))
-    )
+    expected, weights, _ = complete
     config = make_config("grpo", "killed", "training.checkpoint_every=1", *on_ray(2))
     original = WorkerGroup.__init__
 
@@ -718,7 +730,7 @@ def test_worker_killed_in_a_step_is_named_and_the_run_resumes(make_config, monke
     assert time.time() - mark.stat().st_mtime < 300, "before cluster.wait_s"
     monkeypatch.setattr(WorkerGroup, "__init__", original)
     metrics, resumed, _ = run(config)
-    assert_same_metrics(complete, metrics, tolerance=0.0)
+    assert_same_metrics(expected, metrics, tolerance=0.0)
     assert all(torch.equal(weights[n], resumed[n]) for n in weights)
 
 
@@ -737,9 +749,9 @@ def kill_driver_after_loss(self, *arguments) -> None:
 
 
 @pytest.mark.parametrize("killed", [(1,), (0, 1)], ids=["one rank", "all ranks and the driver"])
-def test_a_kill_between_the_files_of_a_checkpoint(killed, make_config, monkeypatch, tmp_path):
-    every = ("training.checkpoint_every=1", "training.keep_checkpoints=9", *on_ray(2))
-    run(make_config("grpo", "complete", *every))
+def test_a_kill_between_the_files_of_a_checkpoint(
+    killed, make_config, complete, monkeypatch, tmp_path
+):
     original = WorkerGroup.__init__
 
     def init_with_kill(self, *arguments) -> None:
@@ -747,7 +759,7 @@ def test_a_kill_between_the_files_of_a_checkpoint(killed, make_config, monkeypat
         for rank in killed:
             ray.get(self.workers[rank].handle.die_between_files.remote(2))
 
-    config = make_config("grpo", "killed", *every)
+    config = make_config("grpo", "killed", *EVERY, *on_ray(2))
     with monkeypatch.context() as patch:
         patch.setattr(WorkerGroup, "__init__", init_with_kill)
         if len(killed) == 2:
@@ -764,4 +776,4 @@ def test_a_kill_between_the_files_of_a_checkpoint(killed, make_config, monkeypat
     else:
         assert not half_written
     run(config)
-    assert tree(root) == tree(tmp_path / "complete" / "checkpoints")
+    assert tree(root) == tree(complete[2] / "checkpoints")

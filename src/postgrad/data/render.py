@@ -166,9 +166,12 @@ class Prompts:
         eos = self.tokenizer.eos_token_id
         if bos is not None and ids[:2] == [bos, bos]:
             ids = ids[1:]  # the text has its own BOS
-        text_ids = self._tokenize(text, special=False)
-        if eos is not None and ids[-1:] == [eos] and text_ids[-1:] != [eos]:
-            ids = ids[:-1]  # this tokenizer ends every text with EOS, but here a response follows
+        if eos is not None and ids[-1:] == [eos]:
+            text_ids = self._tokenize(text, special=False)
+            if text_ids[-1:] != [eos]:
+                ids = ids[
+                    :-1
+                ]  # this tokenizer ends each text with EOS, but here a response follows
         return ids
 
     def _tokenize(self, text: str, special: bool) -> list[int]:
