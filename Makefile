@@ -91,6 +91,11 @@ test-openenv: $(VENV)/.installed-dev .venv-openenv/.installed
 test-scale: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --scale -m scale
 
+# Tests that take minutes each, such as the complete demo.
+.PHONY: test-long
+test-long: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest --long -m long
+
 # Tests with real vLLM: its CPU build needs its own torch (3.5 GB, some minutes). The packages that
 # are removed are CUDA builds.
 .PHONY: test-vllm

@@ -32,7 +32,7 @@ LONG = (
 )
 # Markers of tests that run only with an option of the same name.
 OPTIONAL = {
-    "long": "takes minutes: make attack runs it",
+    "long": "takes minutes: make test-long runs it",
     "scale": "every family or method on several ranks: make test-scale runs it",
 }
 EXIT_STATUS = pytest.StashKey[int]()

@@ -26,8 +26,8 @@ demo.compose = compose_short
 
 @pytest.mark.slow
 def test_a_short_demo_learns_to_add_and_its_output_shows_it(tmp_path):
-    """Greedy accuracy on held-out sums rises from below 40% to above 65% in 45 steps of GRPO."""
-    assert run_demo(SHORT_DEMO, tmp_path)[-1] > 0.65
+    """Greedy accuracy on held-out sums rises from below 40% to above 70% in 45 steps of GRPO."""
+    assert run_demo(SHORT_DEMO, tmp_path)[-1] > 0.70
 
 
 @pytest.mark.long
