@@ -11,7 +11,7 @@ from tiny_runs import config_of, random_batch, stock_model
 
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import ModelConfig
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, RunError
 from postgrad.model.hub import hub_is_reachable
 from postgrad.model.load import (
     load,
@@ -20,6 +20,9 @@ from postgrad.model.load import (
     resolve_path,
     stop_ids,
 )
+from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.hf import HfEngine
+from postgrad.rollout.native.engine import NativeEngine
 
 CPU = torch.device("cpu")
 
@@ -205,3 +208,20 @@ def test_a_saved_checkpoint_is_a_stock_folder_with_equal_logits(folder, request,
             stock_model(source, torch.float32)(input_ids=ids).logits, mine, atol=1e-3
         ), "the update changed the weights"
     assert AutoTokenizer.from_pretrained(tmp_path / "policy").decode([3, 10, 4]) == "3+4"
+
+
+def test_tokens_without_an_embedding_end_a_run_with_one_line(tiny):
+    """Tokens that were added to the tokenizer alone; a GPU's pass would end the process."""
+    config = config_of("grpo", tiny)
+    host = build_host(config)
+    batch = random_batch(0)
+    batch.prompt.values[:] = 18
+    with pytest.raises(RunError, match="vocabulary has 18 tokens"):
+        host.policy.logprobs(batch)
+    with pytest.raises(RunError, match="vocabulary has 18 tokens"):
+        host.policy.update(batch, 1)
+    for engine in (NativeEngine, HfEngine):
+        with pytest.raises(RunError, match="the token 99"):
+            engine(host.policy.loaded, config.rollout).generate(
+                [Request([1, 99], [0])], Sampling(1.0, 2)
+            )

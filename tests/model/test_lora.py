@@ -15,7 +15,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.grpo import Grpo
 from postgrad.model.load import load, load_tokenizer, model_config
-from postgrad.model.lora import adapter_parameters, add_adapters, merged_weights
+from postgrad.model.lora import adapter_parameters, add_adapters, merge_adapter, merged_weights
 from postgrad.model.policy import FrozenPolicy, LocalPolicy
 from postgrad.model.views import FULL, View, after
 from postgrad.rollout.engine import Request, Sampling
@@ -70,6 +70,14 @@ def test_adapters_of_transposed_layers_are_merged():
     torch.testing.assert_close(merged, model(input_ids=ids).logits, atol=1e-3, rtol=1e-3)
     assert not torch.allclose(merged, before, atol=0.1)
     add_adapters(make_family("gpt2"), LoraConfig(rank=2, targets="c_attn"), seed=0)
+
+
+def test_an_adapter_that_cannot_be_merged_is_refused(tiny, tmp_path):
+    base = load(config_of("grpo", tiny).model, CPU).model
+    settings = peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    peft.get_peft_model(base, settings).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="PROMPT_TUNING cannot be merged"):
+        merge_adapter(load(config_of("grpo", tiny).model, CPU).model, str(tmp_path))
 
 
 def test_layers_that_peft_refuses_are_refused_in_one_line():
@@ -311,6 +319,8 @@ def test_an_adapter_folder_loads_as_a_model(tiny, tmp_path):
     host.policy.save(str(tmp_path))
     config = dataclasses.replace(config_of("grpo", tiny).model, path=str(tmp_path / "adapter"))
     assert load_tokenizer(config).vocab_size == 18 and model_config(config).hidden_size == 32
+    merged = load(config, CPU).model
+    assert all(p.requires_grad for p in merged.parameters()), "it can be trained"
     file = tmp_path / "adapter" / "adapter_config.json"
     file.write_text(file.read_text().replace(str(tiny), "/no/such/model"))
     with pytest.raises(ConfigError, match="/no/such/model"):

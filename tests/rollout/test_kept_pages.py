@@ -38,7 +38,7 @@ def make_engine() -> StreamingNativeEngine:
 
 
 def open_stream(num_pages: int, sampling: Sampling, num_rows: int) -> PagedStream:
-    model = SimpleNamespace(eval=lambda: None, train=lambda: None)
+    model = SimpleNamespace(eval=lambda: None, train=lambda: None, config=Qwen3Config())
     engine = SimpleNamespace(
         model=model,
         tokenizer=Tokenizer(),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from families import make_family
 from interpreted import run_interpreted
+from transformers import Qwen3Config
 
 from postgrad.model.passes.attention import NAME, register_attention
 from postgrad.model.passes.support import support_of
@@ -208,7 +209,7 @@ def test_a_turn_over_pages_is_bounded(monkeypatch):
     monkeypatch.setattr(paged_prefill, "PREFILL_TOKENS", 64)
     decoder: Any = RecordingDecoder()
     engine: Any = SimpleNamespace(
-        model=SimpleNamespace(eval=lambda: None, train=lambda: None),
+        model=SimpleNamespace(eval=lambda: None, train=lambda: None, config=Qwen3Config()),
         tokenizer=Tokenizer(),
         max_rows=4,
         max_context=4096,

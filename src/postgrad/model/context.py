@@ -1,6 +1,8 @@
-"""The context length of a model, from its configuration."""
+"""The context length and the vocabulary of a model, from its configuration."""
 
 from typing import Any
+
+from postgrad.errors import RunError
 
 # Names of the longest row in tokens. Most families have the first one.
 NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
@@ -20,3 +22,17 @@ def context_length(config: Any) -> int:
         if isinstance(value, int) and value > 0:
             return value
     return NO_LIMIT
+
+
+def check_token_id(largest: int, config: Any) -> None:
+    """Raise RunError if the largest token id of some texts has no embedding in the model.
+
+    Such tokens were added to the tokenizer alone. On a GPU the pass would end the process.
+    """
+    vocabulary = int(config.get_text_config().vocab_size)
+    if largest >= vocabulary:
+        raise RunError(
+            f"the tokenizer gives the token {largest}, but the model's vocabulary has "
+            f"{vocabulary} tokens (vocab_size); resize the model's embeddings to the tokenizer "
+            "and save it, or use the tokenizer that belongs to it"
+        )

@@ -357,12 +357,19 @@ def merge_adapter(model: Any, folder: str) -> Any:
     if Path(folder).is_dir():
         check_folder(Path(folder), with_weights=True)
     try:
-        return peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
+        adapted = peft.PeftModel.from_pretrained(model, folder)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         reason = first_line(error)
         raise ConfigError(
             f"model.path={folder}: the adapter does not fit its base model: {reason}"
         ) from error
+    if not hasattr(adapted.base_model, "merge_and_unload"):
+        kind = adapted.peft_config["default"].peft_type
+        raise ConfigError(
+            f"model.path={folder}: an adapter of the kind {kind.value!s} cannot be merged into "
+            "its base model; give a model folder, or a LoRA adapter"
+        )
+    return adapted.merge_and_unload().requires_grad_(True)  # peft froze the base model
 
 
 def save_merged(loaded: Loaded, folder: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import RolloutConfig
 from postgrad.errors import RunError
+from postgrad.model.context import check_token_id
 from postgrad.problem import Failure, Message
 
 
@@ -84,6 +85,15 @@ def token_limit(request: Request, sampling: Sampling) -> int:
 def max_row_tokens(request: Request, sampling: Sampling) -> int:
     """Return the largest number of tokens of the prompt and one continuation together."""
     return len(request.prompt) + token_limit(request, sampling)
+
+
+def check_requests(
+    requests: Sequence[Request], sampling: Sampling, max_context: int, model_config: Any
+) -> None:
+    """Raise RunError for token ids without an embedding, and for rows beyond the context."""
+    for request in requests:
+        check_token_id(max(request.prompt, default=0), model_config)
+    check_context(requests, sampling, max_context)
 
 
 def check_context(requests: Sequence[Request], sampling: Sampling, max_context: int) -> None:

@@ -21,7 +21,7 @@ from postgrad.rollout.engine import (
     Completion,
     Request,
     Sampling,
-    check_context,
+    check_requests,
     copy_weights,
     token_limit,
 )
@@ -57,7 +57,7 @@ class HfEngine:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        check_context(requests, sampling, self.max_context)
+        check_requests(requests, sampling, self.max_context, self.model.config)
         with self._neutral_generation_config():
             groups = [self._generate_group(request, sampling) for request in requests]
         if not sampling.stop:

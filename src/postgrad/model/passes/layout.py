@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from postgrad.model.context import check_token_id
 from postgrad.model.device import copy_async, has_own_memory, supports_triton
 from postgrad.model.passes.divided import AnyPacking
 from postgrad.model.passes.packing import Packing, Segment, make_packing
@@ -69,8 +70,12 @@ def make_micro_batches(
 ) -> list[MicroBatch]:
     """Return micro-batches of the kind that the model supports, covering every row once.
 
-    `device` is where the passes run; by default the device of the model's parameters.
+    `device` is where the passes run; by default the device of the model's parameters. Raises
+    RunError for token ids without an embedding.
     """
+    for ids in (batch.prompt.values, batch.response.values):
+        if len(ids):
+            check_token_id(int(ids.max()), model.config)
     kind = support_of(model).passes
     return make_micro_batches_of_kind(kind, batch, token_budget, model, row_groups, device)
 

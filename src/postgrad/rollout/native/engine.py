@@ -20,7 +20,7 @@ from postgrad.rollout.engine import (
     Completion,
     Request,
     Sampling,
-    check_context,
+    check_requests,
     copy_weights,
     max_row_tokens,
 )
@@ -111,7 +111,7 @@ class NativeEngine:
             return [[] for _ in requests]
         if self.stock_engine is not None:
             return self.stock_engine.generate(requests, sampling)
-        check_context(requests, sampling, self.max_context)
+        check_requests(requests, sampling, self.max_context, self.model.config)
         # In training mode a model with activation checkpointing ignores the cache.
         self.model.eval()
         try:

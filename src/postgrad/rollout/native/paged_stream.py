@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from postgrad.rollout.engine import Completion, Request, Sampling, check_context
+from postgrad.rollout.engine import Completion, Request, Sampling, check_requests
 from postgrad.rollout.native.jobs import Job, StreamJob
 from postgrad.rollout.native.paged import PagedDecodeLoop
 from postgrad.rollout.native.paged_rows import PagedRow
@@ -80,7 +80,7 @@ class PagedStream:
         return bool(self.waiting) or (self.loop is not None and self.loop.busy)
 
     def add(self, request: Request, keys: Sequence[Hashable]) -> None:
-        check_context([request], self.sampling, self.engine.max_context)
+        check_requests([request], self.sampling, self.engine.max_context, self.engine.model.config)
         if request.seeds:
             job = StreamJob(request, self.sampling, stops=self.stops, keys=list(keys))
             self.waiting.append(job)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from postgrad.model.passes.attention import prompt_mask
 from postgrad.model.passes.support import has_window
-from postgrad.rollout.engine import Request, Sampling, check_context, max_row_tokens
+from postgrad.rollout.engine import Request, Sampling, check_requests, max_row_tokens
 from postgrad.rollout.native.cache import SlotCache
 from postgrad.rollout.native.decode_loop import DecodeLoop, tokens_per_pass
 from postgrad.rollout.native.engine import NativeEngine
@@ -97,7 +97,7 @@ class ConversationStream(DecodeLoop):
         return bool(self.active or self.finished or waiting)
 
     def add(self, request: Request, keys: Sequence[Hashable]) -> None:  # type: ignore[override]
-        check_context([request], self.sampling, self.engine.max_context)
+        check_requests([request], self.sampling, self.engine.max_context, self.engine.model.config)
         self._grow(max_row_tokens(request, self.sampling))
         version = self.engine.weights_version
         job = StreamJob(request, self.sampling, keys=list(keys), version=version)
