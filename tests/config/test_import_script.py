@@ -213,3 +213,206 @@ def test_truncated_sampling_and_sequence_parallelism_of_verl(top_k, expected):
     shared = {"rollout.top_p": "0.9", "cluster.sequence_parallel": "2"}
     assert result.overrides == shared | expected
     assert not result.missing
+
+
+VERL_SFT = """
+nproc=2
+torchrun --nproc_per_node=$nproc -m verl.trainer.fsdp_sft_trainer \\
+  data.train_files=a.parquet data.val_files=b.parquet data.train_batch_size=64 \\
+  data.prompt_key=extra_info data.response_key=extra_info \\
+  +data.prompt_dict_keys=['question'] +data.response_dict_keys=['answer'] \\
+  data.micro_batch_size_per_gpu=4 model.partial_pretrain=org/m optim.lr=1e-4 \\
+  optim.betas=[0.9,0.95] optim.lr_scheduler=cosine trainer.total_epochs=3 \\
+  trainer.total_training_steps=null trainer.logger=console data.strange=1 $@
+"""
+
+
+def test_an_sft_script_of_verl_is_no_ppo(tmp_path, capsys):
+    result = translate(*read_settings(VERL_SFT))
+    columns = ":extra_info.question=prompt:extra_info.answer=response"
+    assert (result.recipe, result.missing) == ("sft", ["data.strange=1"])
+    assert result.overrides == {
+        "data.train": f"a.parquet{columns}",
+        "data.validation": f"b.parquet{columns}",
+        "training.problems_per_step": "64",
+        "model.path": "org/m",
+        "optimizer.lr": "1e-4",
+        "optimizer.betas": "[0.9,0.95]",
+        "optimizer.schedule": "cosine",
+        "training.epochs": "3",
+    }
+    script = tmp_path / "run.sh"
+    script.write_text(VERL_SFT)
+    assert main(["import", str(script)]) == 0
+    out = capsys.readouterr().out
+    assert "needs a change" not in out and "optimizer.warmup_ratio=0.1" in out, out
+
+
+RL = "algorithm.adv_estimator=grpo data.train_batch_size=8"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "python3 -m verl.trainer.main_generation data.path=a rollout.temperature=1",
+        "python3 -m verl.trainer.main_eval data.path=a",
+        "python3 src/inference_main_model.py model_args.name=a",
+        f"python3 -m verl.trainer.main_ppo {RL}\npython3 -m verl.trainer.main_ppo {RL}",
+        f"python3 -m verl.experimental.vla.main_ppo {RL}",
+        "GRPOConfig(beta=0.1)\nSFTConfig(learning_rate=1.0)",
+    ],
+)
+def test_what_is_no_single_training_is_refused(script):
+    with pytest.raises(ConfigError):
+        read_settings(script)
+
+
+def test_programs_and_variables_that_change_the_meaning_are_listed():
+    script = (
+        "if [ $1 ]; then lr=1e-6\nelse\nlr=2e-6\nfi\n"
+        "python3 data.py data.local_dir=x\n"
+        f"python3 -m recipe.spin.main_spin {RL} actor_rollout_ref.actor.optim.lr=$lr"
+    )
+    result = translate(*read_settings(script))
+    assert result.overrides == {"training.problems_per_step": "8", "optimizer.lr": "2e-6"}
+    assert [line.split(":")[0] for line in result.missing] == ["$lr", "recipe.spin.main_spin"]
+    script = f"python3 -m verl.experimental.one_step_off_policy.main_ppo {RL}"
+    assert "rollout.staleness=1" in translate(*read_settings(script)).missing[0]
+
+
+def test_variables_of_a_shell():
+    script = (
+        'root=${ROOT:-"${HOME}/data"}\nfile="${root}"/a.parquet\ngpus=4\nper=8\n'
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=$file "
+        "data.train_batch_size=$(((gpus + 4) * per)) actor_rollout_ref.rollout.n=$(( per % 3 ))"
+    )
+    overrides = translate(*read_settings(script)).overrides
+    assert overrides["data.train"] == "${HOME}/data/a.parquet"
+    assert overrides["training.problems_per_step"] == "64"
+    assert overrides["rollout.samples"] == "2"
+
+
+def test_columns_rewards_and_validation_of_verl():
+    settings = {
+        "data.train_files": "a.parquet",
+        "data.prompt_key": "question",
+        "data.reward_fn_key": "source",
+        "reward_model.enable": "True",
+        "reward_model.model.path": "org/rm",
+        "reward_model.reward_manager": "batch",
+        "actor_rollout_ref.rollout.val_kwargs.temperature": "0.6",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample": "False",
+        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size": "2",
+        "algorithm.adv_estimator": "grpo",
+        "trainer.total_epochs": "15",
+        "trainer.total_training_steps": "7",
+        "actor_rollout_ref.actor.policy_loss.loss_mode": "gspo",
+        "actor_rollout_ref.actor.clip_ratio_c": "10.0",
+    }
+    result = translate("verl", settings)
+    assert result.overrides == {
+        "data.train": "a.parquet:question=prompt:source=data_source",
+        "reward.verifier": "model:org/rm",
+        "training.validation_temperature": "0",
+        "training.steps": "7",
+        "method.loss": "gspo",
+    }
+    assert result.missing == ["reward_model.reward_manager=batch"]
+
+
+def test_scaled_coefficients_of_luffy_are_those_of_the_recipe():
+    """Their literal values would be another loss: the recipes' comments explain the scale."""
+    actor = "actor_rollout_ref.actor"
+    settings = {f"{actor}.use_off_policy_loss": "True", f"{actor}.entropy_coeff": "0.001"}
+    result = translate("verl", settings | {f"{actor}.grad_clip": "1.0"})
+    assert (result.recipe, result.overrides, result.missing) == ("luffy", {}, [])
+    (line,) = translate("verl", settings | {f"{actor}.grad_clip": "2.0"}).missing
+    assert line.startswith(f"{actor}.grad_clip=2.0")
+    exgrpo = {"trainer.exp_metric": "ent", f"{actor}.loss_remove_clip": "True"}
+    assert translate("verl", exgrpo).overrides == {}  # the clip stays until the replay starts
+
+
+def test_classmate_settings_and_rewards():
+    reward = "reward_model"
+    settings = {
+        "algorithm.adv_estimator": "grpo_main_classmate_separated",
+        "data.train_files": "['data/confidence/train.parquet']",
+        f"{reward}.think_start_str": "<think>",
+        f"{reward}.classmate_cot_reward_configs.classmate_reward_type": "vanilla_reward",
+        f"{reward}.classmate_cot_reward_configs.token_level_classmate_reward_mode": "all",
+        f"{reward}.llm_judge_model_name": "org/rm",
+        f"{reward}.llm_judge_backend_type": "hf_scoring",
+    }
+    result = translate("verl", settings)
+    assert (result.recipe, result.missing) == ("classmate_think", [])
+    assert result.overrides == {
+        "data.train": "data/confidence/train.parquet",
+        "method.advantage": "classmate_separated",
+        "method.cot_start": "<think>",
+        "method.reward_type": "vanilla",
+        "method.classmate_tokens": "all",
+        "reward.verifier": "model:org/rm",
+    }
+    settings[f"{reward}.llm_judge_backend_type"] = "tinker"
+    assert any("reward.verifier" in line for line in translate("verl", settings).missing)
+    baseline = {
+        f"{reward}.think_start_str": "<t>",
+        f"{reward}.token_level_main_reward_mode": "cot_only",
+    }
+    result = translate("verl", baseline | {"algorithm.adv_estimator": "grpo"})
+    assert (result.recipe, result.overrides["method.main_tokens"]) == (
+        "classmate_baseline",
+        "cot_only",
+    )
+
+
+def test_batches_and_clips_of_trl():
+    call = (
+        "GRPOConfig(per_device_train_batch_size=8, gradient_accumulation_steps=2, "
+        "steps_per_generation=4, num_generations=4, epsilon=0.3, max_steps=-1, delta=None)"
+    )
+    result = translate(*read_settings(call))
+    assert result.missing == []
+    assert result.overrides == {
+        "training.problems_per_step": "8",
+        "training.updates_per_step": "2",
+        "rollout.samples": "4",
+        "method.clip_low": "0.3",
+        "method.clip_high": "0.3",
+    }
+    command = "accelerate launch trl sft --model_name_or_path m --completion_only_loss True \\\n"
+    result = translate(*read_settings(command + "  --learning_rate 1e-5 --max_steps 9"))
+    assert (result.recipe, result.missing) == ("sft", [])
+    assert result.overrides == {
+        "model.path": "m",
+        "optimizer.lr": "1e-5",
+        "training.steps": "9",
+    }
+
+
+def test_defaults_of_the_project_are_part_of_the_command(tmp_path, capsys):
+    """verl's defaults: 1,024 problems, one response, 4 updates of 256, 512 tokens, 30 epochs."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=m "
+        "actor_rollout_ref.model.lora_rank=8 data.train_files=a.parquet"
+    )
+    assert main(["import", str(script)]) == 0
+    out = capsys.readouterr().out
+    words = set(out.replace("\\\n", " ").partition("#")[0].split())
+    assert words == {
+        *("postgrad", "train", "ppo", "model.path=m", "model.lora.rank=8", "data.train=a.parquet"),
+        *("training.problems_per_step=1024", "training.updates_per_step=4", "rollout.samples=1"),
+        *("rollout.max_response_tokens=512", "training.epochs=30", "model.lora.alpha=16"),
+    }
+
+
+def test_a_list_of_files_is_one_value(tmp_path, capsys):
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=[a,b] "
+        "actor_rollout_ref.rollout.n=4"
+    )
+    assert main(["import", str(script)]) == 0
+    out = capsys.readouterr().out
+    assert "data.train=\"'a,b'\"" in out and "needs a change" not in out, out

@@ -1,13 +1,17 @@
 """`postgrad import SCRIPT`"""
 
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 from postgrad.cli.arguments import Parser
 from postgrad.errors import ConfigError
 
 DESCRIPTION = """\
-Prints the postgrad train command that equals a launch script of verl, LUFFY, BuPO or Classmate-CoT,
-or the config of a TRL script, and lists the settings without an equivalent. Nothing is executed."""
+Prints the postgrad train command that equals a launch script of verl, LUFFY, BuPO, Classmate-CoT or
+OpenRLHF, or the config of a TRL script, and lists the settings without an equivalent. Nothing is
+executed."""
+REQUIRED = {"model.path": "tiny", "data.train": "arithmetic:1"}
 
 
 def make_parser() -> Parser:
@@ -20,33 +24,70 @@ def make_parser() -> Parser:
 
 def run(argv: list[str]) -> int:
     arguments = make_parser().parse(argv, help_if_empty=True)
-    from postgrad.config.compose import compose
+    from postgrad.config.import_defaults import defaults_of
     from postgrad.config.import_script import read_settings, translate
     from postgrad.methods import find_method
 
-    path = Path(arguments.script).expanduser()
+    kind, settings, notes = read_settings(_read(arguments.script))
+    result = translate(kind, settings, notes)
+    defaults = defaults_of(kind, result.recipe, result.overrides)
+    added = _differing(result.recipe, defaults)
+    result.overrides |= added
+    if result.overrides.get("optimizer.warmup_ratio", "0") not in ("0", "0.0"):
+        result.overrides.setdefault("optimizer.warmup_steps", "0")
+    print(result.command)
+    for line in result.missing:
+        print(f"# no equivalent: {line}")
+    if added:
+        print(f"# defaults that the script leaves out: {', '.join(added)}")
+    elif not defaults:
+        print(f"# settings that the script leaves out have the values of recipe {result.recipe}")
+    known = {key: value for key, value in result.overrides.items() if "$" not in value}
     try:
-        text = path.read_text()
+        config = _compose(result.recipe, REQUIRED | known)
+        find_method(config.method.name)(config).check()
+    except ConfigError as error:
+        print(f"# the command needs a change: {error}")
+    return 0
+
+
+def _read(script: str) -> str:
+    path = Path(script).expanduser()
+    try:
+        return path.read_text()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path} is not a text file; give a shell script or a .py file"
         ) from error
-    result = translate(*read_settings(text))
-    print(result.command)
-    for line in result.missing:
-        print(f"# no equivalent: {line}")
-    required = {"model.path": "tiny", "data.train": "arithmetic:1"}
-    known = {key: value for key, value in result.overrides.items() if "$" not in value}
-    overrides = {**required, **known}
-    try:
-        config = compose(
-            result.recipe,
-            [f"{key}={value}" for key, value in overrides.items()],
-            lambda name: find_method(name).Settings,
-        )
-        find_method(config.method.name)(config).check()
-    except ConfigError as error:
-        print(f"# the command needs a change: {error}")
-    return 0
+
+
+def _compose(recipe: str, overrides: dict[str, str]) -> Any:
+    from postgrad.config.compose import compose
+    from postgrad.config.import_result import one_value
+    from postgrad.methods import find_method
+
+    words = [f"{key}={one_value(value)}" for key, value in overrides.items()]
+    return compose(recipe, words, lambda name: find_method(name).Settings)
+
+
+def _differing(recipe: str, defaults: dict[str, str]) -> dict[str, str]:
+    """Those of the values that differ from the recipe's."""
+    if not defaults:
+        return {}
+    base = _values(_compose(recipe, REQUIRED))
+    changed = _values(_compose(recipe, REQUIRED | defaults))
+    return {key: value for key, value in defaults.items() if base[key] != changed[key]}
+
+
+def _values(config: Any, prefix: str = "") -> dict[str, Any]:
+    """All settings of a configuration by their full names."""
+    found: dict[str, Any] = {}
+    for one in fields(config):
+        value = getattr(config, one.name)
+        if is_dataclass(value):
+            found |= _values(value, f"{prefix}{one.name}.")
+        else:
+            found[prefix + one.name] = value
+    return found

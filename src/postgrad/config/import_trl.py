@@ -9,6 +9,7 @@ from postgrad.config.import_names import (
     TRL_NOT_NEEDED,
     TRL_RECIPES,
 )
+from postgrad.config.import_result import SCHEDULES, drop_epochs
 
 # Arguments that only one of TRL's configs has.
 KINDS = {
@@ -21,7 +22,12 @@ KINDS = {
 }
 PAIR_RECIPES = ("dpo", "kto", "orpo", "simpo", "online_dpo")
 # The arguments that make the number of problems per step.
-BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+BATCH = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+)
 
 
 def read_trl_yaml(text: str) -> tuple[str, dict[str, str]] | None:
@@ -48,39 +54,70 @@ def translate_trl(kind: str, settings: dict[str, str]) -> tuple[str, dict[str, s
         settings: its arguments as text.
     """
     recipe = TRL_RECIPES[kind]
-    overrides = _problems_per_step(recipe, settings)
+    overrides = _batch_sizes(recipe, settings)
+    has_sizes = bool(overrides)
     missing: list[str] = []
     for key, value in settings.items():
+        if value == "None":
+            continue
         if key in TRL_NAMES:
             overrides[TRL_NAMES[key]] = value.lower() if value in ("True", "False") else value
-        elif key in TRL_NOT_NEEDED or (key in BATCH and overrides):
+        elif key in TRL_NOT_NEEDED or (key in BATCH and has_sizes):
             continue
         else:
-            found = _translate_special(recipe, key, value)
+            found = _translate_special(recipe, key, value, settings)
             if found is None:
                 missing.append(f"{key}={value}")
             else:
                 overrides |= found
+    drop_epochs(overrides)
     return recipe, overrides, missing
 
 
-def _problems_per_step(recipe: str, settings: dict[str, str]) -> dict[str, str]:
-    """The problems per step of one process, if its parts are plain numbers."""
-    parts = [settings.get(name, "1") for name in BATCH]
-    samples = settings.get("num_generations", "8") if recipe in ("grpo", "rloo") else "1"
-    is_set = any(name in settings for name in BATCH)
-    if not is_set or not all(part.isdecimal() and int(part) for part in [*parts, samples]):
+def _batch_sizes(recipe: str, settings: dict[str, str]) -> dict[str, str]:
+    """Problems and updates per step of one process, if the arguments are plain numbers.
+
+    A step here is one generation there: GRPO and RLOO generate per_device_train_batch_size times
+    steps_per_generation responses, which is gradient_accumulation_steps unless it is set.
+    """
+    if not any(name in settings for name in BATCH):
         return {}
-    rows = int(parts[0]) * int(parts[1])
-    return {"training.problems_per_step": str(max(1, rows // int(samples)))}
+    rows = settings.get("per_device_train_batch_size", "8")
+    accumulated = settings.get("gradient_accumulation_steps", "1")
+    samples = settings.get("num_generations", "8" if recipe == "grpo" else "2")
+    generated = settings.get("steps_per_generation", accumulated)
+    if recipe not in ("grpo", "rloo"):
+        samples, generated = "1", accumulated
+    numbers = (rows, accumulated, samples, generated)
+    if "generation_batch_size" in settings:
+        return {}
+    if not all(number.isdecimal() and int(number) for number in numbers):
+        return {}
+    sizes = {"training.problems_per_step": max(1, int(rows) * int(generated) // int(samples))}
+    if int(generated) > int(accumulated):
+        sizes["training.updates_per_step"] = int(generated) // int(accumulated)
+    return {key: str(value) for key, value in sizes.items()}
 
 
-def _translate_special(recipe: str, key: str, value: str) -> dict[str, str] | None:
+def _translate_special(
+    recipe: str, key: str, value: str, settings: dict[str, str]
+) -> dict[str, str] | None:
     """The overrides of an argument whose meaning depends on the config; None if it has none."""
     if key == "dataset_name":
         return {"data.train": f"hub:{value}"}
     if key == "beta":
         return _translate_beta(recipe, value)
+    if key == "epsilon":  # of both sides, unless epsilon_high is set
+        clips = {"method.clip_low": value}
+        return clips if "epsilon_high" in settings else clips | {"method.clip_high": value}
+    if key == "max_steps":
+        return {} if value.startswith("-") else {"training.steps": value}
+    if key == "lr_scheduler_type" and value in SCHEDULES:
+        return {"optimizer.schedule": SCHEDULES[value]}
+    if key in ("completion_only_loss", "assistant_only_loss"):  # the loss never reads the prompt
+        return {} if value in ("True", "") else None
+    if key == "dataset_text_field" and value == "text":
+        return {}
     if key == "scale_rewards":
         return {"method.normalize_by_std": str(value not in ("False", "none")).lower()}
     if key == "loss_type" and recipe == "grpo" and value in TRL_AGGREGATIONS:

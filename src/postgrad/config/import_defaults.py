@@ -1,0 +1,159 @@
+"""Defaults of verl, TRL and OpenRLHF: what a script means by the settings that it leaves out.
+
+The values are those of verl in January 2026, TRL in July 2026 and OpenRLHF in August 2026, written
+as settings here. `postgrad import` adds those that differ from the recipe's.
+"""
+
+from collections.abc import Mapping
+
+
+def _lengths(limit: int) -> dict[str, str]:
+    """A limit of prompt and response together, which each has here."""
+    return {"data.max_prompt_tokens": str(limit), "rollout.max_response_tokens": str(limit)}
+
+
+_VERL = {
+    "training.problems_per_step": "1024",
+    "training.epochs": "30",
+    "training.ppo_epochs": "1",
+    "training.validation_temperature": "0",
+    "data.max_prompt_tokens": "512",
+    "data.overlong": "error",
+    "rollout.samples": "1",
+    "rollout.max_response_tokens": "512",
+    "rollout.temperature": "1.0",
+    "optimizer.lr": "1e-6",
+    "optimizer.weight_decay": "0.01",
+    "optimizer.max_grad_norm": "1.0",
+    "optimizer.schedule": "constant",
+    "method.aggregation": "token-mean",
+}
+_VERL_SFT = {
+    "training.problems_per_step": "256",
+    "training.epochs": "4",
+    "data.max_prompt_tokens": "1024",
+    "rollout.max_response_tokens": "1024",
+    "optimizer.lr": "1e-5",
+    "optimizer.betas": "[0.9,0.95]",
+    "optimizer.weight_decay": "0.01",
+    "optimizer.warmup_ratio": "0.1",
+    "optimizer.max_grad_norm": "1.0",
+    "optimizer.schedule": "cosine",
+}
+# Of transformers.TrainingArguments; 8 rows per device and step.
+_TRAINER = {
+    "training.epochs": "3",
+    "optimizer.weight_decay": "0.0",
+    "optimizer.max_grad_norm": "1.0",
+    "optimizer.schedule": "linear",
+    "optimizer.warmup_steps": "0",
+    "seed": "42",
+}
+_OPENRLHF = {
+    "training.problems_per_step": "128",
+    "training.epochs": "1",
+    "optimizer.betas": "[0.9,0.95]",
+    "optimizer.weight_decay": "0.0",
+    "optimizer.max_grad_norm": "1.0",
+    "optimizer.schedule": "cosine",
+    "optimizer.final_lr_ratio": "0.1",
+    "optimizer.warmup_ratio": "0.03",
+    "seed": "42",
+}
+_TRL_PAIRS = _TRAINER | {"training.problems_per_step": "8", "optimizer.lr": "1e-6"}
+
+# By the kind of import_script.read_settings.
+DEFAULTS: dict[str, dict[str, str]] = {
+    "verl": _VERL,
+    "verl_sft": _VERL_SFT,
+    "GRPOConfig": _TRAINER
+    | {
+        "training.problems_per_step": "1",
+        "optimizer.lr": "1e-6",
+        "rollout.samples": "8",
+        "rollout.max_response_tokens": "512",
+        "method.aggregation": "token-mean",
+        "method.dual_clip": "inf",
+    },
+    "RLOOConfig": _TRAINER
+    | {
+        "training.problems_per_step": "4",
+        "optimizer.lr": "1e-6",
+        "rollout.samples": "2",
+        "rollout.max_response_tokens": "512",
+        "method.kl": "reward",
+        "method.kl_estimator": "k1",
+        "method.kl_coef": "0.05",
+    },
+    "SFTConfig": _TRAINER | {"training.problems_per_step": "8", "optimizer.lr": "2e-5"},
+    "DPOConfig": _TRL_PAIRS | {"method.beta": "0.1"},
+    "KTOConfig": _TRL_PAIRS | {"method.beta": "0.1"},
+    "RewardConfig": _TRL_PAIRS | {"optimizer.lr": "1e-4", "method.centering": "0.0"},
+    "openrlhf.cli.train_ppo_ray": _OPENRLHF
+    | {
+        "training.problems_per_step": "1024",
+        "training.ppo_epochs": "1",
+        "training.validation_temperature": "0.6",
+        "training.validation_samples": "4",
+        "rollout.samples": "1",
+        "rollout.temperature": "1.0",
+        "optimizer.lr": "1e-6",
+        "method.gamma": "1.0",
+        "method.entropy_coef": "0.0",
+        "method.aggregation": "token-mean",
+    },
+    "openrlhf.cli.train_sft": _OPENRLHF
+    | _lengths(2048)
+    | {"training.epochs": "2", "optimizer.lr": "5e-6"},
+    "openrlhf.cli.train_dpo": _OPENRLHF
+    | _lengths(512)
+    | {"optimizer.lr": "1e-5", "method.beta": "0.1"},
+    "openrlhf.cli.train_rm": _OPENRLHF
+    | _lengths(512)
+    | {"optimizer.lr": "9e-6", "method.centering": "0.0"},
+    "openrlhf.cli.train_kto": _OPENRLHF
+    | _lengths(2048)
+    | {"optimizer.lr": "1e-5", "method.beta": "0.01"},
+}
+# Of the critic, which only the recipe ppo has.
+_CRITIC = {
+    "verl": {"method.lam": "1.0", "method.critic_lr": "1e-5", "method.critic_clip": "0.5"},
+    "openrlhf.cli.train_ppo_ray": {
+        "method.lam": "1.0",
+        "method.critic_lr": "9e-6",
+        "method.critic_clip": "0.5",
+    },
+}
+LORA_ALPHA = {"verl": "16", "verl_sft": "16", "openrlhf": "16", "TRL": "32"}
+VERL_ROWS_PER_UPDATE = 256  # problems
+
+
+def defaults_of(kind: str, recipe: str, overrides: Mapping[str, str]) -> dict[str, str]:
+    """The other project's values of the settings that a script leaves out; {} if not known.
+
+    Recipes of verl's forks have the forks' values.
+
+    Args:
+        kind: what kind of script it is, as read_settings says.
+        recipe: the recipe here.
+        overrides: what the script sets.
+    """
+    if kind not in DEFAULTS or (kind == "verl" and recipe not in ("ppo", "grpo")):
+        return {}
+    values = dict(DEFAULTS[kind])
+    if recipe == "ppo":
+        values |= _CRITIC.get(kind, {})
+    if "training.steps" in overrides:
+        values.pop("training.epochs")
+    if "optimizer.warmup_steps" in overrides:
+        values.pop("optimizer.warmup_ratio", None)
+    if "data.validation" not in overrides:
+        values = {key: one for key, one in values.items() if "training.validation" not in key}
+    if kind == "verl":
+        problems = overrides.get("training.problems_per_step", values["training.problems_per_step"])
+        if problems.isdecimal():
+            updates = max(1, int(problems) // VERL_ROWS_PER_UPDATE)
+            values["training.updates_per_step"] = str(updates)
+    if overrides.get("model.lora.rank", "0") != "0":
+        values["model.lora.alpha"] = LORA_ALPHA.get(kind.partition(".")[0], LORA_ALPHA["TRL"])
+    return {key: value for key, value in values.items() if key not in overrides}
