@@ -1,10 +1,12 @@
 """Tools of a real MCP server, started as a command."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from postgrad.environments import mcp_tools
 from postgrad.environments.calls import Call
 from postgrad.environments.tools import Toolbox
 from postgrad.errors import ConfigError
@@ -32,3 +34,14 @@ def test_a_server_that_does_not_answer_is_refused():
     pytest.importorskip("mcp")
     with pytest.raises(ConfigError, match="no-such-command"):
         Toolbox(["mcp:no-such-command --here"])
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_in_time_is_stopped(tmp_path, monkeypatch):
+    pytest.importorskip("mcp")
+    monkeypatch.setattr(mcp_tools, "START_S", 3.0)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="sleep"):
+        mcp_tools.connect("sh -c 'echo $$ > pid; exec sleep 600'")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

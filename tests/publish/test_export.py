@@ -456,6 +456,7 @@ def test_adapter_is_kept_or_merged(adapted_run, tmp_path):
 )
 def test_wrong_arguments_are_one_line(adapted_run, tiny, tmp_path, capsys, arguments, message):
     (tmp_path / "empty").mkdir()
+    (adapted_run / "checkpoints" / "step-mine").mkdir(exist_ok=True)  # the user's own folder
     folders = {
         "run": adapted_run,
         "out": tmp_path / "out",

@@ -5,6 +5,8 @@ runs sessions has one connection per server.
 """
 
 import asyncio
+import atexit
+import contextlib
 import shlex
 import threading
 from concurrent.futures import Future
@@ -17,6 +19,7 @@ from postgrad.verifiers.port import one_line
 PREFIX = "mcp:"
 START_S = 60.0  # for a server to start and to list its tools
 CALL_S = 600.0  # a call that its caller no longer waits for ends then
+CLOSE_S = 10.0  # for a server to end
 
 
 class McpTool:
@@ -39,7 +42,7 @@ class McpTool:
 
 
 class McpServer:
-    """A connection to a server, held open by a thread with an event loop.
+    """A connection to a server, held open by a thread with an event loop until the process ends.
 
     Raises:
         ConfigError: the package is missing, or the server does not answer.
@@ -50,17 +53,31 @@ class McpServer:
         self.loop = asyncio.new_event_loop()
         self.started: Future[list[Any]] = Future()
         self.client: Any = None
-        threading.Thread(target=self._run, daemon=True).start()
+        self.task = self.loop.create_task(self._serve())
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
         try:
             self.tools = self.started.result(START_S)
-        except Exception as error:
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C
             raise ConfigError(
                 f"rollout.tools: the MCP server {target!r} does not answer ({_reason(error)}); "
                 "check its command or URL"
             ) from error
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Close the connection. A server that was started as a command is stopped."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self.loop.call_soon_threadsafe(self.task.cancel)
+        self.thread.join(CLOSE_S)
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Return the text of a tool's result. Raises RuntimeError if the tool failed."""
+        if not self.thread.is_alive():
+            raise RuntimeError("the MCP server has ended")
         request = self.client.call_tool(name, arguments, read_timeout_seconds=CALL_S)
         result = asyncio.run_coroutine_threadsafe(request, self.loop).result(CALL_S)
         texts = [str(part.text) for part in result.content if part.type == "text"]
@@ -70,7 +87,8 @@ class McpServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_until_complete(self._serve())
+        with contextlib.closing(self.loop), contextlib.suppress(asyncio.CancelledError):
+            self.loop.run_until_complete(self.task)
 
     async def _serve(self) -> None:
         try:

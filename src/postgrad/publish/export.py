@@ -101,7 +101,7 @@ def _find_checkpoint(run: Path, step: str) -> Path:
         found = named if (named / "state.json").is_file() else None
     if found is not None:
         return found
-    steps = sorted(int(path.name.removeprefix("step-")) for path in root.glob("step-*"))
+    steps = checkpoint.saved_steps(run)
     if not steps:
         raise ConfigError(f"{run} has no checkpoint step={step}; it has no checkpoint yet")
     hint = "; training.keep_best keeps the best" if step == "best" else ""

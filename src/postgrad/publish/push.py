@@ -15,6 +15,7 @@ from typing import Any
 
 from postgrad.errors import ConfigError, RunError
 from postgrad.publish.card import model_card
+from postgrad.training.checkpoint import saved_steps
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]{0,95}")
 CARD = "README.md"
@@ -84,12 +85,10 @@ def _upload_of_checkpoint(checkpoint: Path, folder: Path) -> Upload:
 
 def find_uploads(source: str, lora: str) -> list[Upload]:
     """Return what to push for every checkpoint of a run, by step. Raises ConfigError."""
-    folder = Path(source).expanduser() / "checkpoints"
-    steps = [path.name.removeprefix("step-") for path in folder.glob("step-*")]
-    numbers = sorted(int(step) for step in steps if step.isdigit())
-    if not numbers:
+    steps = saved_steps(Path(source).expanduser())
+    if not steps:
         raise ConfigError(f"step=all needs a run folder with checkpoints; {source} has none")
-    return [find_upload(source, str(number), lora) for number in numbers]
+    return [find_upload(source, str(step), lora) for step in steps]
 
 
 def push(

@@ -141,6 +141,12 @@ def best(folder: Path) -> Path | None:
     return _read_pointer(folder, "best")
 
 
+def saved_steps(folder: Path) -> list[int]:
+    """Return the steps of the run's complete checkpoints, lowest first."""
+    paths = _checkpoints_by_step(folder / "checkpoints")
+    return [_step_of(path) for path in paths if _is_complete(path)]
+
+
 def find_resumable(folder: Path, note: Callable[[str], None]) -> Path | None:
     """Return the checkpoint that a run continues from, or None for a new run.
 
