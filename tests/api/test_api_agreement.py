@@ -68,6 +68,17 @@ def test_command_line_and_python_give_the_same_bytes(small, folder):
     assert changed == {"runs", "verifier"}  # the two settings that were given differently
 
 
+def test_settings_with_short_names_are_not_replaced_by_arguments_that_were_not_given():
+    config = request_of(settings={"name": "mine", "seed": 3}, name=None, seed=None).config
+    assert (config.name, config.seed) == ("mine", 3)
+
+
+@pytest.mark.parametrize("key", ["agent", "agent.command"])
+@pytest.mark.parametrize("command", ["python my_agent.py", "sh -c 'echo \"a b\"'"])
+def test_the_command_of_an_agent_is_passed_as_it_is(key, command):
+    assert request_of(settings={key: command}).config.agent.command == command
+
+
 def differing_lines(one: Path, other: Path) -> list[str]:
     """Return the keys of config.yaml whose lines differ."""
     pairs = zip(

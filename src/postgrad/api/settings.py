@@ -8,6 +8,7 @@ from typing import Any
 
 from postgrad.api.objects import as_setting
 from postgrad.config.foreign_names import FOREIGN_NAMES, NOT_NEEDED_NAMES
+from postgrad.config.overrides import COMMAND_KEYS
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.user_code import PythonObject
 
@@ -44,7 +45,9 @@ class Settings:
         plain = _plain(value)
         if _has_objects(plain):
             self.objects[key] = plain
-        self.overrides.append(f"{key}={override_text(plain)}")
+        # The command of an agent is no value in Hydra's grammar: its quotes are the command's own.
+        is_command = key in COMMAND_KEYS and isinstance(plain, str)
+        self.overrides.append(f"{key}={plain if is_command else override_text(plain)}")
 
     def attach(self, config: Any) -> None:
         """Put the objects in the place of their texts in a composed configuration."""

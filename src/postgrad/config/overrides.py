@@ -12,6 +12,8 @@ from postgrad.errors import ConfigError, first_line
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
+COMMAND_KEYS = ("agent", "agent.command")  # their value is a command, not Hydra's grammar
+
 
 def apply_overrides(values: DictConfig, overrides: Sequence[str]) -> None:
     """Sets the overridden keys of `values`, in order, as Hydra does. Raises ConfigError."""
@@ -67,7 +69,7 @@ def _split_override(override: str) -> tuple[str, str]:
         raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")
     if key in ("method", "environment"):
         return f"{key}.name", f"'{value}'"
-    if key in ("agent", "agent.command"):
+    if key in COMMAND_KEYS:
         escaped = value.replace("'", "\\'")
         return "agent.command", f"'{escaped}'"
     if key == "cluster":
