@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from claims.results import Results
 
+HERE = Path(__file__).resolve().parent
 POLL_S = 0.2
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
 
@@ -41,10 +43,12 @@ class Run:
     script: str = ""
     keeps_policy: bool = False
 
-    def command(self) -> list[str]:
+    def command(self, waits: bool = False) -> list[str]:
+        """Return the command; one that waits starts when it reads a line."""
         if self.script:
             return [sys.executable, self.script, *self.arguments]
-        return [sys.executable, "-m", "postgrad.cli.main", *self.arguments]
+        program = [str(HERE / "warm.py")] if waits else ["-m", "postgrad.cli.main"]
+        return [sys.executable, *program, *self.arguments]
 
 
 @dataclass
@@ -54,14 +58,20 @@ class RunningRun:
     start: float
 
 
-def start_run(run: Run, out: Path) -> RunningRun:
-    """Start the run as a process group of its own; its output goes to OUT/LABEL.log."""
-    print(" ".join(["postgrad" if not run.script else run.script, *run.arguments]), flush=True)
+def start_run(run: Run, out: Path, waits: bool = False) -> RunningRun:
+    """Start the run as a process group of its own; its output goes to OUT/LABEL.log.
+
+    With `waits`, it imports its packages and waits for `begin_run`.
+    """
+    waits = waits and not run.script
+    if not waits:
+        print_command(run)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     with (out / f"{run.label}.log").open("w") as log:
         process = subprocess.Popen(
-            run.command(),
+            run.command(waits),
+            stdin=subprocess.PIPE if waits else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env=environment,
@@ -69,6 +79,21 @@ def start_run(run: Run, out: Path) -> RunningRun:
             preexec_fn=die_with_parent if sys.platform == "linux" else None,
         )
     return RunningRun(run, process, time.time())
+
+
+def begin_run(item: RunningRun) -> RunningRun:
+    """Let a run go on that waits; its time is counted from here."""
+    if item.process.stdin is not None:
+        print_command(item.run)
+        with suppress(BrokenPipeError):  # it has failed, as its log says
+            item.process.stdin.write(b"go\n")
+            item.process.stdin.close()
+        item.start = time.time()
+    return item
+
+
+def print_command(run: Run) -> None:
+    print(" ".join([run.script or "postgrad", *run.arguments]), flush=True)
 
 
 def die_with_parent() -> None:
@@ -84,22 +109,32 @@ def stop_run(item: RunningRun) -> None:
 
 
 def run_all(
-    runs: Sequence[Run], out: Path, results: Results, jobs: int, deadline: float
+    runs: Sequence[Run],
+    out: Path,
+    results: Results,
+    jobs: int,
+    deadline: float,
+    num_warm: int = 0,
 ) -> list[str]:
     """Run what is not finished, `jobs` at a time; return the labels of runs that are not done.
 
     results.jsonl gets each step when it ends, so that a kill loses nothing. At the deadline all
-    runs are stopped; a later call starts them again from their first step.
+    runs are stopped; a later call starts them again from their first step. `num_warm` further runs
+    import their packages while others compute. Then times do not include the imports, so it is not
+    for comparisons with other programs by time.
     """
     waiting = [run for run in runs if run.label not in results.finished()]
+    warm: list[RunningRun] = []
     running: list[RunningRun] = []
     failed: list[str] = []
     try:
-        while waiting or running:
+        while waiting or warm or running:
             if time.time() > deadline:
                 break
-            while waiting and len(running) < jobs:
-                running.append(start_run(waiting.pop(0), out))
+            while (waiting or warm) and len(running) < jobs:
+                running.append(begin_run(warm.pop(0) if warm else start_run(waiting.pop(0), out)))
+            while waiting and len(warm) < num_warm:
+                warm.append(start_run(waiting.pop(0), out, waits=True))
             time.sleep(POLL_S)
             for item in list(running):
                 results.follow(item.run, item.start, len(running))
@@ -109,10 +144,13 @@ def run_all(
                 if finish(item, out, results):
                     failed.append(item.run.label)
     finally:
+        for item in warm:
+            stop_run(item)
         for item in running:
             stop_run(item)
             results.follow(item.run, item.start, len(running))
-    left = [*failed, *(item.run.label for item in running), *(run.label for run in waiting)]
+    not_done = [*(item.run for item in [*running, *warm]), *waiting]
+    left = [*failed, *(run.label for run in not_done)]
     if left:
         print(f"not done: {', '.join(left)}; the same command continues", flush=True)
     return left

@@ -31,11 +31,11 @@ from claims.results import Results  # noqa: E402
 from claims.runs import Run, keep_policy, run_all  # noqa: E402
 from distill_data import (  # noqa: E402
     cut_layers,
-    measure_teacher,
+    evaluate_teacher,
     pair_rows,
-    run_command,
-    sample_teacher,
+    run_commands,
     sft_rows,
+    teacher_samples,
 )
 from distill_table import TEACHER, report  # noqa: E402
 
@@ -87,11 +87,10 @@ def latest_policy(folder: Path) -> Path:
 def distill_runs(options: argparse.Namespace) -> list[Run]:
     """Prepare the student and its data, and return the runs of all arms and seeds."""
     teacher = options.model
-    measure_teacher(options, teacher, options.out / TEACHER)
-    first = sample_teacher(options, teacher, options.out / "first.jsonl")
-    second = sample_teacher(options, teacher, options.out / "second.jsonl")
-    write_rows(options.out / "sft-first.jsonl", sft_rows(first))
-    write_rows(options.out / "sft-second.jsonl", sft_rows(second))
+    evaluate_teacher(options, teacher, options.out / TEACHER)
+    for name in ("first", "second"):
+        rows = sft_rows(teacher_samples(options, name))
+        write_rows(options.out / f"sft-{name}.jsonl", rows)
     student = cut_layers(teacher, options.out / "cut", options.keep_layers)
     rows = f"training.problems_per_step={options.rows}"
     heal = [
@@ -102,7 +101,7 @@ def distill_runs(options: argparse.Namespace) -> list[Run]:
         "optimizer.lr=5e-5" if not options.smoke else "optimizer.lr=3e-3",
     ]
     if not (options.out / "runs" / "start" / "checkpoints").is_dir():
-        run_command("train", "sft", *heal)
+        run_commands(["train", "sft", *heal])
         keep_policy(options.out / "runs" / "start")
     start = latest_policy(options.out / "runs" / "start")
     problems = f"data.train={options.out / 'second.jsonl'}"
@@ -141,8 +140,8 @@ def train_run(
 
 def reward_model_runs(options: argparse.Namespace) -> list[Run]:
     """Prepare the pairs, and return one training of a reward model per seed."""
-    first = pair_rows(sample_teacher(options, options.model, options.out / "first.jsonl"))
-    second = pair_rows(sample_teacher(options, options.model, options.out / "second.jsonl"))
+    evaluate_teacher(options, options.model, None)
+    first, second = (pair_rows(teacher_samples(options, name)) for name in ("first", "second"))
     train = write_rows(options.out / "pairs-train.jsonl", first)
     held_out = write_rows(options.out / "pairs-held-out.jsonl", second)
     print(f"{len(first)} pairs to train on, {len(second)} held out", flush=True)
@@ -200,9 +199,7 @@ def make_smoke(options: argparse.Namespace) -> None:
     tiny = make_tiny(options.out / "tiny", seed=0, layers=3, width=32)
     folder = options.out / "runs" / "teacher"
     if not (folder / "checkpoints").is_dir():
-        run_command(
-            "train",
-            "sft",
+        settings = [
             f"model.path={tiny}",
             "data.train=arithmetic:1",
             f"runs={options.out / 'runs'}",
@@ -211,7 +208,8 @@ def make_smoke(options: argparse.Namespace) -> None:
             "optimizer.lr=1e-2",
             "model.device=cpu",
             "model.threads=1",
-        )
+        ]
+        run_commands(["train", "sft", *settings])
     options.model = str(latest_policy(folder))
 
 
@@ -274,7 +272,8 @@ def main() -> None:
         write_problems(file, source, first, count, options.instruction)
     parts = [distill_runs] if options.part == "distill" else [reward_model_runs, reward_runs]
     for make_runs in parts:
-        if run_all(make_runs(options), options.out, results, options.jobs, options.deadline):
+        runs = make_runs(options)
+        if run_all(runs, options.out, results, options.jobs, options.deadline, num_warm=2):
             break  # the next part needs the models of this one
     report(options, results)
 

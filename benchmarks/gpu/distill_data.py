@@ -31,38 +31,33 @@ def cut_layers(source: str, target: Path, num_layers: int) -> Path:
     return target
 
 
-def sample_teacher(options: argparse.Namespace, model: str, problems: Path) -> list[dict[str, Any]]:
-    """Return scored samples of the model, one per response, each with its problem's messages."""
-    folder = options.out / f"samples-{problems.stem}"
-    file = folder / f"{problems.stem}.jsonl"
-    if not (folder / "summary.json").is_file():
-        run_command(
-            "eval",
-            model,
-            f"data={problems}",
-            f"n={options.samples}",
-            "temperature=1",
-            f"max_response_tokens={options.tokens}",
-            f"out={folder}",
-        )
-    rows = [json.loads(line) for line in problems.read_text().splitlines()]
+def evaluate_teacher(options: argparse.Namespace, model: str, folder: Path | None) -> None:
+    """Sample from the model on both halves and, greedily, on the test problems, all at once.
+
+    `folder` gets the greedy answers, which are what the student can hope for; None: without them.
+    """
+    tokens = f"max_response_tokens={options.tokens}"
+    commands: list[list[str]] = []
+    if folder is not None and not (folder / "summary.json").is_file():
+        data = f"data={options.out / 'test.jsonl'}"
+        commands.append(["eval", model, data, "temperature=0", tokens, f"out={folder}"])
+    for name in ("first", "second"):
+        out = options.out / f"samples-{name}"
+        if not (out / "summary.json").is_file():
+            data = f"data={options.out / name}.jsonl"
+            sampling = [f"n={options.samples}", "temperature=1", tokens]
+            commands.append(["eval", model, data, *sampling, f"out={out}"])
+    run_commands(*commands)
+
+
+def teacher_samples(options: argparse.Namespace, name: str) -> list[dict[str, Any]]:
+    """Return scored samples of a half's problems, one per response, with the messages."""
+    rows = [json.loads(line) for line in (options.out / f"{name}.jsonl").read_text().splitlines()]
     messages = {row["uid"]: row["prompt"] for row in rows}
+    file = options.out / f"samples-{name}" / f"{name}.jsonl"
     samples = [json.loads(line) for line in file.read_text().splitlines()]
     kept = [sample for sample in samples if sample["finish"] == "stop" and sample["response"]]
     return [sample | {"messages": messages[sample["uid"]]} for sample in kept]
-
-
-def measure_teacher(options: argparse.Namespace, model: str, folder: Path) -> None:
-    """Write the model's greedy answers to the test problems: what the student can hope for."""
-    if not (folder / "summary.json").is_file():
-        run_command(
-            "eval",
-            model,
-            f"data={options.out / 'test.jsonl'}",
-            "temperature=0",
-            f"max_response_tokens={options.tokens}",
-            f"out={folder}",
-        )
 
 
 def sft_rows(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -104,10 +99,15 @@ def pair_rows(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def run_command(*arguments: str) -> None:
-    """Run one postgrad command and wait for it."""
-    print("postgrad " + " ".join(arguments), flush=True)
+def run_commands(*commands: Sequence[str]) -> None:
+    """Run postgrad commands at the same time and wait for all."""
     start = time.time()
-    command = [sys.executable, "-m", "postgrad.cli.main", *arguments]
-    subprocess.run(command, check=True)
+    processes: list[subprocess.Popen[bytes]] = []
+    for arguments in commands:
+        print("postgrad " + " ".join(arguments), flush=True)
+        command = [sys.executable, "-m", "postgrad.cli.main", *arguments]
+        processes.append(subprocess.Popen(command))
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        raise SystemExit(f"exit codes {codes} of the commands above")
     print(f"  {time.time() - start:.0f} s", flush=True)
