@@ -63,6 +63,7 @@ CLAIMS: dict[str, Claim] = {
 # Values of options that a claim does not set.
 DEFAULTS: dict[str, object] = {
     "seeds": [0, 1, 2],
+    "warm": 2,
     "cache_gib": 4.0,
     "token_budget": 4096,
     "lora_rank": 0,
@@ -71,7 +72,7 @@ DEFAULTS: dict[str, object] = {
     "validation_samples": 1,
     "classmate_tokens": 128,
 }
-SMOKE: dict[str, object] = {"seeds": [0], "steps": 2, "jobs": 1, "test_problems": 4}
+SMOKE: dict[str, object] = {"seeds": [0], "steps": 2, "jobs": 1, "warm": 0, "test_problems": 4}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -86,6 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=numbers, help="such as 0,1,2")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--jobs", type=int, help="runs at a time")
+    parser.add_argument("--warm", type=int, help="runs that import their packages ahead of time")
     parser.add_argument("--only", type=names, default=[], help="some arms, separated by commas")
     parser.add_argument("--limit-s", type=float, default=1e9, help="stop all runs after this")
     parser.add_argument("--problems", type=int, help="per step")
@@ -148,7 +150,7 @@ def run_claim(options: argparse.Namespace) -> int:
     described = draw.described(options) | {"arms": list(claim.arms(options))}
     results.add(claim=options.claim, label="", options=described)
     runs = make_runs(options.claim, claim, options)
-    left = run_all(runs, options.out, results, options.jobs, options.deadline)
+    left = run_all(runs, options.out, results, options.jobs, options.deadline, options.warm)
     entries = results.read()
     print(draw.table(claim, entries), flush=True)
     if unrecorded := draw.unrecorded(claim, entries):
