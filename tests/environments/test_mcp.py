@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from postgrad.config.schema import EnvironmentConfig, RolloutConfig
 from postgrad.environments import mcp_tools
 from postgrad.environments.calls import Call
+from postgrad.environments.lookup import Environments
+from postgrad.environments.session import Session
 from postgrad.environments.tools import Toolbox
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
@@ -27,6 +30,53 @@ def test_the_tools_of_a_server():
     late = box.answer(Call("buy", {"item": "apples", "count": 2}), problem, {})
     assert late.startswith("error: ") and "not enough apples" in late
     assert box.answer(Call("buy", {}), problem, {}).startswith("error: ")
+    mcp_tools.close_run("")
+
+
+BUY = Call("buy", {"item": "apples", "count": 2})
+PROBLEM = Problem("u", (), "")
+
+
+def new_run(prefix: str) -> Environments:
+    rollout = RolloutConfig(tools=[f"{prefix}{sys.executable} {SERVER}"], tool_timeout_s=30)
+    return Environments(EnvironmentConfig(), rollout)
+
+
+def buy(session: Session) -> str:
+    (message,) = session.act("", [BUY]).messages
+    return message["content"]
+
+
+@pytest.mark.slow
+def test_a_run_has_its_own_connection():
+    """The server sells its three apples once per run, whatever an earlier run bought."""
+    pytest.importorskip("mcp")
+    first, second = new_run("mcp:"), new_run("mcp:")
+    one = Session(first.spec_for(PROBLEM), PROBLEM, 0)
+    assert buy(one) == "1 apples left"
+    assert "not enough" in buy(Session(first.spec_for(PROBLEM), PROBLEM, 1))  # shared in a run
+    other = Session(second.spec_for(PROBLEM), PROBLEM, 0)
+    assert buy(other) == "1 apples left"
+    first.close()
+    assert buy(one).startswith("error: ")
+    assert "not enough" in buy(other)  # the other run still has its connection
+    second.close()
+    assert not mcp_tools._connections and not mcp_tools._shared
+
+
+@pytest.mark.slow
+def test_a_trajectory_has_its_own_connection():
+    pytest.importorskip("mcp")
+    run = new_run("mcp_session:")
+    assert [schema["function"]["name"] for schema in run.schemas] == ["buy"]
+    assert not mcp_tools._connections[run.run]  # the list of tools needs none any more
+    sessions = [Session(run.spec_for(PROBLEM), PROBLEM, seed) for seed in range(2)]
+    assert [buy(session) for session in sessions] == ["1 apples left"] * 2
+    assert "not enough" in buy(sessions[0])
+    sessions[0].close()
+    assert len(mcp_tools._connections[run.run]) == 1
+    run.close()  # also those of trajectories that were not closed
+    assert not mcp_tools._connections
 
 
 @pytest.mark.slow
@@ -42,6 +92,6 @@ def test_a_server_that_does_not_answer_in_time_is_stopped(tmp_path, monkeypatch)
     monkeypatch.setattr(mcp_tools, "START_S", 3.0)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="sleep"):
-        mcp_tools.connect("sh -c 'echo $$ > pid; exec sleep 600'")
+        mcp_tools.connect("sh -c 'echo $$ > pid; exec sleep 600'", "run")
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)

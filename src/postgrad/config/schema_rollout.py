@@ -74,6 +74,7 @@ class RolloutConfig:
         [],
         "functions that the policy may call: calculator, python, file.py:function, "
         "package.module:function, or those of an MCP server, mcp:COMMAND or mcp:URL "
+        "(mcp_session:... with a connection per trajectory) "
         "(docs/tools.md)",
     )
     max_turns: int = setting(

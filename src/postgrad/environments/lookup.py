@@ -3,11 +3,13 @@
 import hashlib
 import inspect
 import re
+import uuid
 from typing import Any, Protocol
 
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
 from postgrad.environments.calls import CallParser
 from postgrad.environments.host import Host, ThreadHost
+from postgrad.environments.mcp_tools import close_run
 from postgrad.environments.pool import ChildPool
 from postgrad.environments.port import tool_methods
 from postgrad.environments.remote import check_remote, fetch_schema, is_url
@@ -36,6 +38,7 @@ class Environments:
     def __init__(self, environment: EnvironmentConfig, rollout: RolloutConfig) -> None:
         forget_loaded_code()
         fetch_schema.cache_clear()  # the server may have been restarted since an earlier run
+        self.run = uuid.uuid4().hex  # names the connections to servers, which no two runs share
         self.workers = environment.workers
         self.limits = {
             "timeout_s": environment.timeout_s,
@@ -50,7 +53,7 @@ class Environments:
         self.is_remote = bool(self.paths) and all(map(is_url, self.paths.values()))
         self._find_servers()
         self.weights = _read_weights(environment.weights, self.paths)
-        toolbox = Toolbox(rollout.tools, rollout.tool_timeout_s, rollout.tool_chars)
+        toolbox = Toolbox(rollout.tools, rollout.tool_timeout_s, rollout.tool_chars, self.run)
         self.schemas = list(toolbox.schemas)
         for name, path in self.paths.items():
             environment_class = load_environment(path)
@@ -78,8 +81,13 @@ class Environments:
             environment=self.paths.get(name, ""),
             options=self.options.get(name, {}),
             tools=self.tools,
+            run=self.run,
             **self.limits,
         )
+
+    def close(self) -> None:
+        """End the connections of this run to servers of tools."""
+        close_run(self.run)
 
     def choose(self, problem: Problem) -> str:
         """Return the name of a problem's environment; "" if there are only tools."""

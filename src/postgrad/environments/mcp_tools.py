@@ -1,7 +1,8 @@
 """Tools of servers that speak the Model Context Protocol (package mcp).
 
-A server is a command, which is started and spoken to over its pipes, or a URL. Each process that
-runs sessions has one connection per server.
+A server is a command, which is started and spoken to over its pipes, or a URL. Each run has
+connections of its own: with `mcp:` one per process that runs sessions, with `mcp_session:` one per
+trajectory, which is opened by its first call.
 """
 
 import asyncio
@@ -10,39 +11,66 @@ import contextlib
 import shlex
 import threading
 from concurrent.futures import Future
-from functools import cache
 from typing import Any
 
 from postgrad.errors import ConfigError
 from postgrad.verifiers.port import one_line
 
 PREFIX = "mcp:"
+SESSION_PREFIX = "mcp_session:"
+PREFIXES = (PREFIX, SESSION_PREFIX)
 START_S = 60.0  # for a server to start and to list its tools
 CALL_S = 600.0  # a call that its caller no longer waits for ends then
 CLOSE_S = 10.0  # for a server to end
+
+_connections: dict[str, list["McpServer"]] = {}  # open ones, by run
+_shared: dict[tuple[str, str], "McpServer"] = {}  # those of `mcp:`, by run and target
+_lock = threading.Lock()
+_connecting = threading.Lock()
 
 
 class McpTool:
     """One tool of a server; called with its arguments, it returns the result as text."""
 
-    def __init__(self, server: "McpServer", tool: Any) -> None:
+    def __init__(self, server: "McpServer | SessionServer", schema: dict[str, Any]) -> None:
         self.server = server
-        self.__name__ = str(tool.name)
-        self.schema = {
-            "type": "function",
-            "function": {
-                "name": str(tool.name),
-                "description": tool.description or "",
-                "parameters": dict(tool.input_schema),
-            },
-        }
+        self.schema = schema
+        self.__name__ = str(schema["function"]["name"])
 
     def __call__(self, **arguments: Any) -> str:
         return self.server.call(self.__name__, arguments)
 
 
+class SessionServer:
+    """A server to which each trajectory has its own connection, opened by the first call."""
+
+    def __init__(self, target: str, run: str) -> None:
+        self.target = target
+        self.run = run
+        self._server: McpServer | None = None
+        self._lock = threading.Lock()
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return the text of a tool's result. Raises RuntimeError if the tool failed."""
+        with self._lock:
+            if self._server is None:
+                self._server = open_connection(self.target, self.run)
+        return self._server.call(name, arguments)
+
+    def copy(self) -> "SessionServer":
+        """Return the same server without a connection."""
+        return SessionServer(self.target, self.run)
+
+    def close(self) -> None:
+        """End the connection, if there is one."""
+        with self._lock:
+            if self._server is not None:
+                close_connection(self._server, self.run)
+                self._server = None
+
+
 class McpServer:
-    """A connection to a server, held open by a thread with an event loop until the process ends.
+    """A connection to a server, held open by a thread with an event loop until close().
 
     Raises:
         ConfigError: the package is missing, or the server does not answer.
@@ -53,6 +81,7 @@ class McpServer:
         self.loop = asyncio.new_event_loop()
         self.started: Future[list[Any]] = Future()
         self.client: Any = None
+        self.is_stopped = False
         self.task = self.loop.create_task(self._serve())
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -70,14 +99,24 @@ class McpServer:
 
     def close(self) -> None:
         """Close the connection. A server that was started as a command is stopped."""
+        self.stop()
+        self.join()
+
+    def stop(self) -> None:
+        """Ask the connection to end; join() waits for it."""
+        self.is_stopped = True
+        atexit.unregister(self.close)
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self.loop.call_soon_threadsafe(self.task.cancel)
+
+    def join(self) -> None:
+        """Wait until the connection has ended, at most a few seconds."""
         self.thread.join(CLOSE_S)
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Return the text of a tool's result. Raises RuntimeError if the tool failed."""
-        if not self.thread.is_alive():
-            raise RuntimeError("the MCP server has ended")
+        if self.is_stopped or not self.thread.is_alive():
+            raise RuntimeError("the connection to the MCP server has ended")
         request = self.client.call_tool(name, arguments, read_timeout_seconds=CALL_S)
         result = asyncio.run_coroutine_threadsafe(request, self.loop).result(CALL_S)
         texts = [str(part.text) for part in result.content if part.type == "text"]
@@ -108,24 +147,78 @@ class McpServer:
                 self.started.set_exception(error)
 
 
-@cache
-def connect(target: str) -> McpServer:
-    """Return this process's connection to a server. Raises ConfigError."""
-    return McpServer(target)
+def open_connection(target: str, run: str) -> McpServer:
+    """Return a new connection of a run. Raises ConfigError."""
+    server = McpServer(target)
+    with _lock:
+        _connections.setdefault(run, []).append(server)
+    return server
 
 
-def find_mcp_tools(name: str) -> list[McpTool]:
-    """Return the tools of `mcp:COMMAND` or `mcp:URL`. Raises ConfigError."""
+def connect(target: str, run: str) -> McpServer:
+    """Return this process's connection of a run to a server. Raises ConfigError."""
+    with _connecting:  # of two threads the second one waits for the first one's connection
+        server = _shared.get((run, target))
+        if server is None:
+            server = _shared[run, target] = open_connection(target, run)
+        return server
+
+
+def close_connection(server: McpServer, run: str) -> None:
+    """End one connection of a run."""
+    with _lock:
+        if server in _connections.get(run, []):
+            _connections[run].remove(server)
+    server.close()
+
+
+def close_run(run: str) -> None:
+    """End all connections of a run in this process."""
+    with _lock:
+        servers = _connections.pop(run, [])
+        for key in [key for key in _shared if key[0] == run]:
+            del _shared[key]
+    for server in servers:
+        server.stop()
+    for server in servers:
+        server.join()
+
+
+def find_mcp_tools(name: str, run: str) -> list[McpTool]:
+    """Return the tools of `mcp:TARGET` or `mcp_session:TARGET` for a run. Raises ConfigError.
+
+    TARGET is a command or a URL.
+    """
     try:
         import mcp  # noqa: F401
     except ImportError as error:
         raise ConfigError(
             f"rollout.tools: {name} needs the package mcp; pip install 'postgrad[mcp]'"
         ) from error
-    server = connect(name.removeprefix(PREFIX).strip())
+    target = name.removeprefix(SESSION_PREFIX).removeprefix(PREFIX).strip()
+    if not name.startswith(SESSION_PREFIX):
+        server = connect(target, run)
+        return [McpTool(server, schema) for schema in _schemas(server, name)]
+    listing = open_connection(target, run)
+    schemas = _schemas(listing, name)
+    close_connection(listing, run)
+    session = SessionServer(target, run)
+    return [McpTool(session, schema) for schema in schemas]
+
+
+def _schemas(server: McpServer, name: str) -> list[dict[str, Any]]:
+    """Return the tools' descriptions in OpenAI's form. Raises ConfigError if there are none."""
     if not server.tools:
         raise ConfigError(f"rollout.tools: {name} has no tools")
-    return [McpTool(server, tool) for tool in server.tools]
+    schemas: list[dict[str, Any]] = []
+    for tool in server.tools:
+        function = {
+            "name": str(tool.name),
+            "description": tool.description or "",
+            "parameters": dict(tool.input_schema),
+        }
+        schemas.append({"type": "function", "function": function})
+    return schemas
 
 
 def _reason(error: BaseException) -> str:

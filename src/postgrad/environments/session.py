@@ -39,6 +39,7 @@ class SessionSpec:
         max_chars: longest observation.
         tool_timeout_s: time limit per tool call.
         tool_chars: longest result of a tool call.
+        run: names the run that connections to servers belong to.
     """
 
     environment: str = ""
@@ -48,6 +49,7 @@ class SessionSpec:
     max_chars: int = 4096
     tool_timeout_s: float = 10.0
     tool_chars: int = 1024
+    run: str = ""
 
 
 @cache
@@ -57,8 +59,8 @@ def load_environment(path: str) -> type:
 
 
 @cache
-def _load_toolbox(tools: tuple[str, ...], timeout_s: float, max_chars: int) -> Toolbox:
-    return Toolbox(tools, timeout_s, max_chars)
+def _load_toolbox(tools: tuple[str, ...], timeout_s: float, max_chars: int, run: str) -> Toolbox:
+    return Toolbox(tools, timeout_s, max_chars, run)
 
 
 def forget_loaded_code() -> None:
@@ -79,7 +81,8 @@ class Session:
         self.problem = problem
         self.seed = seed
         self.environment: Any = None
-        self.toolbox = _load_toolbox(tuple(spec.tools), spec.tool_timeout_s, spec.tool_chars)
+        toolbox = _load_toolbox(tuple(spec.tools), spec.tool_timeout_s, spec.tool_chars, spec.run)
+        self.toolbox = toolbox.for_session()
         self.tool_state: dict[str, Any] = {}
 
     def open(self) -> str:
@@ -126,9 +129,13 @@ class Session:
             raise EnvironmentFailure("invalid", reason) from error
 
     def close(self) -> None:
-        """Call the environment's close(), if it has one, and ignore its errors."""
+        """Call the environment's close(), if it has one, and ignore its errors.
+
+        Also ends the trajectory's own connections to servers.
+        """
         with contextlib.suppress(EnvironmentFailure):
             self._call_if_present("close")
+        self.toolbox.close_session()
 
     @property
     def _class(self) -> type:

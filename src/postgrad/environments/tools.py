@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from postgrad.environments.calls import Call
-from postgrad.environments.mcp_tools import PREFIX, McpTool, find_mcp_tools
+from postgrad.environments.mcp_tools import PREFIXES, McpTool, SessionServer, find_mcp_tools
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Problem
 from postgrad.verifiers.loading import load_function
@@ -47,16 +47,22 @@ class Toolbox:
 
     Args:
         names: `calculator`, `python` (a program in the sandbox), `package.module:function` or
-            `path/to/file.py:function`, or all tools of a server: `mcp:COMMAND`, `mcp:URL`.
+            `path/to/file.py:function`, or all tools of a server: `mcp:COMMAND`, `mcp:URL`, or
+            `mcp_session:` for a connection per trajectory.
         timeout_s: time limit per call.
         max_chars: longest answer; the middle of a longer one is cut out.
+        run: names the run that connections to servers belong to.
 
     Raises:
         ConfigError: a tool does not exist or cannot be described.
     """
 
     def __init__(
-        self, names: Sequence[str], timeout_s: float = 10.0, max_chars: int = 1024
+        self,
+        names: Sequence[str],
+        timeout_s: float = 10.0,
+        max_chars: int = 1024,
+        run: str = "",
     ) -> None:
         self.timeout_s = timeout_s
         self.max_chars = max_chars
@@ -64,7 +70,8 @@ class Toolbox:
         self.paths: dict[str, str] = {}  # by the name of the function: what the setting says
         self._slots = threading.BoundedSemaphore(NUM_THREADS)
         for name in names:
-            found = find_mcp_tools(name) if name.startswith(PREFIX) else [find_tool(name)]
+            is_server = name.startswith(PREFIXES)
+            found = find_mcp_tools(name, run) if is_server else [find_tool(name)]
             for function in found:
                 self.add(function, name)
 
@@ -88,6 +95,22 @@ class Toolbox:
             else tool_schema(function, self.paths[name])
             for name, function in self.functions.items()
         ]
+
+    def for_session(self) -> "Toolbox":
+        """Return the toolbox of one trajectory, with its own connections of `mcp_session:`."""
+        servers: dict[int, SessionServer] = {}
+        functions: dict[str, Callable[..., Any]] = {}
+        for name, function in self.functions.items():
+            if isinstance(function, McpTool) and isinstance(function.server, SessionServer):
+                server = servers.setdefault(id(function.server), function.server.copy())
+                functions[name] = McpTool(server, function.schema)
+        return self.with_functions(functions) if functions else self
+
+    def close_session(self) -> None:
+        """End the connections of a toolbox that for_session() returned."""
+        for function in self.functions.values():
+            if isinstance(function, McpTool) and isinstance(function.server, SessionServer):
+                function.server.close()
 
     def with_functions(self, functions: Mapping[str, Callable[..., Any]]) -> "Toolbox":
         """Return a toolbox that also has these functions, with the same limits."""

@@ -84,6 +84,7 @@ class Turns:
         """End the processes and threads of environments and tools."""
         if "host" in self.__dict__:
             self.host.close()
+        self.environments.close()
 
     def run(
         self,
