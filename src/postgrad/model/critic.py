@@ -82,7 +82,8 @@ class LocalCritic:
 
     def micro_batches(self, batch: Batch) -> list[MicroBatch]:
         """Return the forward passes over the rows that this process computes: here all rows."""
-        return make_micro_batches(batch, self.config.training.token_budget, self.loaded.model)
+        micros = make_micro_batches(batch, self.config.training.token_budget, self.loaded.model)
+        return self.graph_cache.plan_passes(micros)
 
     def gather(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         """All-gather columns across ranks; here there is one rank, so nothing changes."""

@@ -165,7 +165,9 @@ class FrozenPolicy:
         self, batch: Batch, row_groups: Sequence[int] | None = None
     ) -> list[MicroBatch]:
         """Return the forward passes over the rows that this process computes: here all rows."""
-        return make_micro_batches(batch, self.config.training.token_budget, self.model, row_groups)
+        budget = self.config.training.token_budget
+        micros = make_micro_batches(batch, budget, self.model, row_groups)
+        return self.graph_cache.plan_passes(micros)
 
     def gather(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
         """All-gather columns across ranks; here there is one rank, so nothing changes."""

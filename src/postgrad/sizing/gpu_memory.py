@@ -127,15 +127,17 @@ class GpuEstimator:
     def passes(self, plan: Plan, size: ModelSize, layout: StepLayout) -> Passes:
         """Return the bytes of the step's passes, in the order in which they run.
 
-        A pass is captured after one run outside of the graph's memory, beside earlier graphs.
+        All are captured or none. A pass is captured after one run outside of the graph's memory,
+        beside earlier graphs.
         """
+        captures = is_captured(plan.config, size, max(tokens for tokens, _ in layout.passes))
         simulation = self.simulation(plan.config, plan.model)
         pool = 0
         captured: set[int] = set()
         activations = 0
         peak = 0  # beyond the pool
         for tokens, response_tokens in layout.passes:
-            if not is_captured(plan.config, size, tokens):
+            if not captures:
                 one = simulation.run(tokens, response_tokens)
                 activations = max(activations, one.kept)
                 peak = max(peak, one.peak)

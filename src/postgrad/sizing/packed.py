@@ -79,6 +79,7 @@ class PackedSimulation:
         # The optimizer's state does not count here, and not every kind takes meta tensors.
         self.config = replace(config, optimizer=replace(config.optimizer, kind="adamw"))
         self.num_blocks = int(model_config.get_text_config().num_hidden_layers)
+        self.model_config = model_config  # held, because estimates are found by its id
         self.models: list[LocalPolicy] = []
         self.results: dict[tuple[int, int], PassMemory] = {}
         with named_errors(config):

@@ -3,14 +3,18 @@
 tests/gpu/test_graphs.py checks that a CUDA graph gives the same results.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from families import save_family
 from interpreted import run_interpreted
+from tiny_runs import config_of, random_batch
 
-from postgrad.model.passes.captured import padded_size
+from postgrad.cluster.host import build_host
+from postgrad.model.passes.captured import MAX_BLOCK_OPERATIONS, padded_size
+from postgrad.model.passes.layout import make_packed_micro_batches
 from postgrad.model.passes.packing import num_tiles, padding_tiles
 
 PROGRAM = """
@@ -115,3 +119,22 @@ def test_padded_sizes_are_few_and_add_little_padding():
     assert len(set(sizes[:8192])) == 9
     assert all(size % 64 == 0 for size in sizes)
     assert [num_tiles(tokens) for tokens in (0, 1, 64, 65)] == [0, 1, 1, 2]
+
+
+def test_short_passes_beside_long_ones_are_not_captured(tiny):
+    """They would hold memory during rollouts, to save launches of one pass."""
+    host = build_host(config_of("grpo", tiny))
+    cache = host.policy.graph_cache
+    cache.enabled = True
+    cache.block_size = 10**9
+    limit = int(MAX_BLOCK_OPERATIONS / (6 * cache.block_size))
+    batch = random_batch(1, groups=2, samples=2)
+    (short,) = make_packed_micro_batches(batch, 10**6)[:1]
+    long = replace(short, ids=torch.zeros(1, limit + 1, dtype=torch.int64))
+    assert short.num_tokens <= limit < long.num_tokens
+    assert cache.plan_passes([short]) == [short] and cache.accepts(short)
+    assert cache.plan_passes([long, short]) == [long, short]
+    assert not cache.accepts(short) and not cache.accepts(long)
+    assert cache.plan_passes([]) == [] and cache.accepts(short)
+    micros = host.policy.micro_batches(batch)
+    assert cache.largest_pass == max(micro.num_tokens for micro in micros)

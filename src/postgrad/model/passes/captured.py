@@ -47,12 +47,23 @@ class GraphCache:
         self.gradient_buffers: dict[int, Tensor] = {}
         self.pool: Any = None
         self.num_passes = 0
+        self.largest_pass = 0  # tokens, of the passes that run together
+
+    def plan_passes(self, micros: list[MicroBatch]) -> list[MicroBatch]:
+        """Return the passes of one update, of which all are captured or none.
+
+        Captured passes hold their memory, and gradient buffers, during rollouts too. That is worth
+        it where every pass is short, not for the short last pass of long ones.
+        """
+        self.largest_pass = max((micro.num_tokens for micro in micros), default=0)
+        return micros
 
     def accepts(self, micro: MicroBatch) -> bool:
         """Return whether this pass can be captured and gains from it."""
         if not self.enabled or not isinstance(micro.packing, Packing):
             return False
-        if 6 * self.block_size * micro.num_tokens > MAX_BLOCK_OPERATIONS:
+        tokens = max(self.largest_pass, micro.num_tokens)
+        if 6 * self.block_size * tokens > MAX_BLOCK_OPERATIONS:
             return False
         return bool(self.masters) or not torch.is_grad_enabled()
 
