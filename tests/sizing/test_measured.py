@@ -1,9 +1,9 @@
 """The formulas of `postgrad doctor --fit` for a GPU against what an H200 measured.
 
 benchmarks/gpu/measured.json has the figures of docs/results.md and docs/lab.md with their commands.
-`cache_stays` marks those from before the cache gave its memory to the update, and
-`captured_last_pass` one from before short passes beside long ones were no longer captured. Times are given only
-where the kernels have not changed since by more than a quarter.
+`cache_stays` marks those from before the cache gave its memory to the update, `captured_last_pass`
+one from before short passes beside long ones were no longer captured. Times are given only where
+the kernels have not changed since by more than a quarter.
 """
 
 import json
