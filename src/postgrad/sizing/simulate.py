@@ -8,11 +8,12 @@ follows the model's own code, whatever the architecture.
 import copy
 import dataclasses
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,8 +37,38 @@ from postgrad.model.quantized import quantize_linears, quantized_modules
 from postgrad.model.views import FULL, hidden_states
 from postgrad.rollout.native.cache import PrefillCache
 
+Result = TypeVar("Result")
+
 # Stands for a method where only forward passes matter and never the loss.
 NO_OBJECTIVE: Any = SimpleNamespace(lr_scales=lambda names: {})
+
+# What was measured inside `reuse_results`, by what it depends on.
+_results: ContextVar[dict[Any, Any] | None] = ContextVar("results", default=None)
+
+
+@contextmanager
+def reuse_results() -> Iterator[None]:
+    """Measure a model once inside this block, though plans with other settings ask for it again.
+
+    The plans may differ in settings of the model, in the shapes of a pass and in settings that
+    these functions do not read.
+    """
+    token = _results.set({})
+    try:
+        yield
+    finally:
+        _results.reset(token)
+
+
+def _reuse(compute: Callable[[], Result], config: Config, model_config: Any, *more: Any) -> Result:
+    """Return what `compute` returns for these settings of the model; see `reuse_results`."""
+    results = _results.get()
+    if results is None:
+        return compute()
+    key = (repr(config.model), model_config.to_json_string(use_diff=False), *more)
+    if key not in results:
+        results[key] = compute()
+    return results[key]
 
 
 @dataclass(frozen=True)
@@ -123,6 +154,12 @@ def measure_size(config: Config, model_config: Any, adapters: bool = True) -> Mo
     `adapters`: quantize the model and add LoRA adapters if the configuration says so, which is
     about the policy only.
     """
+    return _reuse(
+        lambda: _measure_size(config, model_config, adapters), config, model_config, adapters
+    )
+
+
+def _measure_size(config: Config, model_config: Any, adapters: bool) -> ModelSize:
     with torch.device("meta"):
         model = build_model(config, model_config)
         if adapters and config.model.quantization == "4bit":
@@ -192,6 +229,14 @@ class LiveBytes(TorchDispatchMode):
 
 def simulate_update(config: Config, model_config: Any, micro: MicroBatch) -> tuple[int, int]:
     """Return the bytes that one micro-batch needs: (activations kept for backward, the head)."""
+    mask = None if micro.mask is None else micro.mask.shape
+    shapes = ("update", micro.ids.shape, mask, micro.gather.shape)
+    return _reuse(
+        lambda: _simulate_update(config, model_config, micro), config, model_config, *shapes
+    )
+
+
+def _simulate_update(config: Config, model_config: Any, micro: MicroBatch) -> tuple[int, int]:
     kept_by_one, peak_of_one = _simulate_blocks(config, model_config, micro, 1)
     kept_by_two, _ = _simulate_blocks(config, model_config, micro, 2)
     num_more = int(model_config.get_text_config().num_hidden_layers) - 1
@@ -236,6 +281,10 @@ def _simulate_blocks(
 
 def cache_bytes(config: Config, model_config: Any) -> int:
     """Return the bytes of the keys and values of one token in all blocks."""
+    return _reuse(lambda: _cache_bytes(config, model_config), config, model_config, "cache")
+
+
+def _cache_bytes(config: Config, model_config: Any) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with named_errors(config), FakeTensorMode(), torch.no_grad():

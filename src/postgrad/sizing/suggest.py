@@ -7,6 +7,7 @@ from typing import Any
 from postgrad.errors import ConfigError
 from postgrad.sizing.memory import Memory
 from postgrad.sizing.plan import Plan
+from postgrad.sizing.simulate import reuse_results
 
 
 def suggest_settings(plan: Plan, estimate_plan: Callable[[Plan], Memory]) -> list[tuple[str, int]]:
@@ -15,6 +16,11 @@ def suggest_settings(plan: Plan, estimate_plan: Callable[[Plan], Memory]) -> lis
     Each is tried alone; those that save less than 1% are left out. `estimate_plan` returns the
     memory of a plan.
     """
+    with reuse_results():
+        return _try_settings(plan, estimate_plan)
+
+
+def _try_settings(plan: Plan, estimate_plan: Callable[[Plan], Memory]) -> list[tuple[str, int]]:
     config = plan.config
     peak = estimate_plan(plan).peak
     changes: dict[str, Any] = {
