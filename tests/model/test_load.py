@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -225,3 +226,14 @@ def test_tokens_without_an_embedding_end_a_run_with_one_line(tiny):
             engine(host.policy.loaded, config.rollout).generate(
                 [Request([1, 99], [0])], Sampling(1.0, 2)
             )
+
+
+def test_threads_load_models_at_the_same_time(tiny):
+    """transformers' loading is not safe for threads: later models had no head."""
+    with ThreadPoolExecutor(3) as pool:
+        models = [
+            loaded.model for loaded in pool.map(lambda _: load(settings(tiny), CPU), range(6))
+        ]
+    models.append(load(settings(tiny), CPU).model)
+    for model in models:
+        assert model.lm_head.weight is model.model.embed_tokens.weight

@@ -5,6 +5,7 @@
 
 import importlib.util
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from postgrad.packages import is_installed
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# transformers replaces functions of the whole process while it loads a model. Two threads that load
+# at the same time would leave it unable to load any model.
+LOADING = threading.Lock()
 MAX_ADAPTERS = 8  # adapters on top of each other; more are taken for a circle
 
 
@@ -311,7 +315,8 @@ def _from_pretrained(kind: Any, config: ModelConfig, seed: int, **weights: Any) 
         if weights:
             source["adapter_kwargs"] = {"local_files_only": True}
     try:
-        return kind.from_pretrained(**source, trust_remote_code=config.trust_remote_code)
+        with LOADING:
+            return kind.from_pretrained(**source, trust_remote_code=config.trust_remote_code)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # files of other people fail in many ways
