@@ -378,3 +378,12 @@ def test_rewritten_conversations_are_counted():
         Problem("none", (HELLO,), ""),
     ]
     assert rows.num_rewritten(problems) == 1
+
+
+def test_a_response_that_goes_on_after_its_end_is_refused():
+    end = make_tokenizer(None).eos_token
+    ended = {"role": "assistant", "content": f"It is sunny.{end}"}
+    _, texts = encode(None, problem_of(WEATHER, ended))
+    assert texts == [f"It is sunny.{end}"]
+    with pytest.raises(ConfigError, match="problem u: its response goes on after"):
+        encode(None, problem_of(WEATHER, {**ended, "content": f"It is{end} sunny."}))

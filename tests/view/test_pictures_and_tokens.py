@@ -33,6 +33,7 @@ def test_plot_draws_one_run_several_runs_and_a_poster(runs, tmp_path, capsys):
         (["nowhere"], "no run folder nowhere"),
         ([str(tmp_path)], "has no metrics.jsonl"),
         ([str(one), "x.gif"], "x.gif"),
+        ([str(one), str(tmp_path / "none" / "x.svg")], "x.svg cannot be written"),
         ([str(one), "--smoothing", "2"], "--smoothing: 2"),
         ([str(one), str(other), "--poster"], "--poster shows one run"),
         ([str(one), "--postr"], "did you mean --poster?"),

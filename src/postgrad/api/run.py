@@ -118,11 +118,11 @@ class Run:
 
     def plot(self, file: str | Path | None = None, smoothing: float = 0.6) -> Figure:
         """Draw the charts of the page; a notebook shows them. `file` also saves the picture."""
-        from postgrad.view.picture import panels_figure
+        from postgrad.view.picture import panels_figure, save_figure
 
         figure = panels_figure([self.folder], smoothing)
         if file is not None:
-            figure.savefig(file, dpi=100)
+            save_figure(figure, Path(file))
         return figure
 
     def view(self, port: int | None = None) -> Page:

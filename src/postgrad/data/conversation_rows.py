@@ -236,6 +236,13 @@ class ConversationRows:
                 f"problem {problem.uid} has tools or tool calls, which need a chat template; "
                 "use a model that has one, or remove these rows"
             )
+        end = self.prompts.decode_raw([self.prompts.eos_token_id()])
+        if end in last["content"].removesuffix(end):
+            raise ConfigError(
+                f"problem {problem.uid}: its response goes on after the end-of-sequence token "
+                f"{end}, where a response ends; remove the token, or give several turns as "
+                "messages to a model with a chat template"
+            )
         single = replace(
             problem,
             messages=tuple(before),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from postgrad.config.stored import read_stored_config
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, first_line
 from postgrad.view.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -40,8 +40,17 @@ Answers = list[tuple[str, list[tuple[str, float | None]]]]
 
 def draw_panels(folders: Sequence[Path], file: Path, smoothing: float = 0.6) -> Path:
     """Writes the page's charts of one run or of several runs; the extension says the format."""
-    panels_figure(folders, smoothing).savefig(file, dpi=100)
+    save_figure(panels_figure(folders, smoothing), file)
     return file
+
+
+def save_figure(figure: "Figure", file: Path, dpi: int = 100) -> None:
+    """Writes a figure; the extension says the format. Raises ConfigError."""
+    try:
+        figure.savefig(file, dpi=dpi)
+    except (OSError, ValueError) as error:  # an unknown extension is a ValueError
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise ConfigError(f"{file} cannot be written: {reason}; name another file") from error
 
 
 def panels_figure(folders: Sequence[Path], smoothing: float = 0.6) -> "Figure":
@@ -187,7 +196,7 @@ def draw_poster(folder: Path, file: Path, title: str = "") -> Path:
         axes[f"side{i}"].grid(alpha=0.3)
     if answers:
         _draw_answers(axes["text"], answers)
-    figure.savefig(file, dpi=110)
+    save_figure(figure, file, dpi=110)
     return file
 
 
