@@ -216,7 +216,7 @@ def summarize(entropies: dict[str, Tensor], tolerance: float) -> dict[str, Any]:
     ffn_changes = [layer["ffn"]["change"]["mean"] for layer in layers]
     try:
         boundary: int | None = boundary_layer(ffn_changes, tolerance)
-    except ConfigError:
+    except ConfigError:  # no layer raises the entropy; the report says so
         boundary = None
     return {
         "tokens": len(entropies["full"]),

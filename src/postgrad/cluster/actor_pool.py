@@ -89,7 +89,8 @@ class ActorPool:
             self.workers.append(Worker(name, self.create_actor(placement), placement))
 
     def call(self, port: str, method: str, *arguments: Any) -> Any:
-        raise NotImplementedError
+        """Returns the result of a port's method. Subclasses say which workers are called."""
+        raise NotImplementedError("a subclass distributes calls")
 
     def create_actor(self, placement: Placement | None) -> Any:
         """Returns the handle of a new actor."""

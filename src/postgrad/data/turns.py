@@ -150,7 +150,7 @@ class TurnFinder:
         for changed in _with_placeholder(messages[i], placeholder):
             try:
                 rendered = self.render([*messages[:i], changed, *messages[i + 1 :]], tools)
-            except RENDER_ERRORS:
+            except RENDER_ERRORS:  # a template may refuse the placeholder; the next one is tried
                 continue
             if rendered.count(placeholder) == 1:
                 prefix, _, suffix = rendered.partition(placeholder)

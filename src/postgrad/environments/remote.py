@@ -109,7 +109,7 @@ class RemoteEnvironment:
 
     def close(self) -> None:
         self.closed.set()
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # the server may be gone already
             if self.connection is not None:
                 self.connection.send(json.dumps({"type": "close"}))
         with contextlib.suppress(Exception):

@@ -147,7 +147,7 @@ class Connection:
             return _error(error.code, str(error))
         except EnvironmentFailure as error:
             return _error("EXECUTION_ERROR", error.failure.reason)
-        except Exception as error:
+        except Exception as error:  # the message has no such fields, or they have other types
             return _error("INVALID_JSON", one_line(error))
 
     def close(self) -> None:

@@ -149,7 +149,7 @@ class Sharded:
 
     def files(self, folder: str) -> list[File]:
         """Return this rank's files of a checkpoint, with tensors in host memory. A collective."""
-        raise NotImplementedError
+        raise NotImplementedError("the policy and the critic have their own files")
 
     def model_files(self, folder: Path) -> list[File]:
         """Return this rank's files of a stock Hugging Face folder. A collective."""

@@ -93,7 +93,7 @@ class _Child:
             while self.outbox:
                 del self.outbox[: self.socket.send(self.outbox[: 1 << 20])]
         except BlockingIOError:
-            pass
+            pass  # the socket is full; the rest is sent later
         except OSError:  # the child is dead; receive() will notice
             self.outbox.clear()
 
@@ -104,8 +104,8 @@ class _Child:
                 self.inbox += data
             self.closed = True
         except BlockingIOError:
-            pass
-        except OSError:
+            pass  # nothing more has arrived yet
+        except OSError:  # the child is dead
             self.closed = True
         *lines, self.inbox = self.inbox.split(b"\n")
         return [json.loads(line) for line in lines]

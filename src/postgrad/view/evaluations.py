@@ -116,7 +116,7 @@ class Evaluations:
         for one in self.all()["evaluations"]:
             try:
                 rows = make_pivot([one["summary"]], metric)
-            except (KeyError, TypeError, AttributeError):
+            except (KeyError, TypeError, AttributeError):  # another program's summary.json
                 continue
             for model, values in rows.items():
                 table.setdefault(model, {}).update(values)
@@ -240,7 +240,7 @@ def read_index(file: Path, pass_score: float) -> dict[str, EvaluatedProblem]:
         for raw in stream:
             try:
                 line = json.loads(raw)
-            except ValueError:
+            except (ValueError, RecursionError):  # counted as a response that cannot be shown
                 line = None
             if isinstance(line, dict):
                 uid = str(line.get("uid", offset))
@@ -286,7 +286,7 @@ def read_json(folder: Folder, name: str) -> dict[str, Any] | None:
         if file.stat().st_size > MAX_JSON_BYTES:
             return None
         loaded = json.loads(file.read_bytes())
-    except (NotFound, OSError, ValueError):
+    except (NotFound, OSError, ValueError, RecursionError):
         return None
     return loaded if isinstance(loaded, dict) else None
 

@@ -94,7 +94,7 @@ def walk(root: Path, max_depth: int) -> Iterator[tuple[Path, set[str], set[str]]
         path, depth = queue.pop(0)
         try:
             entries = list(os.scandir(path))
-        except OSError:
+        except OSError:  # a folder that may not be read, or is gone
             continue
         files = {entry.name for entry in entries if entry.is_file()}
         folders = {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}

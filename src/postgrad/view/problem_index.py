@@ -64,7 +64,7 @@ class ProblemIndex:
             try:
                 modified = _mtime(file)
                 visits = read_visits(file, step)
-            except (OSError, pa.ArrowException):
+            except (OSError, pa.ArrowException):  # being written, or damaged
                 continue
             for uid, visit in visits:
                 self._visits.setdefault(uid, []).append(visit)

@@ -73,7 +73,7 @@ class Run:
         for raw in lines:
             try:
                 line = json.loads(raw)
-            except ValueError:
+            except (ValueError, RecursionError):  # a line that is being written
                 continue
             if isinstance(line, dict) and isinstance(line.get("event"), str):
                 step = line.get("step")
@@ -90,7 +90,7 @@ class Run:
         try:
             with file.open("rb") as stream:
                 fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except BlockingIOError:  # the run holds it
             return True
         except OSError:
             return False
@@ -194,7 +194,7 @@ class Runs:
         for name in names:
             try:
                 overviews.append(self.overview(name))
-            except (OSError, NotFound):
+            except (OSError, NotFound):  # removed since the folders were listed
                 continue
         return overviews
 

@@ -45,10 +45,10 @@ def decode_problem(loaded: Loaded, engine: Sampler, name: str = "decode") -> str
     """
     sources = sorted(Path(__file__).parent.glob("*.py"))
     file = cache_folder() / "gate" / f"{fingerprint(loaded.model, sources)}-{name}.json"
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):  # no cached verdict that can be read
         return str(json.loads(file.read_text()))
     problem = _compare(loaded, engine)
-    with suppress(OSError):
+    with suppress(OSError):  # without a cache the next load measures again
         file.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_text(file, json.dumps(problem))
     return problem

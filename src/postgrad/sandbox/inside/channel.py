@@ -124,7 +124,8 @@ class Channel:
         return plain.is_mutable(value)
 
     def perform(self, operation: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-        raise NotImplementedError
+        """Perform an operation that the other end asked for; returns its result."""
+        raise NotImplementedError("a subclass performs operations")
 
     # ---- values
 
@@ -149,10 +150,12 @@ class Channel:
         return self.decode_other(kind, data)
 
     def encode_other(self, value: Any) -> Any:
-        raise NotImplementedError
+        """Return a value that has no plain form as JSON, for example as a handle."""
+        raise NotImplementedError("a subclass encodes other values")
 
     def decode_other(self, kind: str, data: dict[str, Any]) -> Any:
-        raise NotImplementedError
+        """Rebuild what encode_other of the other end returned."""
+        raise NotImplementedError("a subclass decodes other values")
 
     # ---- exceptions
 

@@ -282,7 +282,7 @@ def serve_tests(source: str, connection: socket.socket) -> None:
         while True:
             channel.serve(channel.receive())
     except (ChannelClosed, Unsupported):
-        pass
+        pass  # the tests have ended, or refuse this program; they report it
     finally:
         os._exit(0)  # the program's threads must not keep the process alive
 

@@ -78,7 +78,7 @@ def main() -> None:
 
 def forbid_inspection() -> None:
     """Keep other processes of this user from reading this process's memory and files (not root)."""
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError):  # only Linux has it; bwrap isolates too
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
