@@ -149,7 +149,7 @@ def fingerprint(config: Config) -> str:
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
     """Returns the dotted keys whose values differ between two nested dictionaries."""
     keys: list[str] = []
-    for key in sorted(old.keys() | new.keys()):
+    for key in sorted(old.keys() | new.keys(), key=str):  # a dictionary may have number keys
         old_value = old.get(key)
         new_value = new.get(key)
         if isinstance(old_value, dict) and isinstance(new_value, dict):

@@ -4,8 +4,8 @@ A method is a subclass of Method that replaces or inserts stages. These run on t
 draw, compose, sample, enrich, score, estimate, update, publish. Each takes the result of the stage
 before and the Step.
 
-These run beside the model: view, prepare, loss, lr_scales, row_groups. They may use the
-configuration only, because a worker on another machine builds the same method from the same
+These run beside the model: view, prepare, row_groups, target_ids, loss, lr_scales. They may use
+the configuration only, because a worker on another machine builds the same method from the same
 configuration.
 """
 
@@ -335,20 +335,20 @@ class Method:
         self.answers = {}
         metrics: dict[str, float] = {}
         num_failures = 0
-        for one in validation_passes(self.config):
+        for validation_pass in validation_passes(self.config):
             answers = respond(
                 self.ports.engine,
                 self.ports.scorer,
                 self.ports.prompts,
                 problems,
-                one.sampling,
-                one.samples,
+                validation_pass.sampling,
+                validation_pass.samples,
                 self.config.seed,
                 self.ports.turns,
             )
-            self.answers[one.name] = answers
-            metrics[f"validation/{one.name}"] = mean_score(answers)
-            num_failures += sum(isinstance(one.verdict, Failure) for one in answers)
+            self.answers[validation_pass.name] = answers
+            metrics[f"validation/{validation_pass.name}"] = mean_score(answers)
+            num_failures += sum(isinstance(answer.verdict, Failure) for answer in answers)
         if num_failures:
             metrics["validation/failures"] = float(num_failures)
         return metrics
