@@ -17,3 +17,13 @@ def loaded(tiny: Path) -> Any:
     model = load(config_of("grpo", tiny).model, torch.device("cpu"))
     model.model.double()
     return model
+
+
+@pytest.fixture(scope="module")
+def verifiers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the verifiers of method_runs.py, for reward.verifier=FILE:NAME."""
+    from method_runs import VERIFIERS
+
+    file = tmp_path_factory.mktemp("verifiers") / "mine.py"
+    file.write_text(VERIFIERS)
+    return file

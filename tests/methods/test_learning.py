@@ -8,7 +8,7 @@ settings, and must stay below the bound. DPO learns from pairs.
 import json
 
 import pytest
-from method_runs import VERIFIERS, run
+from method_runs import run
 
 from postgrad.model.tiny import make_tiny
 
@@ -35,13 +35,6 @@ LEARNERS = {
 def fresh(tmp_path_factory):
     """A model as it comes from its initialization: nearly uniform."""
     return make_tiny(tmp_path_factory.mktemp("models") / "fresh", seed=0, layers=2, width=32)
-
-
-@pytest.fixture(scope="module")
-def verifiers(tmp_path_factory):
-    file = tmp_path_factory.mktemp("verifiers") / "mine.py"
-    file.write_text(VERIFIERS)
-    return file
 
 
 @pytest.mark.parametrize("recipe", LEARNERS)

@@ -15,7 +15,6 @@ from method_runs import (
     RECIPES,
     SAMPLING_RECIPES,
     SIZES_ONLY,
-    VERIFIERS,
     run,
 )
 from safetensors.torch import load_file
@@ -39,13 +38,6 @@ OWN_METRICS = {
 
 
 WITHOUT_GAP = ("online_dpo",)  # its loss does not read the engine's log-probs
-
-
-@pytest.fixture(scope="module")
-def verifiers(tmp_path_factory) -> Path:
-    file = tmp_path_factory.mktemp("verifiers") / "mine.py"
-    file.write_text(VERIFIERS)
-    return file
 
 
 def weights_in(folder: Path) -> dict[str, torch.Tensor]:

@@ -1,0 +1,221 @@
+"""BuPO: layer-wise learning rates, refused settings, and that it learns."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from bupo_models import bupo, is_above, run
+from method_runs import bound
+from method_runs import run as run_recipe
+from tiny_runs import config_of, tree
+
+from postgrad.errors import ConfigError
+from postgrad.model.tiny import make_tiny, tiny_tokenizer
+
+# ---- layer-wise learning rates
+
+
+def moved(model: Path, *overrides: str) -> dict[str, float]:
+    """How far each parameter went in one step of the full policy."""
+    b = bound(
+        "bupo_grpo",
+        model,
+        "method.num_blocks=1",
+        *overrides,
+        "training.updates_per_step=1",
+        "optimizer.lr=1e-3",
+    )
+    start = {name: w.clone() for name, w in b.host.policy.weights().items()}
+    b.until()
+    return {
+        name: float((w - start[name]).abs().mean()) for name, w in b.host.policy.weights().items()
+    }
+
+
+@pytest.mark.slow
+def test_the_share_of_the_rate_above_and_below(tiny_untied):
+    plain = ("optimizer.weight_decay=0", "optimizer.eps=1e-12")
+    whole = moved(tiny_untied, *plain)
+    scaled = moved(tiny_untied, *plain, "method.lr_scale_above=0.1", "method.lr_scale_below=0.5")
+    for name, distance in whole.items():
+        share = 0.1 if is_above(name, 1) else 0.5 if name.startswith("model.layers.0.") else 1.0
+        assert scaled[name] == pytest.approx(share * distance, rel=0.02), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["above", "below"])
+def test_a_share_of_zero_is_frozen_without_gradient_and_state(tiny_untied, side, tmp_path):
+    """Also where the phases change what is frozen, and after saving and loading."""
+    frozen = (
+        (lambda name: is_above(name, 1))
+        if side == "above"
+        else (lambda name: name.startswith("model.layers.0."))
+    )
+    phase_one = 1 if side == "above" else 0
+    b = bupo(
+        tiny_untied,
+        f"method.lr_scale_{side}=0",
+        f"method.phase_one_steps={phase_one}",
+        "optimizer.weight_decay=0.5",
+    )
+    policy = b.host.policy
+    start = {name: w.clone() for name, w in policy.weights().items()}
+    for number in (1, 2):
+        b.until(number=number)
+        assert {name for name, w in policy.weights().items() if torch.equal(w, start[name])} == {
+            n for n in start if frozen(n)
+        }
+    assert set(policy.optimizer.masters) == {name for name in start if not frozen(name)}
+    assert all(
+        p.requires_grad != frozen(name) and p.grad is None
+        for name, p in policy.model.named_parameters()
+    )
+    policy.save(str(tmp_path))
+    policy.load(str(tmp_path))
+    b.until(number=3)
+    assert all(torch.equal(w, start[name]) == frozen(name) for name, w in policy.weights().items())
+
+
+# ---- what is refused
+
+
+def odd_model(kind: str, folder: Path) -> Path:
+    import transformers as t
+
+    shape = {
+        "vocab_size": 18,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    shape |= {
+        "num_key_value_heads": 2,
+        "eos_token_id": 17,
+        "pad_token_id": 16,
+        "bos_token_id": None,
+    }
+    torch.manual_seed(0)
+    makers = {
+        "layout": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**shape)),
+        "scaled embeddings": lambda: t.GraniteForCausalLM(
+            t.GraniteConfig(**shape, embedding_multiplier=4.0)
+        ),
+    }
+    makers[kind]().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("layout", r"GPTNeoXForCausalLM has no embed_tokens"),
+        (
+            "scaled embeddings",
+            r"GraniteForCausalLM.*between its blocks",
+        ),
+    ],
+)
+def test_a_model_of_another_layout_is_refused_by_name_and_nothing_is_written(
+    kind, message, verifiers, tmp_path
+):
+    model = odd_model(kind, tmp_path / "model")
+    with pytest.raises(ConfigError, match=message) as caught:
+        run(
+            "bupo",
+            model,
+            tmp_path / "runs",
+            verifiers,
+            "method.num_blocks=1",
+            "method.phase_one_steps=1",
+        )
+    assert "\n" not in str(caught.value) and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["method.num_blocks=4"], r"method\.num_blocks=4 .*1\.\.3"),
+        (["method.num_blocks=0"], r"method\.num_blocks=0"),
+        (
+            ["method.num_blocks=1", "method.phase_one_steps=5"],
+            r"method\.phase_one_steps=5",
+        ),
+        (
+            ["method.num_blocks=1", "method.lr_scale_below=0"],
+            r"method\.lr_scale_below=0",
+        ),
+        (
+            ["method.num_blocks=1", "method.internal_norm=finall"],
+            r"method\.internal_norm=finall",
+        ),
+        (
+            ["method.num_blocks=1", "method.lr_scale_above=-1"],
+            r"method\.lr_scale_above=-1",
+        ),
+        (
+            ["method.num_block=1"],
+            r"method\.num_block; did you mean method\.num_blocks\?",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_and_nothing_is_written(
+    overrides, key, tiny_untied, verifiers, tmp_path
+):
+    with pytest.raises(ConfigError, match=key):
+        run("bupo", tiny_untied, tmp_path, verifiers, "method.phase_one_steps=1", *overrides)
+    assert tree(tmp_path) == {}
+
+
+def test_the_depth_has_no_default(tiny):
+    with pytest.raises(ConfigError, match=r"method\.num_blocks"):
+        config_of("grpo", tiny, "method=bupo")
+
+
+@pytest.mark.slow
+def test_the_recipes_count_blocks_from_one(tiny):
+    """The original's internal_layer 5 and 26 are our 6 and 27."""
+    found = {
+        name: config_of(name, tiny).method
+        for name in ("bupo", "bupo_llama", "bupo_grpo", "bupo_layerwise_lr")
+    }
+    assert [m.num_blocks for m in found.values()] == [6, 27, 6, 6]
+    assert [m.phase_one_steps for m in found.values()] == [30, 20, 0, 0] and found[
+        "bupo_layerwise_lr"
+    ].lr_scale_above == 0.1
+    assert all((m.clip_low, m.clip_high, m.dual_clip) == (0.2, 0.2, 10.0) for m in found.values())
+
+
+# ---- it learns
+
+
+@pytest.mark.slow
+def test_phase_one_then_two_learns_to_write_sevens(verifiers, tmp_path):
+    """Six steps on block 1 of 2, then the full policy: the reward rises from 0.06 above 0.5."""
+    fresh = make_tiny(tmp_path / "fresh", seed=0, layers=2, width=32)
+    overrides = (
+        "optimizer.lr=5e-3",
+        "training.steps=30",
+        "training.problems_per_step=8",
+        "rollout.samples=8",
+    )
+    more = (
+        "training.checkpoint_every=1000",
+        "training.updates_per_step=1",
+        f"reward.verifier={verifiers}:sevens",
+    )
+    lines = run_recipe(
+        "bupo",
+        fresh,
+        tmp_path,
+        *overrides,
+        *more,
+        "method.num_blocks=1",
+        "method.phase_one_steps=6",
+    )
+    rewards = [line["reward/mean"] for line in lines]
+    assert [line["phase"] for line in lines] == [1] * 6 + [2] * 24
+    assert sum(rewards[:2]) / 2 < 0.15 and sum(rewards[-3:]) / 3 > 0.5, rewards
+    inside = [line["internal/entropy"] for line in lines[:6]]
+    assert inside[-1] < inside[0], "the internal policy becomes surer of what was rewarded"

@@ -1,0 +1,323 @@
+"""Classmate-CoT: complete runs, what is learned, and a model that judges."""
+
+import json
+import re
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from classmate_models import END, FOUR, Setting
+from killed import assert_a_killed_run_ends_the_same
+from method_runs import SMALL, build_tokenizer, run
+from openai_server import MODEL, serve
+from tiny_runs import config_of, metrics_of, overrides_of
+
+from postgrad.cli.main import main
+from postgrad.cluster.backends import open_models
+from postgrad.cluster.host import build_host
+from postgrad.cluster.wire import decode
+from postgrad.data.feed import Feed
+from postgrad.data.render import Prompts
+from postgrad.errors import ConfigError
+from postgrad.methods import find_method
+from postgrad.methods.base import Step
+from postgrad.rollout.engine import Completion
+from postgrad.rollout.served_path import parse_served_path
+from postgrad.training.driver import train
+from postgrad.training.log import is_timing
+from postgrad.training.report import Reporter
+from postgrad.training.warmup import warmup_config
+from postgrad.types import Score
+
+# ---- whole runs
+
+
+VERIFIER = "def sevens(response, problem):\n    return response.count('7') / 4\n"
+
+
+RUN = ("method.classmate_max_tokens=4", "optimizer.lr=5e-3", "method.condition=always")
+
+
+@pytest.fixture(scope="module")
+def verifier(tmp_path_factory):
+    file = tmp_path_factory.mktemp("verifier") / "mine.py"
+    file.write_text(VERIFIER)
+    return f"reward.verifier={file}:sevens"
+
+
+def steady(folder):
+    return [
+        {k: v for k, v in line.items() if not is_timing(k) and k != "memory_gib"}
+        for line in metrics_of(folder)
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_goes_the_same_way_wherever_the_classmates_are(tiny, verifier, tmp_path):
+    """Greedy classmates in this process, a child process or behind a server give equal runs."""
+    overrides = (
+        *RUN,
+        verifier,
+        "method.classmate_temperature=0",
+        "training.steps=2",
+        "method.reward_type=remove_wo_cot",
+    )
+    host = build_host(config_of("grpo", tiny))
+    prompts = Prompts(build_tokenizer(config_of("grpo", tiny)), "plain")
+    with serve(engine=host.engine, prompts=prompts) as served:
+        mapping = tmp_path / "servers.json"
+        port = int(served.url.rsplit(":", 1)[1].split("/")[0])
+        mapping.write_text(
+            json.dumps(
+                {str(tiny): {"local_host": "127.0.0.1", "port": port, "served_model_name": MODEL}}
+            )
+        )
+        places = {
+            "here": ["method.classmates=['']"],
+            "path": [f"method.classmates=['{tiny}']"],
+            "http": [f"method.classmates=['{served.url}?tokenizer={tiny}#{MODEL}']"],
+            "file": [f"method.classmates=['{mapping}#{tiny}']"],
+            "child": ["method.classmates=['']", "cluster.backend=process"],
+        }
+        for name, more in places.items():
+            run("classmate", tiny, tmp_path, *overrides, *more, f"name={name}")
+    metrics = {name: steady(tmp_path / name) for name in places}
+    rows = {
+        name: pq.read_table(tmp_path / name / "rollouts" / "step-000002.parquet").column(
+            "classmate_texts"
+        )
+        for name in places
+    }
+    assert len(metrics["here"]) == 2 and metrics["here"][0]["grad_norm"] > 0
+    for name in places:
+        assert rows[name] == rows["here"] and metrics[name] == metrics["here"], name
+
+
+def test_what_a_role_s_path_means(tiny, tmp_path):
+    assert parse_served_path("http://h:8/v1?tokenizer=/t#m") == (
+        "http://h:8/v1#m",
+        "/t",
+    ) and parse_served_path("https://h/v1#m") == (
+        "https://h/v1#m",
+        "m",
+    )
+    file = tmp_path / "s.json"
+    file.write_text(json.dumps({"a/b": {"local_host": "h", "port": 8}, "bad": {"port": 1}}))
+    assert parse_served_path(f"{file}#a/b") == ("http://h:8/v1#a/b", "a/b")
+    for path, message in {
+        f"{file}#a/c": r"did you mean a/b\?",
+        f"{file}#bad": "needs local_host",
+        "no.json#x": "No such file",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            parse_served_path(path)
+    nowhere = config_of("classmate", tiny, "method.classmates=[/no/such/x]")
+    with pytest.raises(ConfigError, match=r"^classmate-1: .*no such folder"), open_models(nowhere):
+        pass
+    with open_models(
+        config_of("classmate", tiny, "method.classmates=['fake:42','policy:live']")
+    ) as placed:
+        first, second = placed.models["classmate-1"], placed.models["classmate-2"]
+        assert (
+            first.prompts.decode(
+                first.engine.generate([], None)
+                or first.generate([[1]], [[0]], sampling(3))[0][0].tokens
+            )
+            == "42"
+        )
+        assert second.engine is placed.engine and second.context == 512
+        assert second.generate([[1] * 512, [1] * 510], [[0], [0]], sampling(9))[0] is None, (
+            "no space"
+        )
+        assert isinstance(second.generate([[1] * 510], [[0]], sampling(9))[0][0], Completion)
+
+
+def sampling(limit):
+    from postgrad.rollout.engine import Sampling
+
+    return Sampling(1.0, limit)
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_the_same(tiny, verifier, tmp_path):
+    """The score without a thought is asked once per problem and is part of the saved state."""
+    overrides = [
+        *SMALL,
+        *RUN,
+        verifier,
+        "training.steps=4",
+        "training.checkpoint_every=2",
+        "method.reward_type=remove_wo_cot",
+    ]
+    lines = assert_a_killed_run_ends_the_same("classmate", tiny, tmp_path, 3, overrides)
+    assert all(line["grad_norm"] > 0 and line["classmate/asked"] > 0 for line in lines)
+    kept = decode(
+        (tmp_path / "killed" / "test" / "checkpoints" / "step-4" / "method.bin").read_bytes()
+    )["without"]
+    asked = [
+        uid
+        for file in (tmp_path / "killed" / "test" / "rollouts").iterdir()
+        for uid in pq.read_table(file)["uid"].to_pylist()
+    ]
+    assert set(kept) == set(asked) and len(kept) > 4, "also of the steps before the kill"
+
+
+@pytest.mark.slow
+def test_a_warm_up_and_then_classmates_are_one_command(tiny, verifier, tmp_path):
+    overrides = overrides_of(
+        tiny,
+        *SMALL,
+        *RUN,
+        verifier,
+        f"runs={tmp_path}",
+        'warmup.overrides=["training.steps=3","optimizer.lr=5e-3"]',
+    )
+    assert main(["train", "classmate_warmup_small", *overrides]) == 0
+    first, second = metrics_of(tmp_path / "test-warmup"), metrics_of(tmp_path / "test")
+    assert len(first) == 3 and len(second) == 2
+    assert not any("classmate/asked" in line for line in first) and all(
+        line["classmate/asked"] > 0 for line in second
+    )
+    warm = tmp_path / "test-warmup" / "checkpoints" / "step-3" / "policy"
+    assert yaml.safe_load((tmp_path / "test" / "config.yaml").read_text())["model"]["path"] == str(
+        warm
+    )
+    assert (warm / "model.safetensors").read_bytes() != (tiny / "model.safetensors").read_bytes(), (
+        "and it moved"
+    )
+    assert main(["train", "classmate_warmup_small", *overrides]) == 0
+    assert (
+        metrics_of(tmp_path / "test-warmup") == first and metrics_of(tmp_path / "test") == second
+    ), "nothing is left to do"
+
+
+@pytest.mark.slow
+def test_thoughts_learn_to_help(tmp_path, verifier):
+    """The classmate repeats the thought's last character, and a single seven scores 1.
+
+    The policy's own output is six characters and scores 0, so only the classmate's reward teaches.
+    """
+    from postgrad.model.tiny import make_tiny
+
+    fresh = make_tiny(tmp_path / "fresh", seed=0, layers=2, width=32)
+    overrides = (
+        "method.cot_start=''",
+        "method.cot_end=''",
+        "method.reward_type=vanilla",
+        "method.condition=always",
+        "optimizer.lr=5e-3",
+    )
+    config = config_of(
+        "classmate", fresh, *SMALL, *overrides, "training.problems_per_step=8", "rollout.samples=8"
+    )
+    s = Setting(
+        config,
+        FOUR,
+        reply=lambda prompt, seed: [prompt[-1], END],
+        value=lambda text: float(text == "7"),
+    )
+    score = s.scorer.score
+    s.scorer.score = lambda problems, texts: [
+        Score(0.0) if len(t) != 1 else v for t, v in zip(texts, score(problems, texts), strict=True)
+    ]
+    rewards = []
+    for number in range(1, 25):
+        step = Step(number, Feed(s.problems, shuffle=False))
+        work = None
+        for stage in s.method.stages():
+            work = stage(work, step)
+        rewards.append(float(work.rows["reward/classmate"].mean()))
+    assert sum(rewards[:2]) / 2 < 0.2 and sum(rewards[-3:]) / 3 > 0.7, rewards
+
+
+# ---- a model that judges
+
+
+@pytest.mark.slow
+def test_a_language_model_judges_any_method_and_a_monitor_reads_the_thoughts(tiny, tmp_path):
+    """The judge gives the number of sevens after "The response:", the monitor always says 3."""
+
+    def judge(text):
+        part = text.split("The response:\n")[-1].split("\n")[0] if "The response:" in text else ""
+        return (
+            f"EXPLANATION: it has 99 of them\nRATING: {1 + part.count('7')}"
+            if "The response:" in text
+            else "RATING: 3"
+        )
+
+    with serve(chat=judge) as served:
+        overrides = (
+            "reward.verifier=llm_judge",
+            f"reward.judge.model='{served.address}'",
+            f"reward.judge.monitor='{served.address}'",
+        )
+        held_out = (
+            "data.validation=arithmetic:1:digits:test",
+            "training.steps=1",
+            "method.classmate_max_tokens=4",
+        )
+        lines = run("classmate", tiny, tmp_path, *overrides, *held_out, "name=c")
+        plain = run(
+            "grpo",
+            tiny,
+            tmp_path,
+            *overrides[:2],
+            "training.steps=1",
+            "reward.objective=minimize",
+            "name=g",
+        )
+    step = next(line for line in lines if "reward/mean" in line)
+    assert step["reward/rating"] == step["reward/mean"] >= 1 and step["reward/classmate"] >= 1
+    metrics = lines[-1]
+    assert (
+        metrics["validation/monitor/pairs"] > 0
+        and metrics["validation/monitor/prediction_mean"] == 3
+    )
+    error = 3 - metrics["validation/monitor/rating_mean"]
+    assert (
+        metrics["validation/monitor/mse"] >= error**2 - 1e-6 and metrics["validation/accuracy"] >= 1
+    )
+    assert plain[-1]["reward/mean"] == -plain[-1]["reward/rating"] <= -1, "minimized"
+    assert len((tmp_path / "c" / "judge.jsonl").read_text().splitlines()) > 1
+
+
+@pytest.mark.slow
+def test_a_monitor_stays_with_the_run_that_has_thoughts(tiny):
+    overrides = ("reward.judge.monitor='http://a/v1#m'", "reward.timeout_s=3")
+    for recipe, monitor in (("sft", ""), ("classmate_warmup", "http://a/v1#m")):
+        first = warmup_config(config_of("classmate", tiny, *overrides, f"warmup.recipe={recipe}"))
+        assert (first.reward.judge.monitor, first.reward.timeout_s) == (monitor, 3)
+
+
+def test_a_judge_must_be_named(tiny, tmp_path):
+    with pytest.raises(ConfigError, match=r"reward\.judge\.model="):
+        train(
+            config_of("grpo", tiny, *SMALL, "reward.verifier=llm_judge", f"runs={tmp_path}"),
+            Reporter(),
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+# Settings that cannot work together, and the key that the error must name.
+REFUSED = {
+    "method.classmates=[]": "method.classmates",
+    "method.classmate_shares=[1,2]": "method.classmate_shares",
+    "method.classmate_shares=[0]": "method.classmate_shares=[0.0]",
+    "method.classmates=['',''] method.classmate_shares=[1,-1]": "method.classmate_shares",
+    "method.keep=2": "method.keep=2",
+    "method.keep=first-3-tokens": "method.keep_unit=tokens",
+    "method.keep_min=0.97": "method.keep_max=0.95",
+    "method.cot_start=x": "method.cot_end",
+    "method.kl=reward": "method.kl=reward",
+    "method.advantage=grpo": "method.advantage=grpo",
+    "method.reward_type=help_other_questions training.problems_per_step=1": (
+        "training.problems_per_step"
+    ),
+    "method.consistency_weight=1 reward.verifier=llm_judge": "method.consistency_weight",
+}
+
+
+@pytest.mark.parametrize("overrides", REFUSED)
+def test_settings_that_exclude_each_other_are_refused(overrides, tiny):
+    with pytest.raises(ConfigError, match=re.escape(REFUSED[overrides])):
+        find_method("classmate")(config_of("classmate", tiny, *overrides.split())).check()
