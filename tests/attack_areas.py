@@ -2,11 +2,14 @@
 
 AREAS = {
     "sandbox/test_sandbox.py": "escapes from the sandbox",
+    "sandbox/test_sandbox_escapes.py": "escapes from the sandbox",
     "sandbox/test_cheats.py": "cheats against the code verifier",
     "verifiers/test_answer_cheats.py": "cheats against other verifiers",
     "verifiers/test_verifier_pool.py": "hostile reward functions",
     "sandbox/test_sandbox_server.py": "attacks on the sandbox server",
     "cli/test_serve_hostile.py": "attacks on the model server",
+    "cli/test_serve_arguments.py": "attacks on the model server",
+    "cli/test_serve_vllm.py": "attacks on the model server",
     "cluster/test_wire.py": "messages between processes",
     "training/test_bad_inputs.py": "bad inputs, full disks",
     "training/test_memory.py": "out of memory",
