@@ -33,6 +33,18 @@ def write_results(file: Path) -> None:
     rows.write_row(file, name, "vllm without log-probs", failed="ImportError: no vllm")
 
 
+def test_times_of_a_shared_gpu_are_not_shown(tmp_path: Path) -> None:
+    row = speed_table.ROWS["row-8b-4bit-160k"]
+    figures = {"memory_gib": 70.1, "update_s": 123.0}
+    result = {"memory_gib": 70.1, "tokens_per_second": 1332.0}
+    values = {"measured": figures, "estimated": figures, "result": result}
+    rows.write_row(tmp_path / "a.jsonl", row.name, "postgrad", shared=True, **values)
+    results = speed_table.Results(rows.read_rows([tmp_path / "a.jsonl"]))
+    tables = [make(results) for make in speed_table.TABLES.values()]
+    assert "70.1 GiB; others used the GPU" in tables[0] and "70.1 / 70.1 (+0%)" in tables[1]
+    assert not any("1,332" in table or "123.0" in table for table in tables)
+
+
 def test_figures_of_a_page_come_from_the_files(tmp_path: Path) -> None:
     write_results(tmp_path / "a.jsonl")
     with (tmp_path / "a.jsonl").open("a") as file:

@@ -236,6 +236,7 @@ def main() -> None:
     parser.add_argument("--out", default="speed.jsonl", help="results, one line per row")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="where models are written")
     parser.add_argument("--device", default="", help="rates of this GPU, not measured ones")
+    parser.add_argument("--shared", action="store_true", help="others use the GPU: memory only")
     parser.add_argument("--estimate", action="store_true", help="estimates for an H200 only")
     args = parser.parse_args()
     rows = [(ROWS | TRY_ROWS)[name] for name in args.rows or ROWS]
@@ -259,7 +260,8 @@ def main() -> None:
         estimated = estimate(row, gpu)
         result = measure(row, args.folder, remaining)
         command = shlex.join(command_of(row, "FOLDER", 600)[1:]).replace(f"{HERE}/", "")
-        write_row(out, row.name, "postgrad", estimated=estimated, command=command, **result)
+        figures = {"estimated": estimated, "command": command, "shared": args.shared, **result}
+        write_row(out, row.name, "postgrad", **figures)
         print(show(row, estimated, result.get("measured", result)), flush=True)
 
 

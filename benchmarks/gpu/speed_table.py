@@ -93,6 +93,8 @@ def postgrad_cell(work: Work, row: Row) -> str:
     """Return Postgrad's figures of a row of fit_check.py."""
     result = row["result"]
     memory = f"{result['memory_gib']:.1f} GiB"
+    if row.get("shared"):
+        return f"{memory}; others used the GPU, so its time says nothing"
     if work.work == "step":
         measured = row["measured"]
         stages = f"{measured['sample_s']:.1f} sampling, {measured['update_s']:.1f} update"
@@ -200,7 +202,8 @@ def estimates_table(results: Results) -> str:
         for key in ("memory_gib", "sample_s", "update_s"):
             estimated = found[-1]["estimated"].get(key)
             measured = found[-1]["measured"].get(key)
-            if not estimated or not measured:
+            is_time = key != "memory_gib"
+            if not estimated or not measured or (is_time and found[-1].get("shared")):
                 cells.append("-")
                 continue
             cells.append(
