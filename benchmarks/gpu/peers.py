@@ -5,10 +5,11 @@
     python benchmarks/gpu/peers.py trl --engine transformers --shape tiny --tokens 8   # on a CPU
 
 Weights and prompts are random, as in sizes.py. vLLM samples with and without log-probs, without
-detokenizing. Of vLLM's samplers only that for top-k and top-p needs flashinfer; these rollouts use
-neither. TRL trains bfloat16 weights with bfloat16 Adam state (8 bytes per weight; Postgrad's
-float32 state takes 18) and gradient checkpointing, with vLLM in its process. Unsloth trains LoRA
-adapters. A line is written for every measured step, so a run that is cut leaves the ones before.
+detokenizing, with a captured graph for all rows (its default ends at 512). Of vLLM's samplers only
+that for top-k and top-p needs flashinfer; these rollouts use neither. TRL trains bfloat16 weights
+with bfloat16 Adam state (8 bytes per weight; Postgrad's float32 state takes 18) and gradient
+checkpointing, with vLLM in its process. Unsloth trains LoRA adapters. A line is written for every
+measured step, so a run that is cut leaves the ones before.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def run_vllm(args: argparse.Namespace) -> None:
         max_model_len=args.prompt + args.tokens,
         max_num_seqs=args.rows,
         gpu_memory_utilization=args.memory,
-        **warmup_options(args),
+        **engine_options(args),
     )
     start_s = time.perf_counter() - start
     prompts = [
@@ -92,11 +93,14 @@ def run_vllm(args: argparse.Namespace) -> None:
         )
 
 
-def warmup_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what makes vLLM compile as it will in the measured run, with little memory."""
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return vLLM's graphs, and for a warm-up what compiles the same with little memory."""
     options: dict[str, Any] = {}
+    if args.shape != "tiny" and not args.like_trl:
+        sizes = [1 << power for power in range(args.rows.bit_length())]
+        options["compilation_config"] = {"cudagraph_capture_sizes": sorted({*sizes, args.rows})}
     if args.like_trl:  # what TRL 1.16 gives to vLLM
-        options = {"max_num_batched_tokens": 4096, "logprobs_mode": "processed_logprobs"}
+        options |= {"max_num_batched_tokens": 4096, "logprobs_mode": "processed_logprobs"}
         options["enable_sleep_mode"] = True
     if args.warm_only:
         options["kv_cache_memory_bytes"] = WARM_CACHE_BYTES
