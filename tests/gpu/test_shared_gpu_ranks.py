@@ -1,7 +1,7 @@
 """Ranks that share one GPU give the numbers of one process on it.
 
 NCCL wants one GPU per rank, so they exchange tensors over gloo, which copies them through host
-memory. Run with: python -m pytest -m gpu tests/gpu/test_ranks.py
+memory. Run with: python -m pytest -m gpu tests/gpu/test_shared_gpu_ranks.py
 """
 
 import pytest
