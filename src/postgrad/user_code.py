@@ -9,6 +9,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import sys
+import sysconfig
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,12 @@ from typing import Any
 
 from postgrad.errors import ConfigError, did_you_mean
 
+# Folders of code that is not the user's: Python's, installed packages, and Postgrad's own.
+_LIBRARIES = (
+    "<frozen",
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(__file__).parent),
+)
 PYTHON = "python"  # before the colon in the text of a PythonObject
 
 
@@ -74,7 +81,7 @@ def load_object(path: str, label: str, is_valid: Callable[[Any], bool], kind: st
     """
     if isinstance(path, PythonObject):
         if not is_valid(path.value):
-            raise ConfigError(f"{label}: a {kind} is needed, not {type(path.value).__name__}")
+            raise ConfigError(f"{label} is no {kind}")
         return path.value
     place, _, name = path.rpartition(":")
     module = load_module(place, label)
@@ -87,6 +94,21 @@ def load_object(path: str, label: str, is_valid: Callable[[Any], bool], kind: st
         ]
         raise ConfigError(f"{label}: {place} has no {kind} {name}; {did_you_mean(name, others)}")
     return value
+
+
+def place_of(error: BaseException) -> str:
+    """Return the last line of the user's own code that an exception passed, e.g. ` (a.py, line 3)`.
+
+    Empty if it passed none.
+    """
+    place = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not file.startswith(_LIBRARIES):
+            place = f" ({Path(file).name}, line {traceback.tb_lineno})"
+        traceback = traceback.tb_next
+    return place
 
 
 def load_module(place: str, label: str) -> ModuleType:
@@ -104,7 +126,7 @@ def load_module(place: str, label: str) -> ModuleType:
     except Exception as error:
         lines = str(error).split("\n")
         reason = f"{type(error).__name__}: {lines[0]}" if lines[0] else type(error).__name__
-        raise ConfigError(f"{label} cannot be imported: {reason}") from error
+        raise ConfigError(f"{label} cannot be imported: {reason}{place_of(error)}") from error
 
 
 def _check_not_shadowed(place: str) -> None:

@@ -127,6 +127,8 @@ def test_a_failed_environment_is_a_failure_of_its_trajectory():
     for answer in answers:
         raised = "raise" in answer.text
         assert isinstance(answer.verdict, Failure) == raised
+        if raised:
+            assert "(games.py, line " in answer.verdict.reason
         assert raised or answer.verdict == Score(2.0)
 
 

@@ -22,7 +22,7 @@ from postgrad.environments.port import (
 )
 from postgrad.environments.tools import ERROR, Toolbox, shorten
 from postgrad.problem import Problem
-from postgrad.user_code import load_object
+from postgrad.user_code import load_object, place_of
 from postgrad.verifiers.child import as_json_value
 from postgrad.verifiers.port import one_line
 
@@ -174,7 +174,8 @@ class Session:
         if errors:
             if isinstance(errors[0], EnvironmentFailure):
                 raise errors[0]
-            raise EnvironmentFailure("error", f"{name} raised {one_line(errors[0])}")
+            reason = one_line(errors[0]) + place_of(errors[0])
+            raise EnvironmentFailure("error", f"{name} raised {reason}")
         if not results:
             reason = f"{name} did not return within {self.spec.timeout_s:g} s"
             raise EnvironmentFailure("timeout", reason)

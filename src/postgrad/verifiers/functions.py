@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 from postgrad.errors import ConfigError, RunError
 from postgrad.problem import Failure, Problem, Score
+from postgrad.user_code import place_of
 from postgrad.verifiers.combine import Term, add_term
 from postgrad.verifiers.loading import as_verifier
-from postgrad.verifiers.port import as_score, one_line, place_of, run_verifier
+from postgrad.verifiers.port import as_score, one_line, run_verifier
 from postgrad.verifiers.trl_rewards import NO_REWARD, TrlReward, is_trl_reward
 
 

@@ -5,21 +5,13 @@ raises becomes a Failure.
 """
 
 import math
-import sysconfig
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from postgrad.problem import Failure, Problem, Score
+from postgrad.user_code import place_of
 
 Verifier = Callable[[str, Problem], Any]  # returns a Score, a Failure, or a value for as_score
-
-# Folders of code that is not the user's: Python's, installed packages, and Postgrad's own.
-_LIBRARIES = (
-    "<frozen",
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(__file__).parents[1]),
-)
 
 
 def run_verifier(verifier: Verifier, response: str, problem: Problem) -> Score | Failure:
@@ -89,18 +81,3 @@ def one_line(error: BaseException) -> str:
     except Exception:  # __str__ of an exception may raise
         message = ""
     return f"{type(error).__name__}: {message}"[:200].removesuffix(": ")
-
-
-def place_of(error: BaseException) -> str:
-    """Return the last line of the user's own code that an exception passed, e.g. ` (a.py, line 3)`.
-
-    Empty if it passed none.
-    """
-    place = ""
-    traceback = error.__traceback__
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith(_LIBRARIES):
-            place = f" ({Path(file).name}, line {traceback.tb_lineno})"
-        traceback = traceback.tb_next
-    return place
