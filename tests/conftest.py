@@ -25,10 +25,12 @@ LONG = (
     "test_demo.py",
     "test_fit.py",
     "test_resume.py",
+    "view",
     "test_captured.py",
     "test_real_files.py",
     "test_paged.py",
     "test_paged_families.py",
+    "test_api_docs.py",
 )
 # Markers of tests that run only with an option of the same name.
 OPTIONAL = {

@@ -36,6 +36,7 @@ CHILD = (
 LIBRARIES = (
     "torch",
     "hydra",
+    "pandas",  # pyarrow imports it when it is installed
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen3.modeling_qwen3",
 )
@@ -54,8 +55,11 @@ class Process:
     """A forked process with the part of subprocess.Popen that tests use.
 
     `streams` are the descriptors of its stdin, stdout and stderr, `pass_fds` others that keep
-    their numbers. `interpret` runs Triton's kernels in its interpreter.
+    their numbers. `own_group` gives it a process group of its own. `interpret` runs Triton's
+    kernels in its interpreter.
     """
+
+    stdin = stdout = stderr = None  # no pipes, unless `streams` has some
 
     def __init__(
         self,
@@ -65,6 +69,7 @@ class Process:
         pass_fds: tuple[int, ...] = (),
         env: dict[str, str] | None = None,
         cwd: Path | str | None = None,
+        own_group: bool = False,
         interpret: bool = False,
     ) -> None:
         self.returncode: int | None = None
@@ -74,6 +79,7 @@ class Process:
             "numbers": pass_fds,
             "env": dict(os.environ if env is None else env),
             "cwd": str(cwd or Path.cwd()),
+            "own_group": own_group,
             "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
         }
         self.status, status = os.pipe()
@@ -133,6 +139,13 @@ def run(
         return subprocess.CompletedProcess(list(arguments), code, out.read(), err.read())
 
 
+def launch_kernel(command: list[str], env: dict[str, str], cwd: str, **options: Any) -> Process:
+    """Replaces launch_kernel of jupyter_client: starts the kernel of a notebook."""
+    program = "from ipykernel import kernelapp; kernelapp.launch_new_instance()"
+    arguments = command[command.index("-f") :]
+    return Process(program, *arguments, env=env, cwd=cwd, own_group=True)
+
+
 def start_child(child_socket: socket.socket, contents: str) -> Process:
     """Replaces child_process._start: the same child, without the imports."""
     from postgrad.cluster.connection import DRIVER_SIGNALS
@@ -190,6 +203,8 @@ def _run_and_report(request: dict[str, Any], descriptors: list[int]) -> NoReturn
         _exit_after(lambda: _run(request, others))
     for descriptor in others:
         os.close(descriptor)
+    if request["own_group"]:
+        os.setpgid(pid, pid)  # before anybody knows the process
     os.write(status, struct.pack("i", pid))
     _, code = os.waitpid(pid, 0)
     os.write(status, struct.pack("i", os.waitstatus_to_exitcode(code)))

@@ -174,7 +174,9 @@ def forkserver() -> ForkServerContext:
             "postgrad.cluster.host",
             "postgrad.cli.train",
             "hydra",
-            "transformers.models.qwen3",
+            "transformers.models.qwen3.modeling_qwen3",
+            "pandas",
+            "peft",
         ]
     )
     return context

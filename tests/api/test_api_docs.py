@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import preloaded
 import pytest
+from jupyter_client.provisioning import local_provisioner
 from nbclient import NotebookClient
 
 import postgrad
@@ -154,6 +156,7 @@ def test_pyright_accepts_a_users_script(tmp_path):
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=[file.stem for file in NOTEBOOKS])
 def test_notebooks_run_and_show_a_panel(file, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(local_provisioner, "launch_kernel", preloaded.launch_kernel)
     notebook = nbformat.read(file, as_version=4)
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=600, resources=resources).execute()

@@ -61,7 +61,7 @@ def test_a_policy_learns_to_call_its_tool(overrides, tmp_path):
     """The policy learns to call the tool, end the turn and stop after the answer."""
     model = chat_model(tmp_path / "model", SHORT_CHAT)
     more = (
-        "training.steps=40",
+        "training.steps=30",
         "training.problems_per_step=8",
         "rollout.samples=32",
         "optimizer.lr=1e-2",
