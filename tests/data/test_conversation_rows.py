@@ -387,3 +387,18 @@ def test_a_response_that_goes_on_after_its_end_is_refused():
     assert texts == [f"It is sunny.{end}"]
     with pytest.raises(ConfigError, match="problem u: its response goes on after"):
         encode(None, problem_of(WEATHER, {**ended, "content": f"It is{end} sunny."}))
+
+
+@pytest.mark.parametrize("template", [None, CHATML])
+@pytest.mark.parametrize("start", ["", "<s>"])
+@pytest.mark.parametrize("end", ["", "</s>"])
+def test_every_token_of_a_plain_text_is_trained_on(template, start, end):
+    """No template; one EOS at the end; the first token, which may be BOS, has nothing before it."""
+    text = f"{start}Rome is sunny.{end}"
+    problem = Problem("u", (HELLO,), "", conversation=Conversation((), text=text))
+    row, trained = encode(template, problem)
+    tokenizer = make_tokenizer(template)
+    ids = tokenizer(f"{start}Rome is sunny.</s>", add_special_tokens=False)["input_ids"]
+    assert [*row.prompt, *row.response] == ids
+    assert (row.prompt, row.num_prompt, row.loss_mask) == (ids[:1], 1, [True] * (len(ids) - 1))
+    assert trained == [tokenizer.decode(ids[1:])]

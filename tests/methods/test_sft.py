@@ -139,11 +139,13 @@ def test_every_token_of_a_plain_text_counts(tiny, tmp_path):
     model = model_with(TEMPLATE, tiny, tmp_path / "model")
     eos = AutoTokenizer.from_pretrained(model).eos_token
     texts = tmp_path / "texts.jsonl"
-    rows = [{"text": "1+1=2 2+2=4"}, {"text": f"3*4{eos}"}]
+    rows = [{"text": "90-1=89"}, {"text": f"3*4{eos}"}]
     texts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     loss, notes = run(model, tmp_path, f"data.train={texts}")
-    whole = [[("1+1=2 2+2=4$", True)], [("3*4$", True)]]
-    assert loss == pytest.approx(expected_loss(model, whole), rel=1e-4)
+    expected = expected_loss(model, [[("90-1=89$", True)], [("3*4$", True)]])
+    assert loss == pytest.approx(expected, rel=1e-4)
+    without_second = [[("90", False), ("-1=89$", True)], [("3*", False), ("4$", True)]]
+    assert expected_loss(model, without_second) != pytest.approx(expected, rel=1e-3)
     assert len(notes) == 1 and "2 of 2 rows" in notes[0] and "every token" in notes[0]
     for wrong in ("method.train_on=last", "data.prompt_style=boxed"):
         with pytest.raises(ConfigError, match=wrong.partition("=")[0]):

@@ -235,7 +235,7 @@ FOREIGN_VALUES: dict[str, dict[str, str]] = {
     | {
         "group_norm": "grpo",
         "dr_grpo": "drgrpo",
-        "reinforce": "no_baseline",
+        "reinforce": "reinforce_pp (as in OpenRLHF; without normalization: no_baseline)",
         "reinforce_baseline": "reinforce_pp_baseline",
     },
     "method.loss": LOSSES
