@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from postgrad.algorithms import (
     aggregation,
@@ -29,6 +29,7 @@ from postgrad.config.schema import Config
 from postgrad.methods import find_method
 from postgrad.methods.support.correction import CORRECTIONS
 
+INTRODUCTION = Path(__file__).parent / "algorithms_introduction.md"
 PAGE = Path(__file__).parent.parent / "docs" / "algorithms.md"
 # Settings outside method.* that a recipe's row shows if they differ from the defaults.
 SHOWN = (
@@ -47,33 +48,6 @@ OTHER_LOSSES: dict[str, Callable[..., Any]] = {
     "reward_model": preference.bradley_terry,
     "process_reward_model": preference.step_cross_entropy,
 }
-
-HEAD = """# Algorithms
-
-<!-- Written by tools/algorithms_table.py from the code and the recipes; a test compares. -->
-
-`postgrad train RECIPE` takes a recipe of the last table. `method.advantage=NAME`,
-`method.loss=NAME` and `method.aggregation=NAME` change one part of it. `postgrad recipes NAME`
-shows every setting. Settings that cannot work together are refused before the run starts.
-
-`method.advantage` and `method.loss` also take your own function, as `file.py:NAME` or
-`package.module:NAME`. Declare it in its file with what it reads; `Loss` is in
-`postgrad.algorithms.losses`, `Advantage` in `postgrad.algorithms.advantages`:
-
-    def soft(logprobs, advantages, *, tau=1.0):
-        return TokenLoss(-advantages * torch.sigmoid(tau * logprobs), {})
-
-    soft_loss = Loss(soft, reads=("logprobs", "advantages"), options=("tau",))
-
-Then `method.loss=mine.py:soft method.loss_options.tau=2` uses it. A loss that is not 0 where all
-advantages of a row are 0 needs `needs_all_rows=True`; such rows are skipped otherwise.
-
-Notation: R is the reward of a row (one response), g its group, r the ratio exp(log-prob - old
-log-prob), d its log, A the advantage, sg(x) is x without gradient. One rule for all estimators: a
-group of one has baseline 0 and standard deviation 1; a group whose rewards are all equal gives
-exactly 0; the reward of a response is on its last trainable token. Settings of a recipe are those
-that differ from the defaults.
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,84 +80,87 @@ def read_recipe(name: str) -> Recipe:
     return Recipe(name, source.removesuffix("."), text.strip(), expect.strip(), config)
 
 
+class Section(NamedTuple):
+    """A table of the page."""
+
+    title: str
+    columns: str  # separated by |
+    rows: Iterable[list[str]]
+    intro: str = ""
+
+
+def loss_sections(recipes: list[Recipe]) -> list[Section]:
+    """Advantages and losses."""
+    return [
+        Section(
+            "Advantages (`method.advantage`)",
+            "name|formula|per|needs|options|source|recipes",
+            advantages(recipes),
+        ),
+        Section(
+            "Policy losses (`method.loss`)",
+            "name|formula|options|aggregation|source|recipes",
+            losses(recipes),
+        ),
+        Section(
+            "Preference losses (`method.loss` of dpo)",
+            "name|formula|notes",
+            preferences(),
+            terms(preference),
+        ),
+        Section(
+            "SFT losses (`method.loss` of sft)",
+            "name|formula|notes|recipes",
+            sft_losses(recipes),
+            terms(supervised),
+        ),
+        Section("Losses of other methods", "name|formula|options|recipes", other_losses(recipes)),
+    ]
+
+
+def other_sections(recipes: list[Recipe]) -> list[Section]:
+    """What is combined with a loss, and the curriculum."""
+    return [
+        Section(
+            "Distillation (`method.divergence`)",
+            "name|formula|notes|recipes",
+            divergences(recipes),
+            terms(distillation),
+        ),
+        Section(
+            "Aggregation (`method.aggregation`)",
+            "name|weight of a token|notes|recipes",
+            aggregations(recipes),
+            terms(aggregation.token_weights),
+        ),
+        Section(
+            "KL to the reference (`method.kl_estimator`)",
+            "name|formula|notes|recipes",
+            kl_estimators(recipes),
+            terms(kl),
+        ),
+        Section(
+            "Rollout correction (`method.correction`)",
+            "name|weight",
+            corrections(),
+            "With rho = trainer's probability / engine's probability.",
+        ),
+        Section("Curriculum (`method=curriculum`)", "quantity|formula", curricula()),
+    ]
+
+
 def render() -> str:
     """The whole page."""
     recipes = [read_recipe(name) for name in recipe_names() if name != "base"]
-    own = [recipe for recipe in recipes if recipe.shown]
-    sections = [
-        (
-            "Advantages (`method.advantage`)",
-            "",
-            ("name", "formula", "per", "needs", "options", "source", "recipes"),
-            advantages(own),
-        ),
-        (
-            "Policy losses (`method.loss`)",
-            "",
-            ("name", "formula", "options", "aggregation", "source", "recipes"),
-            losses(own),
-        ),
-        (
-            "Preference losses (`method.loss` of dpo)",
-            terms(preference),
-            ("name", "formula", "notes"),
-            preferences(),
-        ),
-        (
-            "SFT losses (`method.loss` of sft)",
-            terms(supervised),
-            ("name", "formula", "notes", "recipes"),
-            sft_losses(own),
-        ),
-        (
-            "Losses of other methods",
-            "",
-            ("name", "formula", "options", "recipes"),
-            other_losses(own),
-        ),
-        (
-            "Distillation (`method.divergence`)",
-            terms(distillation),
-            ("name", "formula", "notes", "recipes"),
-            divergences(own),
-        ),
-        (
-            "Aggregation (`method.aggregation`)",
-            terms(aggregation.token_weights),
-            ("name", "weight of a token", "notes", "recipes"),
-            aggregations(own),
-        ),
-        (
-            "KL to the reference (`method.kl_estimator`)",
-            terms(kl),
-            ("name", "formula", "notes", "recipes"),
-            kl_estimators(own),
-        ),
-        (
-            "Rollout correction (`method.correction`)",
-            "With rho = trainer's probability / engine's probability.",
-            ("name", "weight"),
-            corrections(),
-        ),
-        (
-            "Curriculum (`method=curriculum`)",
-            "",
-            ("quantity", "formula"),
-            curricula(),
-        ),
-        (
-            "Recipes",
-            "",
-            ("name", "source", "what", "settings", "expect"),
-            [recipe_row(recipe) for recipe in recipes],
-        ),
-    ]
-    page = HEAD
-    for title, intro, columns, rows in sections:
-        page += f"\n## {title}\n\n"
-        if intro:
-            page += f"{intro}\n\n"
-        page += table(columns, rows)
+    shown = [recipe for recipe in recipes if recipe.shown]
+    rows = [recipe_row(recipe) for recipe in recipes]
+    last = Section("Recipes", "name|source|what|settings|expect", rows)
+    page = INTRODUCTION.read_text()
+    for section in (*loss_sections(shown), *other_sections(shown), last):
+        page += f"\n## {section.title}\n\n"
+        if section.intro:
+            page += f"{section.intro}\n\n"
+        page += table(section.columns.split("|"), section.rows)
     return page
 
 
