@@ -9,6 +9,7 @@ import importlib.machinery
 import pkgutil
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
 
 import postgrad.algorithms
 
@@ -22,6 +23,16 @@ MODULES |= {
     "replay_pool": "postgrad.methods.support.replay_pool",
     "thought_spans": "postgrad.data.thought_spans",
 }
+
+
+class Mutation(NamedTuple):
+    """`old` becomes `new` in `module`.`function`; the check named `check` must notice."""
+
+    module: str
+    function: str
+    old: str
+    new: str
+    check: str
 
 
 def real_modules() -> SimpleNamespace:
