@@ -3,6 +3,7 @@
 import pytest
 
 from postgrad.cli.main import main
+from postgrad.config.import_defaults import defaults_of
 from postgrad.config.import_script import read_settings, translate
 from postgrad.errors import ConfigError
 
@@ -416,3 +417,18 @@ def test_a_list_of_files_is_one_value(tmp_path, capsys):
     assert main(["import", str(script)]) == 0
     out = capsys.readouterr().out
     assert "data.train=\"'a,b'\"" in out and "needs a change" not in out, out
+
+
+def test_defaults_follow_what_the_script_sets():
+    """Worked out by hand: 8 responses per step are 2 problems with 4 samples."""
+    grpo = {"rollout.samples": "4", "method.loss": "gspo", "training.steps": "9"}
+    values = defaults_of("GRPOConfig", "grpo", grpo)
+    assert values["training.problems_per_step"] == "2"
+    assert not {"method.dual_clip", "training.epochs", "rollout.samples"} & values.keys()
+    rloo = defaults_of("RLOOConfig", "rloo", {"method.kl": "none"})
+    assert not [key for key in rloo if key.startswith("method.kl")]
+    assert defaults_of("verl", "luffy", {}) == {}  # the recipe has the fork's values
+    assert defaults_of("GKDConfig", "gkd", {}) == {}
+    small = defaults_of("verl", "grpo", {"training.problems_per_step": "128"})
+    assert small["training.updates_per_step"] == "1"
+    assert "training.validation_temperature" not in small

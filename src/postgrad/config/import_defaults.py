@@ -126,6 +126,7 @@ _CRITIC = {
 }
 LORA_ALPHA = {"verl": "16", "verl_sft": "16", "openrlhf": "16", "TRL": "32"}
 VERL_ROWS_PER_UPDATE = 256  # problems
+TRL_ROWS = 8  # responses per process and step
 
 
 def defaults_of(kind: str, recipe: str, overrides: Mapping[str, str]) -> dict[str, str]:
@@ -149,6 +150,13 @@ def defaults_of(kind: str, recipe: str, overrides: Mapping[str, str]) -> dict[st
         values.pop("optimizer.warmup_ratio", None)
     if "data.validation" not in overrides:
         values = {key: one for key, one in values.items() if "training.validation" not in key}
+    if overrides.get("method.kl") == "none":
+        values = {key: one for key, one in values.items() if not key.startswith("method.kl_")}
+    if overrides.get("method.loss", "ppo_clip") != "ppo_clip":
+        values.pop("method.dual_clip", None)
+    samples = overrides.get("rollout.samples", "")
+    if kind in ("GRPOConfig", "RLOOConfig") and samples.isdecimal() and int(samples):
+        values["training.problems_per_step"] = str(max(1, TRL_ROWS // int(samples)))
     if kind == "verl":
         problems = overrides.get("training.problems_per_step", values["training.problems_per_step"])
         if problems.isdecimal():
