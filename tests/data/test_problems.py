@@ -835,3 +835,16 @@ def test_files_that_hold_one_object_and_patterns(tmp_path: Path):
     (tmp_path / "a.json").write_text(json.dumps(rows[0]))
     assert len(load_problems(str(tmp_path / "a.json"))) == 1
     assert "patterns are not expanded" in refused(str(tmp_path / "*.json"))
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path):
+    names, values = ["prompt", "ground_truth", "prompt"], [["1+1="], ["2"], ["x"]]
+    table = pa.table([pa.array(column) for column in values], names=names)
+    parquet.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "a.csv").write_text("prompt,ground_truth,prompt\n1+1=,2,x\n")
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as out:
+        pa.ipc.new_stream(out, table.schema).write_table(table)
+    for name in ("a.parquet", "a.csv", "a.arrow"):
+        assert "two columns are called 'prompt'" in refused(str(tmp_path / name))
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "none.jsonl")
+    assert "which does not exist" in refused(str(tmp_path / "b.jsonl"))

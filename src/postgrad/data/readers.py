@@ -113,6 +113,8 @@ def missing_file_message(path: Path) -> str:
             f"{path}: no such file, and patterns are not expanded; "
             f"give the folder {path.parent}, which reads all of its data files"
         )
+    if path.is_symlink():
+        return f"{path}: a link to {path.readlink()}, which does not exist; give a data file"
     if not (exists(path.parent) and path.parent.is_dir()):
         return f"{path}: no such file, and no folder {path.parent}; give the path of a data file"
     candidates = [p.name for p in path.parent.iterdir() if p.is_dir() or extension(p)]
@@ -128,11 +130,19 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
+def _check_columns(path: Path, names: list[str]) -> None:
+    """Raises ConfigError if two columns have one name: a row would keep the last one only."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{path}: two columns are called {name!r}; rename one of them")
+
+
 def _read_parquet(path: Path) -> Rows:
     """Reads in batches: a large file does not fit into memory as Python objects."""
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
+            _check_columns(path, file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=BATCH):
                 for row in batch.to_pylist():
                     number += 1
@@ -149,6 +159,7 @@ def _read_arrow(path: Path) -> Rows:
     try:
         with pa.memory_map(str(path)) as source:
             for batch in _arrow_batches(source):
+                _check_columns(path, batch.schema.names)
                 for row in batch.to_pylist():
                     number += 1
                     yield f"row {number}", row
@@ -288,6 +299,7 @@ def _read_csv(path: Path) -> Rows:
             if columns is None:
                 if not _is_mmlu_record(record):
                     columns = record
+                    _check_columns(path, columns)
                     continue
                 columns = list(MMLU_COLUMNS)
             number += 1
