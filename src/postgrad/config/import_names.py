@@ -240,6 +240,17 @@ TRL_NOT_NEEDED = (
     *("per_device_eval_batch_size", "dataloader_num_workers", "use_liger_kernel"),
 )
 
+# Why an argument of TRL has no equivalent.
+TRL_REASONS = {
+    "reward_funcs": "reward.verifier=file.py:function takes TRL's functions as they are",
+    "reward_weights": "weights are in reward.verifier, as in 1.0*a.py:f + 0.5*a.py:g",
+    "dataset_text_field": "data.train=FILE:COLUMN=text names the column",
+    "completion_only_loss": "the loss never reads the prompt, except of plain texts",
+    "assistant_only_loss": "the loss never reads the other turns",
+    "packing_strategy": "rows are packed without padding and do not see each other",
+    "generation_batch_size": "set training.problems_per_step, in problems",
+}
+
 # TRL's configs and the recipes here.
 TRL_RECIPES = {
     "SFTConfig": "sft",

@@ -7,6 +7,7 @@ from postgrad.config.import_names import (
     TRL_DPO_LOSSES,
     TRL_NAMES,
     TRL_NOT_NEEDED,
+    TRL_REASONS,
     TRL_RECIPES,
 )
 from postgrad.config.import_result import SCHEDULES, drop_epochs
@@ -67,7 +68,8 @@ def translate_trl(kind: str, settings: dict[str, str]) -> tuple[str, dict[str, s
         else:
             found = _translate_special(recipe, key, value, settings)
             if found is None:
-                missing.append(f"{key}={value}")
+                reason = TRL_REASONS.get(key)
+                missing.append(f"{key}={value}: {reason}" if reason else f"{key}={value}")
             else:
                 overrides |= found
     drop_epochs(overrides)
