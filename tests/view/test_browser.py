@@ -654,9 +654,8 @@ def conversation_shots(server: Server, runs: list[dict]) -> dict[str, str]:
     return pages
 
 
-def take_screenshots(browser: Browser, server: Server, target: Path, names: list[str]) -> None:
-    """Take all pictures for which the runs have content, or those of `names`."""
-    target.mkdir(exist_ok=True)
+def list_shots(server: Server) -> list[tuple[str, str, tuple[int, int], str]]:
+    """Name, theme, size and page of each picture for which the runs have content."""
     runs = server.json("/api/runs")["runs"]
     last = max(
         (run for run in runs if run["metric"] == "reward/mean"),
@@ -704,7 +703,13 @@ def take_screenshots(browser: Browser, server: Server, target: Path, names: list
         )
     for shot, page in conversation_shots(server, runs).items():
         shots.append((shot, "light", (1280, 900), page))
-    for shot, theme, (width, height), page in shots:
+    return shots
+
+
+def take_screenshots(browser: Browser, server: Server, target: Path, names: list[str]) -> None:
+    """Take all pictures, or those of `names`."""
+    target.mkdir(exist_ok=True)
+    for shot, theme, (width, height), page in list_shots(server):
         if names and shot not in names:
             continue
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
