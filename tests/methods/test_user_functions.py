@@ -139,7 +139,7 @@ def test_loss_that_needs_all_rows_keeps_rows_without_advantage(loss, changes, ti
 
 
 @pytest.mark.slow
-def test_worker_process_finds_the_user_file(tiny, functions):
+def test_worker_process_finds_the_user_file(tiny, functions, real_children):
     overrides = (
         "method.loss=functions.py:pull_all",
         "method.loss_options.strength=0.5",
