@@ -99,7 +99,10 @@ def close(self: ActorPool) -> None:
     """
     hangs = "did not answer" in getattr(self, "lost_reason", "")
     used = [worker.handle for worker in self.workers if worker.handle not in IDLE]
-    answers = {} if hangs else {handle: handle.reset.remote() for handle in used}
+    answers: dict[Any, Any] = {}
+    for handle in used:
+        if not hangs and hasattr(handle, "reset"):  # actors of verifiers have none
+            answers[handle] = handle.reset.remote()
     for handle in used:
         try:
             self.ray.get(answers[handle], timeout=RESET_S)
