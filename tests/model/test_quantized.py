@@ -206,6 +206,16 @@ def test_models_that_cannot_be_quantized_are_refused():
         quantize_linears(make_family("qwen3", hidden_size=32), torch.device("cpu"))
 
 
+def test_biases_of_4_bit_layers_are_frozen():
+    """The numeric gate refuses passes without a trained parameter; the fused layers copy biases."""
+    shape = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
+    model = make_family("qwen2", **shape, num_key_value_heads=2, head_dim=16)
+    quantize_linears(model, torch.device("cpu"))
+    biases = [module.bias for module in quantized_modules(model).values()]
+    assert [b.requires_grad for b in biases if b is not None] == [False] * 6
+    assert model.model.norm.weight.requires_grad
+
+
 def test_the_reference_of_the_kernel_is_exact_in_bfloat16():
     weight = quantize(torch.randn(2, 64).bfloat16())
     float32 = quantize(torch.randn(2, 64))

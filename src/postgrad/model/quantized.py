@@ -142,13 +142,13 @@ def split_rows(weight: QuantizedWeight, sizes: list[int]) -> list[QuantizedWeigh
 
 
 class QuantizedLinear(nn.Linear):
-    """A linear layer with a frozen 4-bit weight. `weight` is a new dequantized matrix."""
+    """A frozen linear layer with a 4-bit weight. `weight` is a new dequantized matrix."""
 
     def __init__(self, quantized: QuantizedWeight, bias: nn.Parameter | None) -> None:
         nn.Module.__init__(self)  # nn.Linear's would allocate the full weight
         self.out_features, self.in_features = quantized.shape
         self.quantized = quantized
-        self.register_parameter("bias", bias)
+        self.register_parameter("bias", bias if bias is None else bias.requires_grad_(False))
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
