@@ -142,13 +142,13 @@ def split_rows(weight: QuantizedWeight, sizes: list[int]) -> list[QuantizedWeigh
 
 
 class QuantizedLinear(nn.Linear):
-    """A frozen linear layer with a 4-bit weight. `weight` is a new dequantized matrix."""
+    """A linear layer with a frozen 4-bit weight. `weight` is a new dequantized matrix."""
 
     def __init__(self, quantized: QuantizedWeight, bias: nn.Parameter | None) -> None:
         nn.Module.__init__(self)  # nn.Linear's would allocate the full weight
         self.out_features, self.in_features = quantized.shape
         self.quantized = quantized
-        self.register_parameter("bias", bias if bias is None else bias.requires_grad_(False))
+        self.register_parameter("bias", bias)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -168,7 +168,7 @@ def quantized_modules(model: nn.Module) -> dict[str, QuantizedLinear]:
 
 
 def quantize_linears(model: Any, device: torch.device) -> None:
-    """Replace all linear layers except the head by 4-bit ones on the device.
+    """Replace all linear layers except the head by frozen 4-bit ones on the device.
 
     Layers go to the device one by one, so it never holds the full model.
 
@@ -180,7 +180,7 @@ def quantize_linears(model: Any, device: torch.device) -> None:
         for name, module in list(parent.named_children()):
             if type(module) is nn.Linear and module is not head:
                 quantized = quantize(module.weight.to(device))
-                setattr(parent, name, QuantizedLinear(quantized, module.bias))
+                setattr(parent, name, QuantizedLinear(quantized, module.bias).requires_grad_(False))
 
 
 def _check_matrices(model: Any) -> None:
