@@ -49,6 +49,7 @@ def imported_distributions() -> set[str]:
     return {DISTRIBUTIONS.get(name, name.lower().replace("_", "-")) for name in foreign}
 
 
+@pytest.mark.slow
 def test_every_imported_package_is_declared():
     declared = names(PROJECT["dependencies"])
     for requirements in EXTRAS.values():

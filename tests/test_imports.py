@@ -7,6 +7,8 @@ import ast
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).parents[1] / "src"
 TESTS = Path(__file__).parent
 
@@ -80,6 +82,7 @@ def find_cycles(graph: Graph) -> set[frozenset[str]]:
     return cycles
 
 
+@pytest.mark.slow
 def test_files_import_each_other_without_cycles():
     cycles = find_cycles(import_graph(SOURCE))
     new = [" <-> ".join(sorted(cycle)) for cycle in cycles - KNOWN_CYCLES]

@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent
 # Tests whose pause may be too short or too long without a change of their result.
 ALLOWED = {
@@ -35,6 +37,7 @@ def pauses(node: ast.AST) -> Iterator[ast.Call]:
         yield from pauses(child)
 
 
+@pytest.mark.slow
 def test_no_test_waits_by_a_fixed_pause():
     found = set()
     for file in TESTS.rglob("test_*.py"):

@@ -132,6 +132,7 @@ def test_a_refused_call_is_in_no_trajectory():
     assert done.finish == "length" and engine.requests[0].max_new_tokens == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "replies"),
     [

@@ -31,6 +31,7 @@ def refuse(model, tmp_path, capsys, *overrides):
     return lines[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDERS)
 def test_folder_is_refused(name, folder, tmp_path, capsys):
     if "adapter" in name:

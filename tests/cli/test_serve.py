@@ -448,6 +448,7 @@ def test_a_full_queue_says_so_and_when_to_come_again(tiny, monkeypatch):
         assert small.ask("/v1/completions", LONG)[0] == 200
 
 
+@pytest.mark.slow
 def test_an_answer_has_a_time_limit(tiny, monkeypatch):
     with live(tiny, time_limit_s=0.3) as short:
         slowly(monkeypatch)
@@ -470,6 +471,7 @@ def test_failed_engine_call_is_reported_and_the_server_continues(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_model_whose_weights_are_not_numbers_gives_no_text(tiny, stream):
     """A greedy response would be the first token of the vocabulary, again and again."""

@@ -236,6 +236,7 @@ def test_stop_strings_in_tokens_and_in_text(byte_tokenizer, text, stops):
     assert "".join(pieces) == text[:first]
 
 
+@pytest.mark.slow
 def test_help_needs_no_model(capsys):
     assert main(["serve", "--help"]) == 0 and "--reload-below" in capsys.readouterr().out
     assert "serve" in postgrad("--help").stdout

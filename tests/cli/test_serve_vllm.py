@@ -72,6 +72,7 @@ def stand_in(tmp_path, monkeypatch):
     return tmp_path / "said.json"
 
 
+@pytest.mark.slow
 def test_vllm_server_is_a_child_with_our_arguments_and_token_and_ends_with_us(
     stand_in, tmp_path, capfd
 ):

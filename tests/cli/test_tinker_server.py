@@ -158,6 +158,7 @@ def test_a_checkpoint_of_another_model_is_refused(client, server):
 # ---- limits and errors
 
 
+@pytest.mark.slow
 def test_wrong_token_is_refused(tiny, tmp_path):
     with training_server(tiny, tmp_path, token="tml-right-key") as server:
         with server.connect("tml-right-key") as service:
@@ -183,6 +184,7 @@ def test_unknown_models_and_clients_are_refused(server):
             service.create_lora_training_client("tiny", rank=10**6)
 
 
+@pytest.mark.slow
 def test_large_requests_are_refused(client, monkeypatch):
     monkeypatch.setattr(app, "MAX_BODY", 1 << 20)
     large = datum([1] * 200_000)

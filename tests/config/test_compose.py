@@ -273,6 +273,7 @@ def test_a_broken_recipe_file_is_refused_in_one_line(tmp_path, text):
     error_of(recipe=str(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"3", b"\xff\xfe", b"[" * 3000, b"a: &a [*a]"])
 def test_a_recipe_file_without_settings_is_refused_in_one_line(tmp_path, content):
     file = tmp_path / "mine.yaml"

@@ -136,6 +136,7 @@ def test_straight_through_estimators_keep_their_plus():
     assert result.overrides["method.kl_estimator"] == "k3+"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "recipe", "overrides"),
     [

@@ -104,6 +104,7 @@ def test_a_run_whose_training_data_are_gone_gives_a_note(run, capsys):
     assert "train.jsonl" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"[1, 2]", b"3", b"\xff\xfe", b"[" * 5000])
 def test_a_damaged_configuration_is_one_line(run, content, capsys):
     (run / "config.yaml").write_bytes(content)

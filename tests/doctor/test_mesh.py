@@ -129,6 +129,7 @@ def make_shape(name: str):
     )
 
 
+@pytest.mark.slow
 def test_the_table_of_the_page_is_what_the_formulas_give(tiny):
     """Columns: model, N, state, gathered and in flight, activations, head, trainer, with engine."""
     page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()

@@ -101,7 +101,7 @@ def test_public_methods_are_tools(host):
 
 @pytest.mark.parametrize(
     ("action", "kind"),
-    [("hang", "timeout"), ("leave", "error"), ("raise", "error"), ("nan", "invalid"),
+    [pytest.param("hang", "timeout", marks=pytest.mark.slow), ("leave", "error"), ("raise", "error"), ("nan", "invalid"),
      ("wrong", "invalid")],
 )  # fmt: skip
 def test_a_failure_is_a_value(action, kind, host):

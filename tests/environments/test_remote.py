@@ -80,6 +80,7 @@ def test_a_class_behind_a_server_is_the_class(serve):
     assert collect(sessions, 1) == {0: Outcome(0.5, {"bonus": 0.25}, {"seen": ["ab", "x"]})}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("action", "kind"), [("raise", "error"), ("nan", "error"),
                                               ("wrong", "error"), ("hang", "timeout")])  # fmt: skip
 def test_a_failure_behind_a_server_is_a_value(action, kind, serve):
@@ -102,6 +103,7 @@ def test_ten_megabytes_from_a_server_are_cut(serve):
     assert len(collect(sessions, 1)[0].messages[0]["content"]) == 105
 
 
+@pytest.mark.slow
 def test_a_full_server_is_waited_for_and_named_when_it_stays_full(serve):
     url = serve(game("Echo"), sessions=1)
     sessions = open_sessions(url)

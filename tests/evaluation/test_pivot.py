@@ -47,6 +47,7 @@ def test_table_has_a_row_per_model(evaluations, capsys):
     assert "50.0%" in capsys.readouterr().out and main(["eval", "table", "/nowhere"]) == 2
 
 
+@pytest.mark.slow
 def test_plot_draws_the_same_table(evaluations, tmp_path, capsys):
     assert main(["plot", "--bars", str(evaluations)]) == 0
     assert (evaluations / "bars.png").read_bytes()[:4] == b"\x89PNG"

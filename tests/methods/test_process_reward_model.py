@@ -127,6 +127,7 @@ def test_steps_that_are_too_long_are_refused_or_dropped(fresh):
         refusing.drop_overlong_demonstrations([short, problem()], 5)
 
 
+@pytest.mark.slow
 def test_the_folder_is_a_stock_classifier_with_the_same_scores(trained):
     from transformers import AutoModelForTokenClassification
 

@@ -74,6 +74,7 @@ def assert_log_probs_of(teacher: Path, served: HttpLogprobs) -> None:
     torch.testing.assert_close(top["logprobs"], right["logprobs"], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["vllm", "echo"])
 def test_the_columns_equal_those_of_a_local_teacher(form, models):
     _, teacher = models

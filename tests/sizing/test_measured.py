@@ -44,6 +44,7 @@ def slow_but_one(line: dict[str, Any]) -> Any:
     return pytest.param(line, id=line["name"], marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [slow_but_one(line) for line in MEASURED])
 def test_memory_is_within_10_and_time_within_30_percent(line: dict[str, Any]) -> None:
     estimated = estimate(line)

@@ -40,6 +40,7 @@ def train(model, *overrides: str) -> int:
     return main(["train", "grpo", *overrides_of(model, *settings)])
 
 
+@pytest.mark.slow
 def test_a_repeated_command_says_that_nothing_was_trained_and_which_files_changed(
     home, tiny, capsys
 ):

@@ -151,6 +151,7 @@ SUM = Problem("a", (), "42", "arithmetic/digits")
 TESTED = Problem("b", (), "", "code", extra={"test_list": ["assert f(1) == 2"]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verifier", "problems", "fits"),
     [

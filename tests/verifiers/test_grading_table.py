@@ -526,6 +526,7 @@ NO_MODE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pairs", "fast", "slow"),
     [(BOTH_MODES, 1, 1), (SLOW_MODE, 0, 1), (SLOW_MODE_THERE, None, 1), (NO_MODE, 0, 0)],

@@ -143,5 +143,6 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_the_kernels_give_the_same_bits() -> None:
     run_interpreted(PROGRAM)

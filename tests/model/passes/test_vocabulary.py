@@ -69,6 +69,7 @@ def compute_slices() -> dict[str, list[torch.Tensor]]:
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_slices_give_the_numbers_of_the_whole_head(size):
     for results in run_on_ranks(size, compute_slices):
