@@ -101,9 +101,14 @@ def test_public_methods_are_tools(host):
 
 @pytest.mark.parametrize(
     ("action", "kind"),
-    [pytest.param("hang", "timeout", marks=pytest.mark.slow), ("leave", "error"), ("raise", "error"), ("nan", "invalid"),
-     ("wrong", "invalid")],
-)  # fmt: skip
+    [
+        pytest.param("hang", "timeout", marks=pytest.mark.slow),
+        ("leave", "error"),
+        ("raise", "error"),
+        ("nan", "invalid"),
+        ("wrong", "invalid"),
+    ],
+)
 def test_a_failure_is_a_value(action, kind, host):
     sessions = host.new_sessions()
     sessions.open(0, spec("Hostile", timeout_s=2.0 if action == "hang" else 60.0), problem(), 0)
