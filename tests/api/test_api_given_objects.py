@@ -35,6 +35,7 @@ def without_reward(small: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in small.items() if key != "reward"}
 
 
+@pytest.mark.slow
 def test_an_environment_class_of_this_process(small):
     environment = make_environment(0.5)
     run = postgrad.train(

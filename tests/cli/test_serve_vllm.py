@@ -130,6 +130,7 @@ def test_vllm_server_is_a_child_with_our_arguments_and_token_and_ends_with_us(
         socket.create_connection(("127.0.0.1", port), 5)
 
 
+@pytest.mark.slow
 def test_vllm_server_that_cannot_start_is_reported(stand_in, capfd):
     assert main(["serve", "broken", "--engine", "vllm", "--port", "0"]) == 1
     assert "vLLM's server of broken ended with code 3 before it was ready" in capfd.readouterr().err

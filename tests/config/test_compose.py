@@ -281,6 +281,7 @@ def test_a_recipe_file_without_settings_is_refused_in_one_line(tmp_path, content
     assert "mine.yaml" in error_of(recipe=str(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recipe_params([n for n in recipe_names() if n != "base"]))
 def test_every_recipe_composes_passes_its_check_and_is_shown_with_every_setting(
     name, capsys, tmp_path

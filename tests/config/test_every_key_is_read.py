@@ -111,6 +111,7 @@ def reads() -> set[tuple[str, str]]:
     return reads_of(files())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "leaf"), LEAVES, ids=[".".join(filter(None, leaf)) for leaf in LEAVES]
 )
@@ -126,6 +127,7 @@ def in_methods_package(value) -> bool:
     return inspect.ismodule(value) and value.__name__.startswith("postgrad.methods")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_setting_of_a_method_is_read_by_it(name, reads):
     method = find_method(name)

@@ -116,6 +116,7 @@ def test_a_full_server_is_waited_for_and_named_when_it_stays_full(serve):
     assert collect(late, 1) == {6: "hello p6"}
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_fails_its_trajectories():
     command = [sys.executable, "-m", "postgrad.cli.main", "environment", f"{GAMES}:Hostile"]
     with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
@@ -145,6 +146,7 @@ def test_each_run_asks_the_server_for_its_schema(serve):
     assert remote.fetch_schema(url)["action"]["properties"]
 
 
+@pytest.mark.slow
 def test_servers_that_cannot_be_used_are_refused(serve):
     with pytest.raises(ConfigError, match=r"environment=http://127\.0\.0\.1:1"):
         remote_spec("http://127.0.0.1:1")

@@ -113,6 +113,7 @@ def test_each_answer_is_compared_with_the_output_of_its_row(compared):
     assert len({row["score"] for row in rows}) >= 3, "wins, losses and the failure"
 
 
+@pytest.mark.slow
 def test_summary_table_and_report_have_the_win_rates(compared):
     out, printed, _ = compared
     rows = [row for row in read_lines(out / "alpaca_eval.jsonl") if not row["failure"]]

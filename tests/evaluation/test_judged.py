@@ -24,6 +24,7 @@ def read_rows(out):
     return [json.loads(line) for line in (out / "one.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_served_judge_rates_the_responses_and_ratings_are_stored(tiny, tmp_path, capsys):
     def judge(text):
         response = text.split("The response:\n")[-1].split("\n")[0]

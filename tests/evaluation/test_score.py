@@ -58,6 +58,7 @@ def test_generate_and_score_equal_eval(tiny, verifier, tmp_path, ending, capsys)
     assert [row["right"] for row in lines(again / "one.jsonl")] == [r["right"] for r in scored]
 
 
+@pytest.mark.slow
 def test_generate_continues_after_it_was_stopped(tiny, tmp_path, monkeypatch):
     from postgrad.evaluation import generate as module
 

@@ -105,6 +105,7 @@ def test_run_is_pushed_with_a_card(hub: Hub, run_of, capsys):
     assert CONFIG.strip() in text and "postgrad train config.yaml" in text
 
 
+@pytest.mark.slow
 def test_second_push_sends_only_new_files_and_keeps_a_readme(hub: Hub, run_of, capsys):
     assert run_push(capsys, run_of, "me/counts", "private=false")[0] == 0
     assert not hub.repos["me/counts"]["private"] and hub.calls["upload"] == 1
@@ -186,6 +187,7 @@ def test_refusals_are_one_line(hub: Hub, run_of, capsys, monkeypatch):
     assert "HF_HUB_OFFLINE=1" in refused(run_of, "me/counts")
 
 
+@pytest.mark.slow
 def test_missing_network_is_one_line(hub: Hub, run_of, capsys, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda s: None)
     with socket.socket() as bound:
@@ -200,6 +202,7 @@ def test_missing_network_is_one_line(hub: Hub, run_of, capsys, monkeypatch):
     ), printed
 
 
+@pytest.mark.slow
 def test_card_can_be_printed_without_a_push(hub: Hub, run_of, capsys):
     code, printed = run_push(capsys, run_of, "me/counts", "--card")
     assert code == 0 and "# counts" in printed and hub.calls.total() == 0

@@ -311,6 +311,7 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(native, prompts, monk
         assert len(served.asked) == 5
 
 
+@pytest.mark.slow
 def test_waiting_ends_and_names_the_address_and_the_trouble(native, prompts, monkeypatch):
     monkeypatch.setattr(http_client, "PAUSES_S", (0.05,))
     with serve(

@@ -339,6 +339,7 @@ def _owner(file):
         return -1
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_threads_may_share_a_sandbox(box):
     outputs: dict[int, str] = {}

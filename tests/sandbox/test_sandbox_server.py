@@ -120,6 +120,7 @@ def test_asserts(server):
     assert reply["results"] == [0, 1]
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_stdio(server):
     pairs = [("1", "2"), ("100", "101"), ("1", "2.0"), ("1", "3")]

@@ -64,6 +64,7 @@ def train_and_fail(home, capsys, model, *overrides, recipe="grpo") -> tuple[int,
     return code, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [

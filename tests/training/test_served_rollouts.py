@@ -45,6 +45,7 @@ def test_run_with_served_rollouts_is_the_native_run(tiny, tmp_path):
         assert two == pytest.approx(one, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_server_without_reload_is_refused(tiny, tmp_path, capsys):
     with live(tiny) as server:
         served = ["rollout.engine=http", f"rollout.url='{server.url}#tiny'", f"runs={tmp_path}"]

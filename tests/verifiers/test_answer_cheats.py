@@ -54,6 +54,7 @@ def test_there_are_many_different_cheats():
     )
 
 
+@pytest.mark.slow
 def test_every_cheat_gives_what_its_row_says(passes):
     wrong = [
         (cheat.response, set(names) ^ set(cheat.passed_by))
