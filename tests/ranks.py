@@ -1,4 +1,4 @@
-"""Runs a function on several gloo ranks, child processes of the test."""
+"""Runs a function on several ranks, child processes of the test."""
 
 import io
 import multiprocessing
@@ -13,11 +13,16 @@ import torch.distributed as dist
 
 
 def run_on_ranks(
-    size: int, work: Callable[..., Any], *arguments: Any, start: str = "fork"
+    size: int,
+    work: Callable[..., Any],
+    *arguments: Any,
+    start: str = "fork",
+    backend: str = "gloo",
 ) -> list[Any]:
     """Return what `work(*arguments)` returned on each rank of a process group.
 
     `start` is "spawn" where the test's process uses CUDA, which forked processes cannot.
+    `backend` is "staged" where ranks share a GPU.
 
     Raises: AssertionError with the traceback of a rank that failed.
     """
@@ -27,7 +32,7 @@ def run_on_ranks(
     folder = tempfile.TemporaryDirectory()  # of the file where the ranks find each other
     for rank, (_, sender) in enumerate(pipes):
         process = context.Process(
-            target=_rank_main, args=(rank, size, folder.name, sender, work, arguments)
+            target=_rank_main, args=(rank, size, backend, folder.name, sender, work, arguments)
         )
         process.start()
         processes.append(process)
@@ -46,11 +51,15 @@ def run_on_ranks(
     return [torch.load(io.BytesIO(result), weights_only=False) for _, result in answers]
 
 
-def _rank_main(rank: int, size: int, folder: str, sender: Any, work: Any, arguments: Any) -> None:
+def _rank_main(
+    rank: int, size: int, backend: str, folder: str, sender: Any, work: Any, arguments: Any
+) -> None:
     torch.set_num_threads(1)
     try:
+        if backend == "staged":
+            import staged  # noqa: F401 (registers the backend)
         dist.init_process_group(
-            "gloo",
+            backend,
             init_method=f"file://{folder}/store",
             rank=rank,
             world_size=size,

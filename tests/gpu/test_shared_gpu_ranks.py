@@ -1,7 +1,7 @@
 """Ranks that share one GPU give the numbers of one process on it.
 
-NCCL wants one GPU per rank, so they exchange tensors over gloo, which copies them through host
-memory. Run with: python -m pytest -m gpu tests/gpu/test_shared_gpu_ranks.py
+NCCL wants one GPU per rank, so they exchange tensors over gloo, by copies in host memory
+(`staged.py`). Run with: python -m pytest -m gpu tests/gpu/test_shared_gpu_ranks.py
 """
 
 import pytest
@@ -83,7 +83,7 @@ def on_four_ranks(folders):
     for name in BFLOAT16:
         family, changes, settings = CASES[name]
         cases.append((folders(family, changes), ["model.dtype=bfloat16", *settings]))
-    return run_on_ranks(4, results_on_ranks, cases, start="spawn")
+    return run_on_ranks(4, results_on_ranks, cases, start="spawn", backend="staged")
 
 
 @pytest.mark.parametrize("name", CASE_PARAMS)
