@@ -3,6 +3,7 @@
 import os
 
 from postgrad.cli.arguments import Parser, whole_number
+from postgrad.cores import available_cores
 from postgrad.errors import RunError
 
 DESCRIPTION = """\
@@ -30,7 +31,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--workers",
         type=whole_number(1, 1024),
-        default=len(os.sched_getaffinity(0)),
+        default=available_cores(),
         metavar="N",
         help="programs that run at the same time; default: one per core",
     )

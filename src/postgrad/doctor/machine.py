@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from postgrad.cores import available_cores
 from postgrad.doctor import probe
 from postgrad.doctor.report import Report, gib
 from postgrad.errors import ConfigError, RunError
@@ -152,7 +153,7 @@ def _add_device(report: Report) -> None:
         rule = "used if it is 1.5 times as fast as float32"
     report.add("compute type", f"{dtype} (measured: {', '.join(rates)}; bfloat16 is {rule})")
 
-    cores = _num_cores()
+    cores = available_cores()
     load = os.getloadavg()[0]
     problem = ""
     if load > cores:
@@ -276,13 +277,6 @@ def _existing_parent(path: Path) -> Path:
 
 def _is_writable(folder: Path) -> bool:
     return os.access(_existing_parent(folder), os.W_OK)
-
-
-def _num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _processor_name() -> str:

@@ -1,10 +1,9 @@
 """The number of CPU threads that computes fastest."""
 
-import os
-
 import torch
 from torch import Tensor, nn
 
+from postgrad.cores import available_cores
 from postgrad.model.device import DTYPES, best_seconds, kept_threads
 
 
@@ -14,9 +13,7 @@ def probe_threads(hidden_size: int, dtype: str) -> int:
     Small models are often faster on one thread than on all, especially on a busy machine. So more
     threads are chosen only if they are clearly faster.
     """
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
+    cores = available_cores()
     candidates = sorted({1, 2, 4, 8, cores} & set(range(1, cores + 1)))
     mlp = nn.Sequential(
         nn.Linear(hidden_size, 4 * hidden_size), nn.SiLU(), nn.Linear(4 * hidden_size, hidden_size)

@@ -1,6 +1,5 @@
 """Checks and loads everything a run needs, before anything is written."""
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +8,7 @@ from postgrad.agents.runner import Agents, open_agents
 from postgrad.cluster.engines import engine_config
 from postgrad.cluster.meshes import check_meshes
 from postgrad.config.schema import ClusterConfig, Config, ModelConfig
+from postgrad.cores import available_cores
 from postgrad.data.cursor import Cursor
 from postgrad.data.overlong import RowEncoder
 from postgrad.data.problems import load_problems
@@ -95,7 +95,7 @@ def resolve(config: Config, method: Method | None = None, planned: GpuSpec | Non
             f"Triton's kernels, and model.device={device.type}; remove it"
         )
     if config.model.threads == 0:
-        config.model.threads = 1 if planned else _choose_threads(config)
+        config.model.threads = 1 if planned else _choose_threads(config, device)
     if config.rollout.max_rows == 0:
         config.rollout.max_rows = MAX_ROWS_CPU if device.type == "cpu" else MAX_ROWS_GPU
     config.rollout.stop = stop_strings(config.rollout.stop, config.data.prompt_style)
@@ -120,16 +120,22 @@ def _resolve_device(config: Config, planned: GpuSpec | None) -> torch.device:
     return device
 
 
-def _choose_threads(config: Config) -> int:
-    """Return the CPU threads per process; Ray workers share the cores of a machine."""
-    width = model_hidden_size(config.model, config.seed)
-    threads = probe_threads(width, config.model.dtype)
+def _choose_threads(config: Config, device: torch.device) -> int:
+    """Return the CPU threads per process; Ray workers share the cores of a machine.
+
+    Where a GPU computes, threads serve little but an optimizer on the host: all cores.
+    """
+    if device.type == "cpu":
+        width = model_hidden_size(config.model, config.seed)
+        threads = probe_threads(width, config.model.dtype)
+    else:
+        threads = available_cores()
     cluster = config.cluster
     if cluster.backend != "ray":
         return threads
     num_workers = cluster.workers + sum(cluster.pools.values())
     num_workers += cluster.engines * config.rollout.tensor_parallel
-    return max(1, min(threads, (os.cpu_count() or 1) // num_workers))
+    return max(1, min(threads, available_cores() // num_workers))
 
 
 def check_cluster(cluster: ClusterConfig) -> None:
