@@ -1,5 +1,6 @@
 """Workers of a divided engine: which nodes have room for them."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,19 +13,25 @@ WORKER = {"num_gpus": 1, "num_cpus": 1}
 
 
 class FakeGroup:
-    def __init__(self, bundles, strategy, is_free):
+    def __init__(self, ray, bundles, strategy):
+        self.ray = ray
         self.bundles = bundles
         self.strategy = strategy
-        self.is_free = is_free
 
     def wait(self, seconds):
-        return self.is_free
+        self.ray.gpus = self.ray.gpus[: self.ray.num_left]
+        time.sleep(0.01)
+        return self.ray.is_free
 
 
 class FakeRay:
-    """Nodes with some GPUs each; keeps the placement groups that exist."""
+    """Nodes with some GPUs each; keeps the placement groups that exist.
 
-    def __init__(self, *gpus: int, is_free: bool = True) -> None:
+    `num_left`: how many nodes are left at the first wait for a placement group.
+    """
+
+    def __init__(self, *gpus: int, is_free: bool = True, num_left: int | None = None) -> None:
+        self.num_left = num_left
         self.gpus = gpus
         self.groups: list[FakeGroup] = []
         self.is_free = is_free
@@ -33,7 +40,7 @@ class FakeRay:
         )
 
     def add(self, bundles, strategy):
-        self.groups.append(FakeGroup(bundles, strategy, self.is_free))
+        self.groups.append(FakeGroup(self, bundles, strategy))
         return self.groups[-1]
 
     def nodes(self):
@@ -65,7 +72,7 @@ def test_the_workers_of_an_engine_share_a_node(gpus, num_groups, group_size, fit
 def test_devices_are_reserved_and_released():
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
     ray = FakeRay(2, 2)
-    with reserve_groups(ray, WORKER, 2, 2, wait_s=1) as placements:
+    with reserve_groups(ray, WORKER, 2, 2) as placements:
         assert [(g.bundles, g.strategy) for g in ray.groups] == [
             ([{"GPU": 1, "CPU": 1}] * 2, "STRICT_PACK")
         ] * 2
@@ -78,12 +85,23 @@ def test_devices_are_reserved_and_released():
 
 def test_devices_that_stay_in_use_end_the_run_and_nothing_stays_reserved():
     ray = FakeRay(2, is_free=False)
-    with pytest.raises(RunError, match=r"cluster\.wait_s"), reserve_groups(ray, WORKER, 1, 2, 1):
+    with (
+        pytest.raises(RunError, match=r"2 GPU and 2 CPU free"),
+        reserve_groups(ray, WORKER, 1, 2, 0.05),
+    ):
+        pass
+    assert not ray.groups
+
+
+def test_a_node_that_dies_before_its_devices_are_reserved_is_noticed():
+    ray = FakeRay(2, 2, is_free=False, num_left=1)
+    refused = pytest.raises(ConfigError, match=r"room for 1 of 2 engines")
+    with refused, reserve_groups(ray, WORKER, 2, 2):
         pass
     assert not ray.groups
 
 
 def test_an_engine_of_one_worker_needs_no_reservation():
     ray = FakeRay()
-    with reserve_groups(ray, WORKER, 3, 1, wait_s=1) as placements:
+    with reserve_groups(ray, WORKER, 3, 1) as placements:
         assert placements == [] and not ray.groups

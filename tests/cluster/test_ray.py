@@ -19,7 +19,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'post
 import reusable_actors  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
-from postgrad.cluster import engine_pool, stored  # noqa: E402
+from postgrad.cluster import actor_pool, engine_pool, stored  # noqa: E402
 from postgrad.cluster.actor_pool import ActorPool  # noqa: E402
 from postgrad.cluster.backends import open_engine, open_models  # noqa: E402
 from postgrad.cluster.engines import engine_config  # noqa: E402
@@ -597,6 +597,27 @@ def test_more_workers_than_cores_are_refused(make_config):
         open_models(make_config("grpo", "x", *on_ray(99))),
     ):
         pass
+
+
+def test_worker_without_a_free_core_is_named(make_config, monkeypatch):
+    """Another program holds all cores but one; the second worker waits for it."""
+
+    class Other:
+        def ready(self):
+            return True
+
+    monkeypatch.setattr(actor_pool, "PLACE_S", 3.0)
+    monkeypatch.setattr(reusable_actors, "RESET_S", 0.1)  # the first worker waits for the second
+    monkeypatch.setattr(reusable_actors, "IDLE", [])  # new actors, which need a core each
+    free = int(ray.available_resources()["CPU"])
+    other = ray.remote(Other).options(num_cpus=free - 1).remote()
+    assert ray.get(other.ready.remote())
+    try:
+        named = r"policy 1 worker was not started: .* had 1 CPU free within 3 s"
+        with pytest.raises(RunError, match=named):
+            WorkerGroup(ray, make_config("grpo", "waits", *on_ray(2)), "policy", 2, ["policy"])
+    finally:
+        ray.kill(other)
 
 
 def test_pool_without_a_role_is_refused(make_config):

@@ -1,7 +1,8 @@
 """Creates actors on Ray, calls them and waits for them.
 
 A wait has a time limit and names the worker: a death is noticed within seconds, a worker that
-does not answer after cluster.wait_s.
+does not answer after cluster.wait_s. Ray lets an actor wait forever for a node, and it counts a
+dead node for some seconds more; so the cluster is checked again while actors start.
 """
 
 import threading
@@ -9,9 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from postgrad.cluster.placement import Placement
+from postgrad.cluster.placement import CHECK_S, PLACE_S, Placement, actor_state, describe
 from postgrad.cluster.rank_actor import RankActor
-from postgrad.cluster.ray_resources import actor_resources
+from postgrad.cluster.ray_resources import actor_bundle, actor_resources, check_capacity
 from postgrad.cluster.weights_ref import WeightsRef
 from postgrad.config.compose import to_yaml
 from postgrad.config.schema import Config, EngineConfig
@@ -83,10 +84,13 @@ class ActorPool:
         self.resources = actor_resources(config, label, ray.cluster_resources())
         self.lock = threading.RLock()
         self.workers: list[Worker] = []
+        self.starting: dict[Worker, Deadline] = {}  # until when an actor may wait for a node
         for number in range(size):
             name = f"{label} {number}" if size > 1 else label
             placement = placements[number] if placements else None
-            self.workers.append(Worker(name, self.create_actor(placement), placement))
+            worker = Worker(name, self.create_actor(placement), placement)
+            self.workers.append(worker)
+            self.starting[worker] = Deadline(PLACE_S)
 
     def call(self, port: str, method: str, *arguments: Any) -> Any:
         """Returns the result of a port's method. Subclasses say which workers are called."""
@@ -96,6 +100,11 @@ class ActorPool:
         """Returns the handle of a new actor."""
         options = {**self.resources, **(placement or {}), "max_restarts": 0, "max_concurrency": 1}
         return self.ray.remote(RankActor).options(**options).remote()
+
+    def replace_actor(self, worker: Worker) -> None:
+        """Gives the worker a new actor; the one before has been killed."""
+        worker.handle = self.create_actor(worker.placement)
+        self.starting[worker] = Deadline(PLACE_S)
 
     def send(
         self, worker: Worker, request: bytes | Any, weights: WeightsRef | None = None
@@ -117,13 +126,15 @@ class ActorPool:
         """Yields the values of the references in the order of their arrival.
 
         Raises:
-            WorkerLost: a worker died, or did not answer within `limit_s` or the deadline.
+            WorkerLost: a worker died, found no node within PLACE_S, or did not answer within
+                `limit_s` or the deadline.
+            ConfigError: a worker waits for a node, and the cluster has become too small.
             RunError: Ray could not run the call.
         """
         pending = dict(pending)
         deadline = deadline or Deadline(limit_s)
         while pending:
-            ready, _ = self.ray.wait(list(pending), num_returns=1, timeout=deadline.remaining_s())
+            ready = self._wait_first(list(pending), deadline)
             if not ready:
                 worker = next(iter(pending.values()))
                 setting = " (cluster.wait_s)" if limit_s == self.wait_s else ""
@@ -142,6 +153,35 @@ class ActorPool:
                     f"{call_name} on the {worker.name} worker: {first_line(error)}"
                 ) from error
             yield value
+
+    def _wait_first(self, references: list[Any], deadline: Deadline) -> list[Any]:
+        """Returns the first finished reference in a list, which is empty after the deadline."""
+        while True:
+            remaining_s = deadline.remaining_s()
+            timeout_s = min(remaining_s, CHECK_S) if self.starting else remaining_s
+            ready, _ = self.ray.wait(references, num_returns=1, timeout=timeout_s)
+            if ready or timeout_s == remaining_s:
+                return ready
+            self._check_starting()
+
+    def _check_starting(self) -> None:
+        """Checks that the actors which wait for a node can get one. Raises as `wait_all` does."""
+        for worker, deadline in list(self.starting.items()):
+            state, is_placed = actor_state(self.ray, worker.handle)
+            if state in ("ALIVE", "DEAD"):  # a call to a dead actor raises
+                del self.starting[worker]
+            elif is_placed:  # if its node dies now, Ray looks for another one
+                self.starting[worker] = Deadline(PLACE_S)
+            else:
+                check_capacity(self.ray, self.config)
+                if deadline.remaining_s() == 0.0:
+                    raise WorkerLost(
+                        worker,
+                        f"was not started: no node of the Ray cluster had "
+                        f"{describe(actor_bundle(self.resources))} free within {PLACE_S:g} s; "
+                        "`ray status` shows what other programs use",
+                        died=False,
+                    )
 
     def wait(self, reference: Any, worker: Worker, call_name: str, limit_s: float) -> Any:
         """Returns the value of one reference. Raises as `wait_all` does."""

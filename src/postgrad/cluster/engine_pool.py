@@ -20,7 +20,7 @@ from postgrad.cluster.remote_ports import START_S
 from postgrad.cluster.weights_ref import WeightsRef, store_weights
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import Config, EngineConfig
-from postgrad.errors import RunError
+from postgrad.errors import ConfigError, RunError
 
 MAX_RESTARTS = 3  # of lost engines, per run
 
@@ -179,13 +179,15 @@ class EnginePool(ActorPool):
             file=sys.stderr,
         )
         for worker in self.members[engine]:
-            worker.handle = self.create_actor(worker.placement)
+            self.replace_actor(worker)
         try:
             self._start([engine])
             if self.published is not None:
                 self._check_statuses(self._send(engine, None), "engine.publish")
         except WorkerLost as lost_again:
             self._restart(engine, lost_again)
+        except ConfigError as error:
+            raise RunError(f"{lost} and cannot be restarted: {error}") from error
 
     def _start(self, engines: Sequence[Worker]) -> None:
         """Builds the engines. Raises WorkerLost, ConfigError or RunError."""

@@ -48,8 +48,7 @@ def open_models_on_ray(
     group_size = config.rollout.tensor_parallel  # workers per engine
     with ExitStack() as stack:
         ray = stack.enter_context(connect(config))
-        num_actors = config.cluster.workers + num_engines * group_size + sum(pools.values())
-        check_capacity(ray, config, num_actors)
+        check_capacity(ray, config)
         # Reserved before any worker starts: workers elsewhere could leave no node with room.
         label = ENGINE if num_engines else POLICY
         placements = stack.enter_context(_reserve(ray, config, label))
@@ -90,7 +89,7 @@ def open_engine_on_ray(config: EngineConfig) -> Iterator[Any]:
     group_size = config.rollout.tensor_parallel
     size = config.cluster.engines or config.cluster.workers // group_size
     with connect(config) as ray:
-        check_capacity(ray, config, size * group_size)
+        check_capacity(ray, config)
         with (
             _reserve(ray, config, ENGINE) as placements,
             closing(
@@ -108,7 +107,7 @@ def _reserve(
     group_size = config.rollout.tensor_parallel
     resources = actor_resources(config, label, ray.cluster_resources())
     num_groups = cluster.engines or cluster.workers // group_size
-    return reserve_groups(ray, resources, num_groups, group_size, cluster.wait_s)
+    return reserve_groups(ray, resources, num_groups, group_size)
 
 
 def _make_port(pool: Any, name: str, role: Role) -> Any:

@@ -39,11 +39,22 @@ def actor_bundle(options: Mapping[str, Any]) -> dict[str, float]:
     return {name: amount for name, amount in bundle.items() if amount}
 
 
-def check_capacity(ray: Any, config: Config | EngineConfig, num_actors: int) -> None:
+def count_actors(config: Config | EngineConfig) -> int:
+    """Returns the number of actors with a model: of a run, or of engines alone."""
+    cluster = config.cluster
+    group_size = config.rollout.tensor_parallel  # actors per engine
+    if isinstance(config, Config):
+        pools = [size for name, size in cluster.pools.items() if name != VERIFIER]
+        return cluster.workers + cluster.engines * group_size + sum(pools)
+    return (cluster.engines or cluster.workers // group_size) * group_size
+
+
+def check_capacity(ray: Any, config: Config | EngineConfig) -> None:
     """Raises ConfigError if the cluster is too small; Ray itself would wait forever.
 
-    `num_actors` does not count verifier actors. An evaluation has none.
+    Counts the nodes that Ray takes for alive: a dead one is among them for up to 20 seconds.
     """
+    num_actors = count_actors(config)
     per_actor = actor_resources(config, "", {})
     per_verifier = actor_resources(config, VERIFIER, {})
     num_verifiers = config.cluster.pools.get(VERIFIER, 0) if isinstance(config, Config) else 0

@@ -19,7 +19,7 @@ from postgrad.cluster.ray_resources import VERIFIER
 from postgrad.cluster.remote_ports import START_S
 from postgrad.cluster.verifier_actor import VerifierActor, decode_verdicts, encode_chunk
 from postgrad.config.schema import Config
-from postgrad.errors import RunError
+from postgrad.errors import ConfigError, RunError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.lookup import find_verifier
 from postgrad.verifiers.pool import MAX_CHUNK
@@ -150,8 +150,11 @@ class RayVerifierPool(ActorPool):
             raise RunError("the verifier pool is closed") from lost
         self.ray.kill(worker.handle)
         print(f"{lost}; restarting it and scoring its responses again", file=sys.stderr)
-        worker.handle = self.create_actor(worker.placement)
-        self._wait_ready([worker])
+        self.replace_actor(worker)
+        try:
+            self._wait_ready([worker])
+        except ConfigError as error:
+            raise RunError(f"{lost} and cannot be restarted: {error}") from error
 
     def _wait_ready(self, workers: Sequence[Worker]) -> None:
         pending = {worker.handle.ready.remote(): worker for worker in workers}
