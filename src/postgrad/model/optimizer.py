@@ -19,6 +19,7 @@ from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.adamw_8bit import CODES, MIN_ELEMENTS, AdamW8bit
 from postgrad.model.checkpoint_parts import read_tensors
+from postgrad.model.gradient_sums import set_master
 from postgrad.model.muon import MuonWithAdamW, matrix_names
 from postgrad.model.offload import OffloadedAdamW
 
@@ -94,6 +95,7 @@ class Optimizer:
             if p.dtype != torch.float32:
                 hook = _float32_accumulation_hook(p, self.masters[name])
                 p.register_post_accumulate_grad_hook(hook)
+                set_master(p, self.masters[name])
 
     def own_params(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the parameters that this process updates: the trainable ones."""

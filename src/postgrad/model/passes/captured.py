@@ -13,6 +13,7 @@ from torch import Tensor
 
 from postgrad.errors import RunError
 from postgrad.model.device import capture_graphs, supports_graph_capture
+from postgrad.model.gradient_sums import returned_gradients
 from postgrad.model.lora import adapter_parameters
 from postgrad.model.passes.layout import MicroBatch, supports_packing
 from postgrad.model.passes.packing import Packing, num_tiles, padding_tiles
@@ -170,7 +171,8 @@ class CapturedPass:
         with torch.set_grad_enabled(with_grad):
             self.hidden.requires_grad_(with_grad)
             steps = [forward, backward] if with_grad else [forward]
-            self.graphs = capture_graphs(steps, graph_cache.pool)
+            with returned_gradients():  # the graph has its own buffers
+                self.graphs = capture_graphs(steps, graph_cache.pool)
         output.clear()
         graph_cache.pool = graph_cache.pool or self.graphs[0].pool()
 

@@ -18,6 +18,7 @@ from postgrad.model.device import (
     is_simulated_gpu,
     supports_triton,
 )
+from postgrad.model.gradient_sums import add_product, gradient_sums
 from postgrad.model.groups import sum_gradients
 from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.support import NO_TRANSFORM, LogitTransform
@@ -151,6 +152,7 @@ class _TokenOutputs(torch.autograd.Function):
             columns = vocabulary.join(targets, *columns)
         logprobs, entropy, sum_squares, lse = columns
         ctx.save_for_backward(hidden, weight, targets, lse, entropy)
+        ctx.parameter = weight
         ctx.temperature = temperature
         ctx.chunk = chunk
         ctx.softcap = softcap
@@ -168,8 +170,12 @@ class _TokenOutputs(torch.autograd.Function):
         grad_weight = None
         if ctx.needs_input_grad[0]:
             grad_hidden = torch.empty_like(hidden)
+        sums = None
         if ctx.needs_input_grad[1]:
-            grad_weight = torch.zeros_like(weight, dtype=_upcast_dtype(weight))
+            sums = gradient_sums([ctx.parameter])
+            grad_weight = sums
+            if sums is None:
+                grad_weight = torch.zeros_like(weight, dtype=_upcast_dtype(weight))
         for start in range(0, len(hidden), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             grad_logits = _grad_logits(
@@ -188,9 +194,9 @@ class _TokenOutputs(torch.autograd.Function):
                 grad_hidden[part] = grad_logits.to(hidden.dtype) @ weight
             if grad_weight is not None:
                 _add_product(grad_weight, grad_logits, hidden[part])
-        if grad_weight is not None:
-            grad_weight = grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, *[None] * 6
+        if grad_weight is None or sums is not None:
+            return grad_hidden, *[None] * 7
+        return grad_hidden, grad_weight.to(weight.dtype), *[None] * 6
 
 
 def _use_triton(hidden: Tensor) -> bool:
@@ -301,7 +307,7 @@ def _grad_logits(
 def _add_product(total: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
     """Add grad_logits.T @ hidden to `total`: products in the type of `hidden`, sums in float32."""
     if hidden.dtype != torch.bfloat16 or has_float32_accumulation(hidden.device):
-        total += grad_logits.to(hidden.dtype).T @ hidden
+        add_product(total, grad_logits.to(hidden.dtype).T, hidden)
         return
     with _bfloat16_products():
         total.addmm_(grad_logits.T, hidden.float())

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from transformers.activations import GELUTanh, SiLUActivation
 
+from postgrad.model.gradient_sums import has_master
 from postgrad.model.lora import adapter_products, add_lora_outputs, base_layer
 from postgrad.model.passes.kernels.linear import fuse_linears, fused_linear
 from postgrad.model.passes.kernels.packed_attention import packed_attention
@@ -103,7 +104,14 @@ def _attention_forward(
         kv = cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], module.layer_idx)
         k, v = (x[0].transpose(0, 1) for x in kv)  # after the new tokens, earlier ones may follow
     out = packed_attention(q, k, v, packing, module.scaling, window_of(module))
-    return module.o_proj(out.view(1, len(x), -1)), None
+    return _output_projection(module.o_proj, out.view(1, len(x), -1)), None
+
+
+def _output_projection(projection: Any, x: Tensor) -> Tensor:
+    """Return the projection of x (1, tokens, width); its product adds the gradient if it can."""
+    if type(projection) is not nn.Linear or not has_master(projection.weight):
+        return projection(x)
+    return fused_linear(x[0], (projection.weight, projection.bias), [projection])[None]
 
 
 def _mlp_forward(module: Any, hidden_states: Tensor) -> Tensor:

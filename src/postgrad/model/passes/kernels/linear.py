@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from postgrad.model.gradient_sums import weight_gradients
 from postgrad.model.lora import base_layer
 from postgrad.model.quantized import (
     QuantizedLinear,
@@ -28,7 +29,7 @@ class _FusedLinear(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Tensor
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.sizes = [len(p) for p in parameters if p.dim() == 2]
+        ctx.weights = [p for p in parameters if p.dim() == 2]
         ctx.has_bias = bias is not None
         return linear(x, weight, bias)
 
@@ -38,12 +39,12 @@ class _FusedLinear(torch.autograd.Function):
         grad = grads[0]
         dx = grad @ weight if ctx.needs_input_grad[0] else None
         is_trained = any(ctx.needs_input_grad[3:])
-        no_grads = [None] * len(ctx.sizes)
-        dw = (grad.T @ x).split(ctx.sizes) if is_trained else no_grads
+        no_grads = [None] * len(ctx.weights)
+        dw = weight_gradients(ctx.weights, grad, x) if is_trained else no_grads
         if not ctx.has_bias:
             db = []
         elif is_trained:
-            db = grad.sum(0).split(ctx.sizes)
+            db = grad.sum(0).split([len(weight) for weight in ctx.weights])
         else:
             db = no_grads
         return dx, None, None, *dw, *db

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
+from postgrad.model.gradient_sums import weight_gradients
 from postgrad.model.lora import AdapterProducts
 from postgrad.model.passes.kernels import NO_FP_FUSION
 from postgrad.model.quantized import QuantizedWeight, dense
@@ -136,7 +137,7 @@ class _SwigluDown(torch.autograd.Function):
         ctx: Any, gate_up: Tensor, weight: Tensor, bias: Tensor | None, gelu: bool
     ) -> Tensor:
         ctx.save_for_backward(gate_up, weight)
-        ctx.gelu = gelu
+        ctx.parameter, ctx.gelu = weight, gelu
         return linear(swiglu_forward(gate_up, gelu), weight, bias)
 
     @staticmethod
@@ -145,7 +146,7 @@ class _SwigluDown(torch.autograd.Function):
         grad = grads[0]
         _, train_weight, train_bias, _ = ctx.needs_input_grad
         dx, activated = _swiglu_gradient(gate_up, grad @ weight, ctx.gelu, recompute=train_weight)
-        dw = grad.T @ activated if train_weight else None
+        dw = weight_gradients([ctx.parameter], grad, activated)[0] if train_weight else None
         db = grad.sum(0) if train_bias else None
         return dx, dw, db, None
 
