@@ -83,6 +83,7 @@ ROWS = {
     "step-0.6b-small": Row("step", "0.6b", 16, 8, 256),
     "step-1.7b-small": Row("step", "1.7b", 16, 8, 256),
     "update-4b": Row("update", "4b", 4, 8, 1024),
+    "update-4b-short": Row("update", "4b", 4, 8, 1024, ("training.token_budget=4096",)),
     "update-4b-recompute": Row("update", "4b", 1, 1, 16_284, recompute(0)),
 }
 SMALL = ("--steps", "1")
