@@ -105,6 +105,18 @@ def test_gradients_that_are_not_in_one_tensor_are_returned(products):
         torch.testing.assert_close(buffers[f"{i}.weight"], expected.float(), rtol=0.02, atol=0.02)
 
 
+def test_a_layer_that_is_frozen_later_gets_no_gradient(products):
+    layers = make_layers()
+    optimizer = Optimizer(layers, OptimizerConfig())
+    layers[1].requires_grad_(False)
+    for x, grad in passes():
+        run(layers, x, grad)
+    assert optimizer.masters["1.weight"].grad is None
+    for i in (0, 2):
+        actual = optimizer.masters[f"{i}.weight"].grad
+        torch.testing.assert_close(actual, expected_sums()[i].float(), rtol=0.02, atol=0.02)
+
+
 def test_returned_gradients_reach_autograd_and_no_master(products):
     layers = make_layers()
     optimizer = Optimizer(layers, OptimizerConfig())

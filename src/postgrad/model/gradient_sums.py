@@ -67,9 +67,9 @@ def gradient_sums(weights: Sequence[Tensor]) -> Tensor | None:
 
     The first pass of an update makes it. Gradients of captured passes are not in one tensor.
     """
-    masters: list[Tensor] = [getattr(weight, _MASTER) for weight in weights if has_master(weight)]
-    if _returned or len(masters) < len(weights):
+    if _returned or not all(has_master(weight) and weight.requires_grad for weight in weights):
         return None
+    masters: list[Tensor] = [getattr(weight, _MASTER) for weight in weights]
     grads = [master.grad for master in masters if master.grad is not None]
     if not grads:
         sizes = [len(weight) for weight in weights]
