@@ -85,6 +85,43 @@ def test_generate_continues_after_it_was_stopped(tiny, tmp_path, monkeypatch):
     assert out.read_text() == (tmp_path / "whole.jsonl").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
+def test_a_kill_after_the_file_is_written_leaves_a_folder_that_is_removed(
+    tiny, tmp_path, monkeypatch, capsys, ending
+):
+    from postgrad.evaluation import generate as module
+
+    out = tmp_path / f"out.{ending}"
+    arguments = ["generate", str(tiny), SET, *SMALL, f"out={out}"]
+    remove = module._remove
+
+    def killed(partial: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_remove", killed)
+    assert main(arguments) == 130
+    monkeypatch.setattr(module, "_remove", remove)
+    partial = tmp_path / f"out.{ending}.partial"
+    written = out.read_bytes()
+    assert partial.is_dir()
+    assert main([*arguments, "seed=1"]) == 2, "responses of other settings"
+    other = tmp_path / "other"
+    out.rename(other)
+    out.write_text('{"prompt": "not ours"}\n')
+    assert main(arguments) == 2, "not the file of this command"
+    assert partial.is_dir()
+    other.rename(out)
+    monkeypatch.setattr(module, "open_engine", None)  # no model is loaded
+    capsys.readouterr()
+    assert main(arguments) == 0
+    assert "10 responses" in capsys.readouterr().out
+    assert out.read_bytes() == written and not partial.exists()
+    assert main(arguments) == 2, "the file exists"
+    partial.mkdir()
+    assert main(arguments) == 2 and not partial.exists()
+
+
 def test_one_response_per_row_is_joined_by_problem(tmp_path):
     rows = [
         {"question": q, "answer": "2", "generation": text}

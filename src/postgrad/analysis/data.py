@@ -11,6 +11,7 @@ from postgrad.analysis.settings import EntropyConfig
 from postgrad.data.problems import load_problems
 from postgrad.data.readers import read_rows
 from postgrad.data.render import Prompts
+from postgrad.data.rollout_folder import rollout_files
 from postgrad.errors import ConfigError, RunError
 from postgrad.files import atomic_file
 from postgrad.problem import Problem
@@ -45,17 +46,13 @@ def stored_pairs(config: EntropyConfig, tokenizer: Any) -> list[Pair] | None:
 
 def _rollout_file(run: Path, step: int) -> Path:
     """Returns the rollout file of a run's step; step 0 is the latest."""
-    files = sorted((run / "rollouts").glob("step-*.parquet"))
+    files = rollout_files(run / "rollouts")
     if not files:
         raise ConfigError(f"data={run} has no rollouts yet; train it first, or give problems")
-    if not step:
-        return files[-1]
-    file = run / "rollouts" / f"step-{step:06d}.parquet"
-    if file not in files:
-        first = int(files[0].stem.removeprefix("step-"))
-        last = int(files[-1].stem.removeprefix("step-"))
+    first, last = min(files), max(files)
+    if step and step not in files:
         raise ConfigError(f"step={step}: {run} has rollouts of steps {first} to {last}")
-    return file
+    return files[step or last]
 
 
 def _has_token_ids(file: Path) -> bool:

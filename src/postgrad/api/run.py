@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from postgrad.data.rollout_folder import rollout_files
 from postgrad.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,20 +91,19 @@ class Run:
         Columns: text, reward, question, uid, group, and per-token lists such as response,
         advantages and behavior_logprobs. Raises ConfigError if the step has none.
         """
-        files = sorted((self.folder / "rollouts").glob("step-*.parquet"))
-        steps = [int(file.stem.removeprefix("step-")) for file in files]
-        if not steps:
+        files = rollout_files(self.folder / "rollouts")
+        if not files:
             raise ConfigError(f"{self.folder} has no rollouts yet; train a step first")
-        wanted = steps[-1] if step is None else step
-        if wanted not in steps:
+        wanted = max(files) if step is None else step
+        if wanted not in files:
             raise ConfigError(
                 f"{self.folder} has no rollouts of step {wanted}; "
-                f"it has those of steps {steps[0]} to {steps[-1]}"
+                f"it has those of steps {min(files)} to {max(files)}"
             )
         import pyarrow.parquet as parquet
 
         _pandas()  # a clear error where it is missing
-        return parquet.read_table(files[steps.index(wanted)]).to_pandas()
+        return parquet.read_table(files[wanted]).to_pandas()
 
     def checkpoint(self, step: int | str = "latest") -> Path:
         """The checkpoint of a step, of `latest` or of `best`. Its folder `policy` is the model.

@@ -19,6 +19,7 @@ import pyarrow.parquet as parquet
 
 from postgrad.config.stored import read_stored_config
 from postgrad.data.problems import load_problems
+from postgrad.data.rollout_folder import rollout_files
 from postgrad.errors import ConfigError, did_you_mean, first_line
 from postgrad.problem import Message, Problem
 
@@ -32,7 +33,6 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<": lt,
 }
 CONDITION = re.compile(r"\s*([\w/.]+)\s*(>=|<=|!=|==|=|>|<)\s*(\S+?)\s*")
-FILE_NAME = re.compile(r"step-(\d+)\.parquet")
 LENGTH = "length"  # tokens of the response
 STEP = "step"
 REQUIRED = frozenset({"uid", "index", "reward", "source", "response", "question", "text"})
@@ -95,15 +95,13 @@ def select_rollouts(
     Raises:
         ConfigError: the folder has no rollouts, a file cannot be read, or a column does not exist.
     """
-    files = sorted(path for path in (run / "rollouts").glob("*.parquet"))
+    files = rollout_files(run / "rollouts")
     if not files:
         raise ConfigError(f"{run} has no rollouts; give the folder of a run that sampled responses")
     problems = _problems_of(run, on_note)
     counts: Counter[str] = Counter()
     seen: set[tuple[str, str]] = set()
-    for file in files:
-        match = FILE_NAME.fullmatch(file.name)
-        step = int(match[1]) if match else 0
+    for step, file in files.items():
         for row in _read_rows(file):
             row |= {STEP: step, LENGTH: len(row["response"])}
             if row["source"] != "policy" or row.get("failure"):

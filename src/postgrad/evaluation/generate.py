@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.cluster.backends import open_engine
+from postgrad.data.readers import read_rows
 from postgrad.data.rows import Row
 from postgrad.data.tables import write_rows
 from postgrad.errors import ConfigError
@@ -31,8 +32,8 @@ def make_generate_plan(config: EvalConfig, target: Target) -> Plan:
         raise ConfigError(
             f"out={config.out or '(none)'} must be a file that ends in {' or '.join(FORMATS)}"
         )
-    if out.exists():
-        raise ConfigError(f"out={out} exists; remove it, or choose another out=FILE")
+    if out.exists() and not _partial_folder(out).is_dir():
+        raise _exists_error(out)
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"out={out}: no folder {out.parent}; make it first")
     config.reward = EvalReward()  # a run's verifier is not used here
@@ -43,20 +44,30 @@ def generate_file(plan: Plan, progress: Progress) -> int:
     """Generates the responses of a plan and writes its file; returns the number of responses.
 
     Finished batches are kept in FILE.partial/ until the file is complete, so the same command
-    continues after a kill.
+    continues after a kill. A kill after the file was written leaves FILE.partial/ behind; then the
+    same command removes it and writes nothing.
 
     Raises:
-        ConfigError: FILE.partial/ has responses of other settings, or is in use.
+        ConfigError: FILE.partial/ has responses of other settings, or is in use, or the file is not
+            the one of this command.
         RunError: a file could not be written.
     """
     out = Path(plan.config.out).expanduser()
-    partial = out.with_name(f"{out.name}.partial")
+    partial = _partial_folder(out)
     stored = files.stored_settings(partial)
     if stored is not None:
         files.restore_auto_settings(stored, plan.config)
     resolve_auto_settings(plan)
     if stored is not None:
         files.check_same_settings(partial, stored, plan.identity)
+    if out.exists():
+        if stored is None:  # the folder is empty: a kill came right before its removal
+            _remove(partial)
+        if stored is None or not _has_all_responses(out, plan):
+            raise _exists_error(out)
+        with files.locked_folder(partial, plan.identity):  # refused if another process removes it
+            _remove(partial)
+        return num_responses(plan)
     with ExitStack() as stack:
         engine = TimedEngine(stack.enter_context(_open_engine(plan, progress)))
         stack.enter_context(files.locked_folder(partial, plan.identity))
@@ -66,10 +77,44 @@ def generate_file(plan: Plan, progress: Progress) -> int:
         rows = list(_output_rows(plan, partial))
         names = dict.fromkeys(name for row in rows for name in row)  # sets may differ
         write_rows(out, ({name: row.get(name) for name in names} for row in rows))
-    for file in sorted(partial.iterdir()):
-        file.unlink()
+    _remove(partial)
+    return num_responses(plan)
+
+
+def num_responses(plan: Plan) -> int:
+    """Returns how many responses the file of a plan has."""
+    return sum(len(problems) for problems in plan.sets.values()) * plan.config.rollout.samples
+
+
+def _partial_folder(out: Path) -> Path:
+    """Returns the folder that holds the finished batches until the file is complete."""
+    return out.with_name(f"{out.name}.partial")
+
+
+def _exists_error(out: Path) -> ConfigError:
+    return ConfigError(f"out={out} exists; remove it, or choose another out=FILE")
+
+
+def _has_all_responses(out: Path, plan: Plan) -> bool:
+    """Returns whether a file has the plan's problems, each with all its responses."""
+    expected: list[tuple[str, int]] = []
+    for problems in plan.sets.values():
+        expected += [(problem.uid, plan.config.rollout.samples) for problem in problems]
+    found: list[tuple[Any, int]] = []
+    for _, row in read_rows(out):
+        responses = row.get("responses")
+        found.append((row.get("uid"), len(responses) if isinstance(responses, list) else 0))
+    return found == expected
+
+
+def _remove(partial: Path) -> None:
+    """Removes the folder; its settings last, so that a kill leaves a folder that is recognized."""
+    settings = partial / "settings.json"
+    for file in partial.iterdir():
+        if file != settings:
+            file.unlink()
+    settings.unlink(missing_ok=True)
     partial.rmdir()
-    return sum(len(row["responses"]) for row in rows)
 
 
 def _open_engine(plan: Plan, progress: Progress) -> Any:

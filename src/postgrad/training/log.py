@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from postgrad.data.rollout_folder import rollout_files
 from postgrad.errors import RunError
 from postgrad.files import atomic_file, atomic_write_text, fsync_path
 from postgrad.methods.base import Stage, Step
@@ -54,9 +55,8 @@ class RunLog:
         rollouts = self.folder / "rollouts"
         for path in rollouts.glob(".step-*"):  # unfinished when the run was killed
             path.unlink()
-        for path in rollouts.glob("step-*.parquet"):
-            number = path.stem.removeprefix("step-")
-            if number.isdigit() and int(number) > step:
+        for number, path in rollout_files(rollouts).items():
+            if number > step:
                 path.unlink()
 
     def write(self, number: int, metrics: dict[str, float]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from postgrad.config.stored import read_stored_config
+from postgrad.data.rollout_folder import rollout_files
 from postgrad.errors import ConfigError, first_line
 from postgrad.view.metrics import Metrics
 
@@ -236,12 +237,12 @@ def read_sample_answers(folder: Path, count: int = 6) -> Answers:
     """Sampled answers of the first and the last step: [(heading, [(text, reward)])]."""
     import pyarrow.parquet as pq
 
-    files = sorted((folder / "rollouts").glob("step-*.parquet"))
+    files = rollout_files(folder / "rollouts")
     if not files:
         return []
     answers: Answers = []
-    for file in dict.fromkeys([files[0], files[-1]]):
-        table = pq.read_table(file)
+    for step in dict.fromkeys([min(files), max(files)]):
+        table = pq.read_table(files[step])
         if "text" not in table.column_names:
             return []
         rows = table.select(["group", "question", "text", "reward"]).to_pylist()
@@ -252,7 +253,6 @@ def read_sample_answers(folder: Path, count: int = 6) -> Answers:
             question = one_line(row["question"], 30)
             answer = one_line(row["text"], 34)
             texts.append((f"{question} {answer}", row["reward"]))
-        step = int(file.stem.removeprefix("step-"))
         answers.append((f"sampled at step {step}", texts))
     return answers
 

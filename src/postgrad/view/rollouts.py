@@ -1,7 +1,6 @@
 """Answers the page's requests for the rollouts of a run: groups, trajectories, problems, search."""
 
 import math
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from postgrad.data.rollout_folder import rollout_files
 from postgrad.view.folder import NotFound
 from postgrad.view.problem_index import ProblemIndex
 from postgrad.view.rollout_files import (
@@ -26,7 +26,6 @@ from postgrad.view.tokens import TokenDecoder
 
 # Names of the numbers in the column token_source.
 SOURCES = ("policy", "demonstration", "replay", "classmate", "tool")
-FILE_NAME = re.compile(r"step-(\d+)\.parquet")
 MAX_STEPS = 6  # in the cache
 MAX_INDEXES = 3  # in the cache
 MAX_HITS = 100
@@ -61,10 +60,7 @@ class Rollouts:
     def steps(self, run: Run) -> list[int]:
         """The steps that have a file, in order."""
         folder = run.file("rollouts")
-        if folder is None or not folder.is_dir():
-            return []
-        matches = [FILE_NAME.fullmatch(path.name) for path in folder.iterdir()]
-        return sorted(int(match[1]) for match in matches if match)
+        return [] if folder is None else list(rollout_files(folder))
 
     def file(self, run: Run, step: int) -> Path:
         """The file of a step; raises NotFound."""

@@ -1,0 +1,23 @@
+"""The files in a run's folder `rollouts`: step-NUMBER.parquet, one per step.
+
+The number has six digits or more.
+"""
+
+import re
+from pathlib import Path
+
+FILE_NAME = re.compile(r"step-([0-9]{6,})\.parquet")
+
+
+def rollout_files(folder: Path) -> dict[int, Path]:
+    """Returns the file of each step in `folder`, in order of steps.
+
+    Files with other names, such as step-mine.parquet, are the user's and are left out. `folder`
+    may be missing.
+    """
+    files: dict[int, Path] = {}
+    for path in folder.glob("step-*.parquet"):
+        match = FILE_NAME.fullmatch(path.name)
+        if match is not None:
+            files[int(match[1])] = path
+    return dict(sorted(files.items()))
