@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from claims import (
     bupo,
     classmate,
+    distillation,
     draw,
     environments,
     exgrpo,
@@ -44,7 +45,7 @@ from claims import (
     luffy,
     mismatch,
 )
-from claims.claim import Claim, make_runs
+from claims.claim import Claim, Report, make_runs
 from claims.problems import TASKS
 from claims.results import Results
 from claims.runs import run_all
@@ -60,6 +61,8 @@ CLAIMS: dict[str, Claim] = {
     "losses": losses.CLAIM,
     "mismatch": mismatch.CLAIM,
 }
+# What `keep` and `draw` show; distillation and reward models are run by gpu/distill.py.
+REPORTS: dict[str, Report] = {**CLAIMS, **distillation.REPORTS}
 # Values of options that a claim does not set.
 DEFAULTS: dict[str, object] = {
     "seeds": [0, 1, 2],
@@ -161,8 +164,8 @@ def run_claim(options: argparse.Namespace) -> int:
 COMMANDS = {
     "hashes": hashes.main,
     "graders": graders.main,
-    "keep": lambda arguments: draw.keep(CLAIMS, arguments),
-    "draw": lambda arguments: draw.main(CLAIMS, arguments),
+    "keep": lambda arguments: draw.keep(REPORTS, arguments),
+    "draw": lambda arguments: draw.main(REPORTS, arguments),
 }
 
 

@@ -245,6 +245,49 @@ def test_a_run_is_over_at_its_last_step_and_validation(research, tmp_path):
     assert results.finished() == {"label"}
 
 
+FAILING = """
+import pathlib, sys
+count = pathlib.Path(sys.argv[1])
+tries = int(count.read_text()) if count.exists() else 0
+count.write_text(str(tries + 1))
+print("CUDA out of memory" if sys.argv[2] == "memory" else "another error")
+sys.exit(0 if tries else 1)
+"""
+
+
+def test_runs_without_memory_are_tried_once_more(research, tmp_path):
+    """Another failure is not, and the folder of a run that did not finish is removed."""
+    runs = importlib.import_module("claims.runs")
+    script = tmp_path / "fail.py"
+    script.write_text(FAILING)
+    cases = [
+        runs.Run(kind, 0, kind, [str(tmp_path / f"{kind}.count"), kind], script=str(script))
+        for kind in ("memory", "other")
+    ]
+    stale = tmp_path / "runs" / "memory" / "config.yaml"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("seed: 1")
+    results = research.Results(tmp_path)
+    assert runs.run_all(cases, tmp_path, results, 2, float("inf")) == ["other"]
+    assert results.finished() == {"memory"}
+    assert not stale.exists()
+
+
+def test_a_run_of_two_places_has_no_neighbor(research, tmp_path):
+    runs = importlib.import_module("claims.runs")
+    script = tmp_path / "ok.py"
+    script.write_text("")
+    cases = [
+        runs.Run("a", i, f"a-{i}", [], script=str(script), places=places)
+        for i, places in enumerate((2, 1, 3))
+    ]
+    num_running: list[int] = []
+    results = research.Results(tmp_path)
+    results.follow = lambda run, start, num: num_running.append(num)
+    assert runs.run_all(cases, tmp_path, results, 2, float("inf")) == []
+    assert set(num_running) == {1}
+
+
 def test_the_operation_is_that_of_its_demonstrations(research):
     problems = importlib.import_module("claims.problems")
     row = problems.operation_row(17, 25)

@@ -36,28 +36,37 @@ class Column:
     is_share: bool = False
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A question, and the runs that look for its answer.
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A question, and the table and the figure that show what runs answered.
 
     Attributes:
-        arms: returns, by name, a recipe and its settings.
-        prepare: writes the data, and what the arms need to know.
         columns: of the table.
         curves: metrics of the figure, each over the steps.
-        sizes: default values of options, such as steps and jobs.
-        validates: whether the runs have validations; then the last one ends a run.
         axis: also draw the first curve over this metric, such as train_s.
     """
 
     question: str
-    arms: Callable[[argparse.Namespace], Arms]
-    prepare: Callable[[argparse.Namespace], None]
     columns: Sequence[Column]
     curves: Sequence[str]
+    axis: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim(Report):
+    """A report, and the runs that look for its answer.
+
+    Attributes:
+        arms: returns, by name, a recipe and its settings.
+        prepare: writes the data, and what the arms need to know.
+        sizes: default values of options, such as steps and jobs.
+        validates: whether the runs have validations; then the last one ends a run.
+    """
+
+    arms: Callable[[argparse.Namespace], Arms]
+    prepare: Callable[[argparse.Namespace], None]
     sizes: dict[str, object]
     validates: bool = True
-    axis: str = ""
 
 
 def common(options: argparse.Namespace, label: str, seed: int) -> list[str]:

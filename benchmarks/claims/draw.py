@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from claims.claim import Claim, Column
+from claims.claim import Column, Report
 from claims.results import Entry, Results, labels_by_arm, series, with_interval
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -106,7 +106,7 @@ def column_values(lines: Sequence[Mapping[str, float]], column: Column) -> list[
     return values[: column.count] if column.first else values[-column.count :]
 
 
-def table(claim: Claim, entries: Sequence[Entry]) -> str:
+def table(claim: Report, entries: Sequence[Entry]) -> str:
     """Return the claim's Markdown table, a row per arm, and a line about what is missing."""
     heads = ["arm", *(column.heading for column in claim.columns), "steps"]
     rows = [heads, ["---"] * len(heads)]
@@ -130,7 +130,7 @@ def last_options(entries: Sequence[Entry]) -> dict[str, Any]:
     return next((entry["options"] for entry in reversed(entries) if "options" in entry), {})
 
 
-def unrecorded(claim: Claim, entries: Sequence[Entry]) -> list[str]:
+def unrecorded(claim: Report, entries: Sequence[Entry]) -> list[str]:
     """Return the metrics of columns and curves that no line has: a wrong name, or a short run."""
     lines = [entry["metrics"] for entry in entries if "metrics" in entry]
     keys = [*(column.key for column in claim.columns), *claim.curves]
@@ -178,7 +178,7 @@ def cell(column: Column, means: Sequence[float], sizes: Mapping[str, Any]) -> st
 # ---- small raw metrics
 
 
-def keep(claims: Mapping[str, Claim], arguments: list[str]) -> int:
+def keep(claims: Mapping[str, Report], arguments: list[str]) -> int:
     """Write docs/research/CLAIM.jsonl from the results of one or several folders."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
@@ -217,7 +217,7 @@ def merged(folders: Sequence[Sequence[Entry]]) -> list[Entry]:
     return kept
 
 
-def thinned(name: str, claim: Claim, entries: Sequence[Entry]) -> list[Entry]:
+def thinned(name: str, claim: Report, entries: Sequence[Entry]) -> list[Entry]:
     """Return the options, and an entry per run with the metrics that are shown by step."""
     shown = {column.key for column in claim.columns} | set(claim.curves) | set(ALWAYS_KEPT)
     shown |= {column.where[0] for column in claim.columns if column.where}
@@ -259,7 +259,7 @@ def rounded(value: float) -> float:
 # ---- the figures
 
 
-def figure(claim: Claim, entries: Sequence[Entry], file: Path) -> None:
+def figure(claim: Report, entries: Sequence[Entry], file: Path) -> None:
     """Draw the claim's curves over steps, and the first over seconds where it compares them."""
     import matplotlib
 
@@ -339,7 +339,7 @@ def draw_curve(
     axis.fill_between(places, low, high, alpha=0.15, color=curve.get_color(), linewidth=0)
 
 
-def main(claims: Mapping[str, Claim], arguments: list[str]) -> int:
+def main(claims: Mapping[str, Report], arguments: list[str]) -> int:
     """Draw the figures and renew the tables of all claims that have kept metrics."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--docs", type=Path, default=DOCS)

@@ -58,6 +58,11 @@ class Results:
             self.add(arm=run.arm, seed=run.seed, label=run.label, **timing, metrics=values)
         self.num_read[run.label] = len(lines)
 
+    def forget(self, label: str) -> None:
+        """Follow a run from its first line again, because it is started again."""
+        self.num_read.pop(label, None)
+        self.steps.pop(label, None)
+
     def has_step(self, label: str, step: int, validated: bool) -> bool:
         """Return whether the run has finished a step in this call, with its validation."""
         steps = self.steps.get(label, {})

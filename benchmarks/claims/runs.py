@@ -32,6 +32,7 @@ class Run:
         validates: whether a validation follows the last step.
         script: a Python file to run instead of `postgrad`.
         keeps_policy: of its checkpoints only the models stay, without the optimizer's state.
+        places: how many of the `jobs` it takes, such as 2 for PPO, which trains two models.
     """
 
     arm: str
@@ -42,6 +43,7 @@ class Run:
     validates: bool = False
     script: str = ""
     keeps_policy: bool = False
+    places: int = 1
 
     def command(self, waits: bool = False) -> list[str]:
         """Return the command; one that waits starts when it reads a line."""
@@ -119,19 +121,43 @@ def run_all(
     """Run what is not finished, `jobs` at a time; return the labels of runs that are not done.
 
     results.jsonl gets each step when it ends, so that a kill loses nothing. At the deadline all
-    runs are stopped; a later call starts them again from their first step. `num_warm` further runs
-    import their packages while others compute. Then times do not include the imports, so it is not
-    for comparisons with other programs by time.
+    runs are stopped; a later call starts them again from their first step, in an empty folder.
+    Runs that were out of memory are tried once more at the end, one at a time. `num_warm` further
+    runs import their packages while others compute. Then times do not include the imports, so it is
+    not for comparisons with other programs by time.
     """
-    waiting = [run for run in runs if run.label not in results.finished()]
+    unfinished = [run for run in runs if run.label not in results.finished()]
+    failed, left = run_several(unfinished, out, results, jobs, deadline, num_warm)
+    again = [run for run in failed if is_out_of_memory(out / f"{run.label}.log")]
+    if again and not left and jobs > 1:
+        print(f"once more, alone: {', '.join(run.label for run in again)}", flush=True)
+        failed = [run for run in failed if run not in again]
+        more, left = run_several(again, out, results, 1, deadline, 0)
+        failed += more
+    labels = [run.label for run in [*failed, *left]]
+    if labels:
+        print(f"not done: {', '.join(labels)}; the same command continues", flush=True)
+    return labels
+
+
+def run_several(
+    runs: Sequence[Run], out: Path, results: Results, jobs: int, deadline: float, num_warm: int
+) -> tuple[list[Run], list[Run]]:
+    """Run all until the deadline; return those that failed, and those that did not end."""
+    waiting = list(runs)
+    for run in waiting:
+        forget(run, out, results)
     warm: list[RunningRun] = []
     running: list[RunningRun] = []
-    failed: list[str] = []
+    failed: list[Run] = []
     try:
         while waiting or warm or running:
             if time.time() > deadline:
                 break
-            while (waiting or warm) and len(running) < jobs:
+            while waiting or warm:
+                used = sum(item.run.places for item in running)
+                if used and used + (warm[0].run if warm else waiting[0]).places > jobs:
+                    break
                 running.append(begin_run(warm.pop(0) if warm else start_run(waiting.pop(0), out)))
             while waiting and len(warm) < num_warm:
                 warm.append(start_run(waiting.pop(0), out, waits=True))
@@ -142,18 +168,24 @@ def run_all(
                     continue
                 running.remove(item)
                 if finish(item, out, results):
-                    failed.append(item.run.label)
+                    failed.append(item.run)
     finally:
         for item in warm:
             stop_run(item)
         for item in running:
             stop_run(item)
             results.follow(item.run, item.start, len(running))
-    not_done = [*(item.run for item in [*running, *warm]), *waiting]
-    left = [*failed, *(run.label for run in not_done)]
-    if left:
-        print(f"not done: {', '.join(left)}; the same command continues", flush=True)
-    return left
+    return failed, [*(item.run for item in [*running, *warm]), *waiting]
+
+
+def forget(run: Run, out: Path, results: Results) -> None:
+    """Remove the folder of a run that did not finish: it may have other settings."""
+    shutil.rmtree(out / "runs" / run.label, ignore_errors=True)
+    results.forget(run.label)
+
+
+def is_out_of_memory(log: Path) -> bool:
+    return log.is_file() and "out of memory" in log.read_text()
 
 
 def is_over(item: RunningRun, results: Results) -> bool:

@@ -5,7 +5,7 @@
     python benchmarks/gpu/distill.py reward --model QWEN --data train.jsonl --test test.jsonl \
         --out FOLDER
     python benchmarks/gpu/distill.py table --out FOLDER
-    python benchmarks/gpu/distill.py distill --smoke --out FOLDER     (a CPU and a tiny model)
+    python benchmarks/gpu/distill.py both --smoke --out FOLDER        (a CPU and a tiny model)
 
 `distill`: the student is the model without some of its blocks, after SFT on half of the teacher's
 samples. From this start: on-policy distillation, GKD, SFT on the other half of the samples, and
@@ -13,12 +13,16 @@ GRPO, with the same number of responses per step.
 `reward`: right and wrong samples of one problem become pairs. A reward model learns the pairs of
 half of the problems and is measured on the other half, whose problems GRPO and PPO then use with
 its scores as reward. The verifier measures the result, and GRPO on the verifier is the control.
+`both`: the reward models train beside the runs of `distill`.
 
 Every run is one `postgrad train` command. FOLDER/results.jsonl gets a line per step and run while
-they train. The same command continues: finished runs are not repeated.
+they train. The same command continues: finished runs and samples are not repeated, those that
+failed start again in an empty folder. `benchmarks/research.py keep FOLDER` and `draw` put the
+results into the docs.
 """
 
 import argparse
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -26,6 +30,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from claims.claim import label_of  # noqa: E402
+from claims.distillation import GRADER  # noqa: E402
 from claims.problems import INSTRUCTION, write_problems, write_rows  # noqa: E402
 from claims.results import Results  # noqa: E402
 from claims.runs import Run, keep_policy, run_all  # noqa: E402
@@ -37,7 +43,9 @@ from distill_data import (  # noqa: E402
     sft_rows,
     teacher_samples,
 )
-from distill_table import TEACHER, report  # noqa: E402
+from distill_table import TEACHER, describe, report  # noqa: E402
+
+TEMPLATE_TOKENS = 32
 
 # ---- the runs
 
@@ -87,7 +95,6 @@ def latest_policy(folder: Path) -> Path:
 def distill_runs(options: argparse.Namespace) -> list[Run]:
     """Prepare the student and its data, and return the runs of all arms and seeds."""
     teacher = options.model
-    evaluate_teacher(options, teacher, options.out / TEACHER)
     for name in ("first", "second"):
         rows = sft_rows(teacher_samples(options, name))
         write_rows(options.out / f"sft-{name}.jsonl", rows)
@@ -100,10 +107,12 @@ def distill_runs(options: argparse.Namespace) -> list[Run]:
         rows,
         "optimizer.lr=5e-5" if not options.smoke else "optimizer.lr=3e-3",
     ]
-    if not (options.out / "runs" / "start" / "checkpoints").is_dir():
+    folder = options.out / "runs" / "start"
+    if not (folder / "checkpoints").is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
         run_commands(["train", "sft", *heal])
-        keep_policy(options.out / "runs" / "start")
-    start = latest_policy(options.out / "runs" / "start")
+        keep_policy(folder)
+    start = latest_policy(folder)
     problems = f"data.train={options.out / 'second.jsonl'}"
     teaching = [problems, f"method.teacher={teacher}", *sampling(options, 4)]
     arms = {
@@ -120,39 +129,47 @@ def distill_runs(options: argparse.Namespace) -> list[Run]:
         "GRPO": ["grpo", problems, *sampling(options, 8), f"optimizer.lr={options.lr_grpo}"],
     }
     return [
-        train_run(options, arm, seed, f"model.path={start}", settings)
+        train_run(options, "distill", arm, seed, f"model.path={start}", settings)
         for seed in options.seeds
         for arm, settings in arms.items()
     ]
 
 
 def train_run(
-    options: argparse.Namespace, arm: str, seed: int, model: str, settings: list[str]
+    options: argparse.Namespace, part: str, arm: str, seed: int, model: str, settings: list[str]
 ) -> Run:
-    label = f"{options.part}-{arm.lower().replace(' ', '-').replace('(', '').replace(')', '')}"
-    label = f"{label}-{seed}"
+    label = label_of(part, arm, seed)
     every = options.validate_every
     own = [*common(options, label, seed, f"training.steps={options.steps}"), *validation(options)]
     # The settings of the arm come last, so that they win.
     arguments = ["train", settings[0], model, *own, *settings[1:]]
-    return Run(arm, seed, label, arguments, options.steps, options.steps % every == 0)
+    # PPO also trains a critic of the policy's size.
+    places = 2 if settings[0] == "ppo" else 1
+    validates = options.steps % every == 0
+    return Run(arm, seed, label, arguments, options.steps, validates, places=places)
 
 
 def reward_model_runs(options: argparse.Namespace) -> list[Run]:
     """Prepare the pairs, and return one training of a reward model per seed."""
-    evaluate_teacher(options, options.model, None)
     first, second = (pair_rows(teacher_samples(options, name)) for name in ("first", "second"))
     train = write_rows(options.out / "pairs-train.jsonl", first)
-    held_out = write_rows(options.out / "pairs-held-out.jsonl", second)
-    print(f"{len(first)} pairs to train on, {len(second)} held out", flush=True)
+    held_out: list[str] = []
+    for name, cut in (("finished", False), ("cut", True)):
+        pairs = [pair for pair in second if pair["cut"] == cut][: options.held_out_pairs]
+        if pairs:
+            held_out.append(f"{name}={write_rows(options.out / f'pairs-{name}.jsonl', pairs)}")
+        print(f"{len(pairs)} held-out pairs, {name}", flush=True)
+    print(f"{len(first)} pairs to train on", flush=True)
     runs: list[Run] = []
     for seed in options.seeds:
-        label = f"reward-model-{seed}"
+        label = label_of("reward_model", "pairs", seed)
         settings = [
             f"model.path={options.model}",
             f"data.train={train}",
-            f"data.validation={held_out}",
-            *common(options, label, seed, "training.epochs=1"),
+            f"data.validation={','.join(held_out)}",
+            *common(options, label, seed, f"training.epochs={options.reward_epochs}"),
+            # A sampled response has more tokens with the end that the chat template writes.
+            f"rollout.max_response_tokens={options.tokens + TEMPLATE_TOKENS}",
             f"training.problems_per_step={max(1, options.rows // 4)}",
             f"optimizer.lr={options.lr_reward}",
         ]
@@ -162,23 +179,35 @@ def reward_model_runs(options: argparse.Namespace) -> list[Run]:
 
 
 def reward_runs(options: argparse.Namespace) -> list[Run]:
-    """Return the runs of the policy against the reward models of the same seed."""
+    """Return the runs of the policy against the reward models that are trained, seed by seed."""
     problems = f"data.train={options.out / 'second.jsonl'}"
     runs: list[Run] = []
     for seed in options.seeds:
-        model = latest_policy(options.out / "runs" / f"reward-model-{seed}")
-        scored = f"reward.verifier=model:{model} + 0*auto"
+        folder = options.out / "runs" / label_of("reward_model", "pairs", seed)
+        if not (folder / "checkpoints").is_dir():
+            continue  # its training is not done
+        scored = f"reward.verifier=model:{latest_policy(folder)} + 0*{GRADER}"
         lr = f"optimizer.lr={options.lr_grpo}"
         grpo = ["grpo", problems, *sampling(options, 8), lr]
         ppo = ["ppo", problems, *sampling(options, 4), lr, "method.critic_lr=1e-5"]
         arms = {
-            "GRPO on the reward model": [*grpo, scored],
             "PPO on the reward model": [*ppo, scored],
-            "GRPO on the verifier": [*grpo, "reward.verifier=auto"],
+            "GRPO on the reward model": [*grpo, scored],
+            # The sum names the verifier's accuracy as in the other arms.
+            "GRPO on the verifier": [*grpo, f"reward.verifier={GRADER} + 0"],
         }
+        model = f"model.path={options.model}"
         for arm, settings in arms.items():
-            runs.append(train_run(options, arm, seed, f"model.path={options.model}", settings))
+            runs.append(train_run(options, "reward", arm, seed, model, settings))
     return runs
+
+
+# What each part runs, one list after the other: the reward models come before what they score.
+STAGES = {
+    "distill": ([distill_runs],),
+    "reward": ([reward_model_runs], [reward_runs]),
+    "both": ([reward_model_runs, distill_runs], [reward_runs]),
+}
 
 
 # ---- the command
@@ -217,7 +246,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("distill", "reward", "table"))
+    parser.add_argument("part", choices=(*STAGES, "table"))
     parser.add_argument("--model", help="folder of the teacher, e.g. Qwen2.5-Coder-1.5B-Instruct")
     parser.add_argument("--data", help="training problems: JSONL or parquet")
     parser.add_argument("--test", help="problems to measure on")
@@ -236,10 +265,12 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--lr-sft", type=float, default=1e-5, help="of SFT and of GKD")
     parser.add_argument("--lr-grpo", type=float, default=2e-6)
     parser.add_argument("--lr-reward", type=float, default=1e-5)
-    parser.add_argument("--cache-gib", type=float, default=6.0, help="KV cache of each run")
+    parser.add_argument("--reward-epochs", type=float, default=1.0)
     parser.add_argument(
-        "--jobs", type=int, help="runs at a time; 3, or 2 for reward, whose PPO trains two models"
+        "--held-out-pairs", type=int, default=256, help="of each kind: both finished, one cut off"
     )
+    parser.add_argument("--cache-gib", type=float, default=6.0, help="KV cache of each run")
+    parser.add_argument("--jobs", type=int, default=3, help="runs at a time; PPO counts twice")
     parser.add_argument("--limit-s", type=float, default=1e9, help="stop all runs after this")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("overrides", nargs="*", help="key=value for all runs")
@@ -247,7 +278,6 @@ def parse_options() -> argparse.Namespace:
     options.out = options.out.resolve()
     options.deadline = time.time() + options.limit_s
     options.instruction = INSTRUCTION
-    options.jobs = options.jobs or (2 if options.part == "reward" else 3)
     needs_paths = options.part != "table" and not options.smoke
     if needs_paths and not (options.model and options.data and options.test):
         parser.error("--model, --data and --test are needed")
@@ -270,11 +300,13 @@ def main() -> None:
     ):
         file = options.out / f"{name}.jsonl"
         write_problems(file, source, first, count, options.instruction)
-    parts = [distill_runs] if options.part == "distill" else [reward_model_runs, reward_runs]
-    for make_runs in parts:
-        runs = make_runs(options)
-        if run_all(runs, options.out, results, options.jobs, options.deadline, num_warm=2):
-            break  # the next part needs the models of this one
+    evaluate_teacher(options, options.model, options.out / TEACHER)
+    for make_lists in STAGES[options.part]:
+        runs = [run for make_runs in make_lists for run in make_runs(options)]
+        for name in dict.fromkeys(run.label.partition("-")[0] for run in runs):
+            arms = dict.fromkeys(run.arm for run in runs if run.label.startswith(f"{name}-"))
+            results.add(**describe(options, name, list(arms)))
+        run_all(runs, options.out, results, options.jobs, options.deadline, num_warm=2)
     report(options, results)
 
 

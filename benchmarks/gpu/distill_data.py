@@ -3,14 +3,16 @@
 import argparse
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-MAX_PAIRS = 3  # per problem
+MAX_PAIRS = 4  # per problem
 
 
 def cut_layers(source: str, target: Path, num_layers: int) -> Path:
@@ -31,37 +33,63 @@ def cut_layers(source: str, target: Path, num_layers: int) -> Path:
     return target
 
 
-def evaluate_teacher(options: argparse.Namespace, model: str, folder: Path | None) -> None:
+def evaluate_teacher(options: argparse.Namespace, model: str, folder: Path) -> None:
     """Sample from the model on both halves and, greedily, on the test problems, all at once.
 
-    `folder` gets the greedy answers, which are what the student can hope for; None: without them.
+    `folder` gets the greedy answers. What an earlier call sampled for the same problems is kept.
     """
     tokens = f"max_response_tokens={options.tokens}"
+    greedy = ["temperature=0"]
+    sampled = [f"n={options.samples}", "temperature=1"]
     commands: list[list[str]] = []
-    if folder is not None and not (folder / "summary.json").is_file():
-        data = f"data={options.out / 'test.jsonl'}"
-        commands.append(["eval", model, data, "temperature=0", tokens, f"out={folder}"])
-    for name in ("first", "second"):
-        out = options.out / f"samples-{name}"
-        if not (out / "summary.json").is_file():
-            data = f"data={options.out / name}.jsonl"
-            sampling = [f"n={options.samples}", "temperature=1", tokens]
-            commands.append(["eval", model, data, *sampling, f"out={out}"])
+    for name, settings, out in (
+        ("test", greedy, folder),
+        ("first", sampled, options.out / "samples-first"),
+        ("second", sampled, options.out / "samples-second"),
+    ):
+        data = options.out / f"{name}.jsonl"
+        num_samples = 1 if name == "test" else options.samples
+        if not is_sampled(data, out, num_samples, options.tokens):
+            shutil.rmtree(out, ignore_errors=True)
+            commands.append(["eval", model, f"data={data}", *settings, tokens, f"out={out}"])
     run_commands(*commands)
+
+
+def is_sampled(data: Path, folder: Path, num_samples: int, tokens: int) -> bool:
+    """Return whether the folder has this many samples of every problem, with this limit."""
+    if not (folder / "summary.json").is_file():
+        return False
+    settings = json.loads((folder / "settings.json").read_text())
+    found = Counter(row["uid"] for row in read_rows(sample_file(folder)))
+    wanted = Counter({row["uid"]: num_samples for row in read_rows(data)})
+    return found == wanted and settings["rollout"]["max_response_tokens"] == tokens
+
+
+def sample_file(folder: Path) -> Path:
+    """Return the file of an evaluation that has its responses."""
+    (file,) = folder.glob("*.jsonl")
+    return file
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def teacher_samples(options: argparse.Namespace, name: str) -> list[dict[str, Any]]:
     """Return scored samples of a half's problems, one per response, with the messages."""
-    rows = [json.loads(line) for line in (options.out / f"{name}.jsonl").read_text().splitlines()]
-    messages = {row["uid"]: row["prompt"] for row in rows}
-    file = options.out / f"samples-{name}" / f"{name}.jsonl"
-    samples = [json.loads(line) for line in file.read_text().splitlines()]
-    kept = [sample for sample in samples if sample["finish"] == "stop" and sample["response"]]
+    messages = {row["uid"]: row["prompt"] for row in read_rows(options.out / f"{name}.jsonl")}
+    samples = read_rows(sample_file(options.out / f"samples-{name}"))
+    kept = [sample for sample in samples if sample["response"] and not sample["failure"]]
     return [sample | {"messages": messages[sample["uid"]]} for sample in kept]
 
 
+def is_finished(sample: dict[str, Any]) -> bool:
+    """Return whether the response ended by itself, before the limit of tokens."""
+    return sample["finish"] == "stop"
+
+
 def sft_rows(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the samples as demonstrations."""
+    """Return the finished samples as demonstrations."""
     return [
         {
             "uid": f"{sample['uid']}-{sample['sample']}",
@@ -70,18 +98,22 @@ def sft_rows(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "data_source": sample["data_source"],
         }
         for sample in samples
+        if is_finished(sample)
     ]
 
 
 def pair_rows(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return pairs of a right and a wrong response to the same problem."""
+    """Return pairs of a right and a wrong response to the same problem.
+
+    The right one is finished. `cut` says that the wrong one is not: it reached the limit of tokens.
+    """
     by_problem: dict[str, list[dict[str, Any]]] = {}
     for sample in samples:
         by_problem.setdefault(sample["uid"], []).append(sample)
     rows: list[dict[str, Any]] = []
     for uid, group in by_problem.items():
-        right = [sample for sample in group if sample["right"]]
-        wrong = [sample for sample in group if not sample["right"] and not sample["failure"]]
+        right = [sample for sample in group if sample["right"] and is_finished(sample)]
+        wrong = [sample for sample in group if not sample["right"]]
         # Along the diagonals, so that few pairs share a response.
         pairs = sorted(
             itertools.product(range(len(right)), range(len(wrong))),
@@ -94,6 +126,7 @@ def pair_rows(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                     "prompt": right[chosen]["messages"],
                     "chosen": right[chosen]["response"],
                     "rejected": wrong[rejected]["response"],
+                    "cut": not is_finished(wrong[rejected]),
                 }
             )
     return rows

@@ -142,6 +142,26 @@ def test_padding_at_the_end_is_never_scored(fresh):
     assert conversation_ids(prompts, problem("1+1="), "2") == ids[:-1]
 
 
+def test_pairs_that_are_too_long_are_refused_or_dropped(fresh):
+    """What the chat template writes after a response counts: "777" and "=" are 4 tokens."""
+    method = Method(config_of("reward_model", fresh))
+    tokenizer = load_tokenizer(method.config.model)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}={% endfor %}"
+    pairs = [
+        Problem(chosen, problem("1+1").messages, "", extra={"chosen": chosen, "rejected": "1"})
+        for chosen in ("77", "777")
+    ]
+    dropping = method.row_encoder(Prompts(tokenizer, "chat", overlong="drop"))
+    assert dropping.drop_overlong_demonstrations(pairs, 3) == (pairs[:1], 1)
+    refusing = method.row_encoder(Prompts(tokenizer, "chat"))
+    assert refusing.drop_overlong_demonstrations(pairs, 4)[1] == 0
+    with pytest.raises(ConfigError, match=r"rollout\.max_response_tokens"):
+        refusing.drop_overlong_demonstrations(pairs, 3)
+    truncating = Prompts(tokenizer, "chat", overlong="left", max_prompt_tokens=3)
+    with pytest.raises(ConfigError, match=r"data\.overlong"):
+        method.row_encoder(truncating).drop_overlong_demonstrations(pairs, 4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["grpo", "ppo"])
 def test_policies_learn_from_a_reward_model_in_a_sum(recipe, trained, fresh, tmp_path):

@@ -1,4 +1,4 @@
-"""The token ids of a conversation that a reward model scores."""
+"""The token ids of conversations that a reward model scores, and which of them are too long."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -6,6 +6,7 @@ from typing import Any, cast
 from postgrad.data.overlong import drop_longer
 from postgrad.data.render import Prompts
 from postgrad.data.styles import styled
+from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
 
@@ -29,6 +30,30 @@ def conversation_ids(prompts: Prompts, problem: Problem, response: str) -> list[
     return ids
 
 
+def split_conversation(
+    prompts: Prompts, problem: Problem, response: str
+) -> tuple[list[int], list[int]]:
+    """The ids of `conversation_ids` as prompt and response.
+
+    The response starts where the ids differ from the prompt's, and ends with what the chat
+    template writes after it. Raises ConfigError if the prompt is truncated: the score is that of
+    the whole conversation.
+    """
+    if prompts.num_truncated([problem]):
+        raise ConfigError(
+            f"problem {problem.uid}: data.overlong={prompts.overlong} would truncate its prompt, "
+            "and a reward model scores whole conversations; raise data.max_prompt_tokens (now "
+            f"{prompts.max_prompt_tokens}) or use data.overlong=drop"
+        )
+    ids = conversation_ids(prompts, problem, response)
+    prompt = prompts.encode(problem)
+    start = 0
+    while start < min(len(ids) - 1, len(prompt)) and ids[start] == prompt[start]:
+        start += 1
+    start = max(1, start)
+    return ids[:start], ids[start:]
+
+
 def stepwise_ids(
     prompts: Prompts, problem: Problem, steps: Sequence[str], separator: str
 ) -> tuple[list[int], list[int]]:
@@ -46,21 +71,19 @@ def stepwise_ids(
     return ids, ends
 
 
-class StepRows:
-    """Encodes prompts as Prompts does, and drops problems whose steps are too long.
+class ScoredRows:
+    """Encodes prompts as Prompts does, and drops problems whose scored tokens are too many.
 
     Args:
-        prompts: encodes prompts and steps.
-        steps_of: returns the steps of a problem.
-        separator: the text after each step.
+        prompts: encodes prompts.
+        what: what is measured, for the error message.
+        count_tokens: returns the tokens of a problem's row after its prompt.
     """
 
-    def __init__(
-        self, prompts: Prompts, steps_of: Callable[[Problem], Sequence[str]], separator: str
-    ) -> None:
+    def __init__(self, prompts: Prompts, what: str, count_tokens: Callable[[Problem], int]) -> None:
         self.prompts = prompts
-        self.steps_of = steps_of
-        self.separator = separator
+        self.what = what
+        self.count_tokens = count_tokens
 
     def encode(self, problem: Problem) -> list[int]:
         return self.prompts.encode(problem)
@@ -74,11 +97,7 @@ class StepRows:
     def drop_overlong_demonstrations(
         self, problems: Sequence[Problem], limit: int
     ) -> tuple[list[Problem], int]:
-        """As Prompts.drop_overlong_demonstrations, for the steps and their separators."""
-        lengths = [self._response_length(problem) for problem in problems]
+        """As Prompts.drop_overlong_demonstrations, for the tokens that `count_tokens` counts."""
+        lengths = [self.count_tokens(problem) for problem in problems]
         key = "rollout.max_response_tokens"
-        return drop_longer(problems, lengths, "steps", key, limit, self.prompts.overlong)
-
-    def _response_length(self, problem: Problem) -> int:
-        ids, _ = stepwise_ids(self.prompts, problem, self.steps_of(problem), self.separator)
-        return len(ids) - len(self.encode(problem))
+        return drop_longer(problems, lengths, self.what, key, limit, self.prompts.overlong)

@@ -16,7 +16,7 @@ from torch import Tensor
 from postgrad.algorithms.preference import step_cross_entropy
 from postgrad.config.schema import setting
 from postgrad.data.render import Prompts
-from postgrad.data.scored_rows import StepRows, stepwise_ids
+from postgrad.data.scored_rows import ScoredRows, stepwise_ids
 from postgrad.errors import ConfigError
 from postgrad.methods.base import MethodSettings
 from postgrad.methods.step import Group, Stage, Step
@@ -56,9 +56,13 @@ class ProcessRewardModel(GivenResponses):
 
     check_validation_problems = check_problems
 
-    def row_encoder(self, prompts: Prompts) -> StepRows:
-        separator = self.settings.step_separator
-        return StepRows(prompts, lambda problem: steps_of(problem)[0], separator)
+    def row_encoder(self, prompts: Prompts) -> ScoredRows:
+        def count_tokens(problem: Problem) -> int:
+            separator = self.settings.step_separator
+            ids, _ = stepwise_ids(prompts, problem, steps_of(problem)[0], separator)
+            return len(ids) - len(prompts.encode(problem))
+
+        return ScoredRows(prompts, "steps", count_tokens)
 
     # ---- stages, on the driver
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from postgrad.algorithms.preference import bradley_terry
 from postgrad.config.schema import setting
 from postgrad.data.render import Prompts
-from postgrad.data.scored_rows import conversation_ids
-from postgrad.errors import ConfigError, RunError
+from postgrad.data.scored_rows import ScoredRows, split_conversation
+from postgrad.errors import ConfigError
 from postgrad.methods.base import MethodSettings
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.given_rows import PAIR
@@ -54,6 +54,14 @@ class RewardModel(GivenPairs):
         for problem in problems:
             margin_of(problem)
 
+    def row_encoder(self, prompts: Prompts) -> ScoredRows:
+        def count_tokens(problem: Problem) -> int:
+            texts = [str(problem.extra[name]) for name in PAIR if name in problem.extra]
+            rows = [split_conversation(prompts, problem, text)[1] for text in texts]
+            return max((len(row) for row in rows), default=0)
+
+        return ScoredRows(prompts, "pairs", count_tokens)
+
     # ---- stages, on the driver
 
     def stages(self) -> list[Stage]:
@@ -69,20 +77,11 @@ class RewardModel(GivenPairs):
         token, so one token is added, and the score before it is the score of the response.
         """
         prompts = cast(Prompts, self.ports.prompts)
-        limit = self.config.rollout.max_response_tokens
         rows: list[Trajectory] = []
         for index, name in enumerate(PAIR):
-            ids = conversation_ids(prompts, problem, str(problem.extra[name]))
-            start = shared_length(ids, prompts.encode(problem))
-            response = [*ids[start:], prompts.eos_token_id()]
-            if len(response) > limit + 1:
-                raise RunError(
-                    f"the {name} response of problem {problem.uid} has {len(response) - 1} "
-                    f"tokens; raise rollout.max_response_tokens (now {limit})"
-                )
-            row = Trajectory(
-                problem.uid, ids[:start], response, source=DEMONSTRATION, finish="given"
-            )
+            prompt, response = split_conversation(prompts, problem, str(problem.extra[name]))
+            response.append(prompts.eos_token_id())
+            row = Trajectory(problem.uid, prompt, response, source=DEMONSTRATION, finish="given")
             row.index = index
             row.rows["margin"] = margin_of(problem)
             rows.append(row)
@@ -130,11 +129,3 @@ def margin_of(problem: Problem) -> float:
             "the column margin needs a number in every row, or remove it"
         )
     return float(margin)
-
-
-def shared_length(ids: Sequence[int], prompt: Sequence[int]) -> int:
-    """The number of first tokens that are the prompt's; at least 1 and below all of `ids`."""
-    count = 0
-    while count < min(len(ids) - 1, len(prompt)) and ids[count] == prompt[count]:
-        count += 1
-    return max(1, count)
