@@ -1,5 +1,7 @@
 """Out of memory is one line that names the stage, what holds the memory and what to set."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tiny_runs import config_of
@@ -7,9 +9,11 @@ from tiny_runs import config_of
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
 from postgrad.errors import RunError
+from postgrad.model.device import other_processes_bytes
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.native.engine import NativeEngine
+from postgrad.training import memory
 from postgrad.training.memory import estimated_advice, explain, explained_memory_errors
 
 CUDA_TEXT = (
@@ -79,6 +83,30 @@ def test_offload_is_the_advice_where_blocks_are_recomputed(tiny, monkeypatch):
     monkeypatch.setattr("postgrad.training.memory.supports_state_streaming", lambda device: True)
     assert "model.activation_offload=true" in explain("update", CUDA_TEXT, host.policy)
     assert "rollout.cache_gib" in explain("sample", CUDA_TEXT, host.policy)
+
+
+@pytest.mark.parametrize(
+    ("free", "reserved", "others"),
+    [(1, 40, 98), (60, 66, 13), (98, 45, 0)],  # 13 GiB are below a tenth of 139
+)
+def test_memory_of_other_processes_is_named_first(tiny, monkeypatch, free, reserved, others):
+    policy = build_host(config_of("grpo", tiny)).policy
+    gib = 2**30
+    fake_gpu = SimpleNamespace(
+        mem_get_info=lambda device: (free * gib, 139 * gib),
+        memory_reserved=lambda device: reserved * gib,
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_device_module", lambda device: fake_gpu)
+        assert other_processes_bytes(torch.device("cuda")) == others * gib
+        assert other_processes_bytes(torch.device("cpu")) == 0
+    monkeypatch.setattr(memory, "other_processes_bytes", lambda device: others * gib)
+    monkeypatch.setattr(memory, "total_memory_bytes", lambda device: 139 * gib)
+    line = explain("update", CUDA_TEXT, policy)
+    named = "other processes hold 98.0 of the GPU's 139.0 GiB"
+    assert (named in line) == (others == 98)
+    assert ("CUDA_VISIBLE_DEVICES" in line) == (others == 98)
+    assert line.index("model.activation_checkpointing") > line.find(named)
 
 
 def test_memory_that_runs_out_in_a_capture_is_one_line():

@@ -361,6 +361,18 @@ def memory_info(device: torch.device) -> tuple[int, int]:
     return torch.get_device_module(device).mem_get_info(device)
 
 
+def other_processes_bytes(device: torch.device) -> int:
+    """Return the accelerator memory that other processes hold; 0 if the device has none of its own.
+
+    Includes what the driver itself holds for this process, such as its context.
+    """
+    if not has_own_memory(device):
+        return 0
+    free, total = memory_info(device)
+    reserved = torch.get_device_module(device).memory_reserved(device)
+    return max(0, total - free - reserved - _GraphMemory.attached)
+
+
 def total_memory_bytes(device: torch.device) -> int:
     """Return the total memory of the device; for the CPU that of the machine."""
     if has_own_memory(device):

@@ -11,6 +11,7 @@ from postgrad.model.device import (
     graph_memory_bytes,
     is_memory_error,
     memory_held,
+    other_processes_bytes,
     requested_memory,
     supports_state_streaming,
     total_memory_bytes,
@@ -32,6 +33,8 @@ GIB = 2**30
 SAMPLING = "rollout.cache_gib to a fixed size or rollout.max_rows to fewer rows"
 LOADING = "model.dtype=bfloat16 or optimizer.kind=adamw_offloaded"
 PASSES = "model.activation_checkpointing=true, or training.token_budget to a smaller number"
+# From this share of the GPU on, what other processes hold is named first; a context needs less.
+MIN_OTHER_SHARE = 0.1
 # If blocks are recomputed already.
 LONG_PASSES = "model.activation_offload=true, or training.token_budget to a smaller number"
 ADVICE = {"sample": SAMPLING, "validate": SAMPLING, "load": LOADING, "save": LOADING}
@@ -69,15 +72,34 @@ def explain(stage: str, text: str, policy: Any = None) -> str:
     """Return the line for an out-of-memory error with this text."""
     size = requested_memory(text)
     held = ""
+    otherwise = ""
     advice = ADVICE.get(stage, PASSES)
     if isinstance(policy, LocalPolicy):
+        device = policy.device
         parts = memory_parts(policy)
         held = "; " + ", ".join(f"{name} {size:.1f} GiB" for name, size in parts.items())
         if advice == PASSES and _could_offload(policy):
             advice = LONG_PASSES
         advice = estimated_advice(stage, policy) or advice
+        others = describe_others(other_processes_bytes(device), total_memory_bytes(device))
+        held += others
+        otherwise = "otherwise " if others else ""
     activity = ACTIVITIES.get(stage, "")
-    return f"out of memory{activity}{size}{held}; set {advice}; the same command then continues"
+    return (
+        f"out of memory{activity}{size}{held}; {otherwise}set {advice}; "
+        "the same command then continues"
+    )
+
+
+def describe_others(others: int, total: int) -> str:
+    """Return what to do about the memory that other processes hold; "" if that is little."""
+    if others < MIN_OTHER_SHARE * total:
+        return ""
+    return (
+        f"; other processes hold {others / GIB:.1f} of the GPU's {total / GIB:.1f} GiB "
+        "(nvidia-smi lists them): stop those that are not of this run, or choose another GPU with "
+        "CUDA_VISIBLE_DEVICES"
+    )
 
 
 def estimated_advice(stage: str, policy: LocalPolicy) -> str:
