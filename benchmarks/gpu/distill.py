@@ -172,6 +172,7 @@ def reward_model_runs(options: argparse.Namespace) -> list[Run]:
             f"rollout.max_response_tokens={options.tokens + TEMPLATE_TOKENS}",
             f"training.problems_per_step={max(1, options.rows // 4)}",
             f"optimizer.lr={options.lr_reward}",
+            "optimizer.warmup_steps=3",
         ]
         arguments = ["train", "reward_model", *settings]
         runs.append(Run("reward model", seed, label, arguments, keeps_policy=True))

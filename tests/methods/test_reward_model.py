@@ -132,6 +132,13 @@ def test_checkpoints_continue_with_the_same_bytes(fresh, tmp_path):
     assert torch.equal(first.head.weight, second.head.weight)
 
 
+def test_scores_start_near_zero(fresh):
+    """The standard deviation of a new head is 1 / (width + 1), the width of this model is 32."""
+    config = config_of("reward_model", fresh, *SMALL)
+    policy = RewardPolicy(config, load(config.model, CPU), find_method("reward_model")(config))
+    assert 0.6 < float(policy.head.weight.detach().std()) * 33 < 1.5
+
+
 def test_padding_at_the_end_is_never_scored(fresh):
     """transformers skips it; a tokenizer whose padding is its end token then has no end."""
     tokenizer = load_tokenizer(config_of("grpo", fresh).model)

@@ -120,7 +120,9 @@ class RewardPolicy(LocalPolicy):
         # The head is float32, whatever the model's compute type is.
         self.head = self.make_head(width)
         generator = torch.Generator().manual_seed(config.seed)
-        nn.init.normal_(self.head.weight, std=(width + 1) ** -0.5, generator=generator)
+        # So small that scores start near 0. A larger head gives all responses a common score, and
+        # the first steps then only center it.
+        nn.init.normal_(self.head.weight, std=1 / (width + 1), generator=generator)
         self._load_head(Path(config.model.path).expanduser())
         self.head.to(parameter.device)
         self.check_architecture(loaded)
