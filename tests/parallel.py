@@ -11,16 +11,20 @@ from families import SumOfLogprobs, save_family
 from packaging.version import Version
 from tiny_runs import config_of, random_batch
 
+from postgrad.cluster.host import load_role
+from postgrad.model.critic import LocalCritic
 from postgrad.model.load import load
 from postgrad.model.lora import adapter_parameters, add_adapters
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.ranks import Ranks
-from postgrad.model.sharded import ShardedPolicy
-from postgrad.model.views import FULL
+from postgrad.model.sharded import ShardedCritic, ShardedPolicy
+from postgrad.model.views import FULL, after
 
 CPU = torch.device("cpu")
 BATCH = random_batch(1, groups=5, samples=4, longest_prompt=9, longest=12)
+# Few tokens: Triton's interpreter is slow.
+SHORT_BATCH = random_batch(10, groups=1, samples=3, longest_prompt=3, longest=3)
 TENSOR = "cluster.tensor_parallel=2"
 TENSOR_4 = "cluster.tensor_parallel=4"  # pads the vocabulary of 18
 EXPERT = "cluster.expert_parallel=2"
@@ -49,34 +53,82 @@ def fill_second_matrices(model):
             p.copy_(0.1 * torch.randn(p.shape, generator=generator))
 
 
-def make_policy(folder, settings, device, make):
+def make_config(folder, settings, device: torch.device = CPU):
     words = ["training.token_budget=60", f"model.device={device.type}", *settings]
-    config = config_of("grpo", folder, *words)
-    loaded = load(config.model, device)
+    return config_of("grpo", folder, *words)
+
+
+def with_adapters(config, loaded):
+    """Add adapters to a loaded model if the configuration has some; return it."""
     if config.model.lora.rank:
         add_adapters(loaded.model, config.model.lora, seed=0)
         fill_second_matrices(loaded.model)
-    return make(config, loaded)
+    return loaded
+
+
+def local_settings(settings) -> list[str]:
+    """Return the settings that also apply to one process."""
+    return [word for word in settings if word.startswith(("model.", "optimizer."))]
 
 
 def local_policy(
     folder, settings=(), objective=LogprobsAndEntropy, device: torch.device = CPU
 ) -> LocalPolicy:
-    def make(config, loaded):
-        return LocalPolicy(config, loaded, objective())
-
-    shared = [word for word in settings if word.startswith("model.")]
-    return make_policy(folder, shared, device, make)
+    config = make_config(folder, local_settings(settings), device)
+    return LocalPolicy(config, with_adapters(config, load(config.model, device)), objective())
 
 
 def sharded_policy(
     folder, settings, objective=LogprobsAndEntropy, device: torch.device = CPU
 ) -> ShardedPolicy:
-    def make(config, loaded):
-        ranks = Ranks.from_process_group(device, config.cluster)
-        return ShardedPolicy(config, loaded, objective(), ranks)
+    """Return a policy on the ranks; each of them loads the model on its device."""
+    config = make_config(folder, ["cluster=ray", *settings], device)
+    loaded = with_adapters(config, load(config.model, device))
+    ranks = Ranks.from_process_group(device, config.cluster)
+    return ShardedPolicy(config, loaded, objective(), ranks)
 
-    return make_policy(folder, ["cluster=ray", *settings], device, make)
+
+def rank_policy(
+    folder, settings, device: torch.device, objective=LogprobsAndEntropy
+) -> ShardedPolicy:
+    """Return a policy on the ranks, loaded as by a run: in host memory, by the first rank only."""
+    config = make_config(folder, ["cluster=ray", *settings], device)
+    ranks = Ranks.from_process_group(device, config.cluster)
+    loaded = load_role(config, "policy", config.model.path, "cpu", ranks)
+    return ShardedPolicy(config, with_adapters(config, loaded), objective(), ranks)
+
+
+class SquaredError:
+    """What a critic learns here: the advantages."""
+
+    def prepare_values(self, batch):
+        return batch
+
+    def value_loss(self, batch, values, metrics):
+        return (values - batch.tokens["advantages"]).square().sum()
+
+
+def local_critic(folder, settings=(), device: torch.device = CPU) -> LocalCritic:
+    config = make_config(folder, local_settings(settings), device)
+    return LocalCritic(config, load(config.model, device), SquaredError(), 1e-2)
+
+
+def rank_critic(folder, settings, device: torch.device = CPU) -> ShardedCritic:
+    """Return a critic on the ranks that is loaded as a run does."""
+    config = make_config(folder, ["cluster=ray", *settings], device)
+    ranks = Ranks.from_process_group(device, config.cluster)
+    loaded = load_role(config, "critic", config.model.path, "cpu", ranks)
+    return ShardedCritic(config, loaded, SquaredError(), 1e-2, ranks)
+
+
+def compute_critic(critic, batch=BATCH) -> dict[str, torch.Tensor]:
+    """Return a critic's values after two updates, and the norms of its gradients.
+
+    Its head starts at zero, so the model below it has a gradient in the second update only.
+    """
+    norms = [critic.update(batch, step)["critic/grad_norm"] for step in (1, 2)]
+    # As a gradient: it sets the scale by which difference() measures norms.
+    return {"values": critic.values(batch), "norms of the gradient": torch.tensor(norms)}
 
 
 def compute(policy, batch=BATCH) -> dict[str, torch.Tensor]:
@@ -93,6 +145,24 @@ def compute(policy, batch=BATCH) -> dict[str, torch.Tensor]:
             full = policy.ranks.full_tensor(gradient, policy.optimizer.sharded_params[name])
         results[f"gradient of {name}"] = full
     return {name: value.detach().clone() for name, value in results.items()}
+
+
+def compute_with_step(policy, batch=BATCH) -> dict[str, torch.Tensor]:
+    """Return compute(), and log-probs after an optimizer step."""
+    results = compute(policy, batch)
+    policy.optimizer.step(1e-2)
+    results["logprobs after a step"] = policy.logprobs(batch)["logprobs"]
+    return results
+
+
+def step_on_first_block(policy, batch=BATCH) -> dict[str, torch.Tensor]:
+    """Return log-probs of BuPO's policy after the first block, after a step on it."""
+    view = after(1)
+    policy._freeze_unused(view)
+    policy.accumulate(batch, view, MetricAccumulator())
+    assert policy.optimizer.has_gradients()
+    policy.optimizer.step(1e-2)
+    return {"logprobs of the first block": policy.logprobs(batch, view)["logprobs"]}
 
 
 def difference(expected, actual) -> str:

@@ -207,10 +207,15 @@ def adapter_products(module: Any) -> AdapterProducts | None:
     if ADAPTER_NAME not in module.lora_A:
         return None
     layers = [module.lora_A[ADAPTER_NAME], module.lora_B[ADAPTER_NAME], base_layer(module)]
-    has_hooks = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
-    if has_hooks or not isinstance(module.lora_dropout[ADAPTER_NAME], nn.Identity):
+    is_hooked = any(has_hooks(layer) for layer in layers)
+    if is_hooked or not isinstance(module.lora_dropout[ADAPTER_NAME], nn.Identity):
         return None
     return AdapterProducts(*lora_matrices(module), module.scaling[ADAPTER_NAME])
+
+
+def has_hooks(layer: nn.Module) -> bool:
+    """Return whether a layer must be called as a module: its hooks exchange tensors of ranks."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def add_lora_outputs(out: Tensor, modules: list[Any], x: Tensor) -> Tensor:

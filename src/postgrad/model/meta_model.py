@@ -65,6 +65,7 @@ def _describe(model: Any) -> dict[str, Any]:
     return {
         "passes": support.passes,
         "reasons": list(support.reasons),
+        "rounding": list(support.rounding),
         "attention": model.config._attn_implementation,
         "types": types,
     }
@@ -82,7 +83,9 @@ def _adapt(model: Any, described: dict[str, Any]) -> None:
         p.data = p.data.to(getattr(torch, described["types"][name]))
     model.set_attn_implementation(described["attention"])
     reasons = tuple(described["reasons"])
-    set_support(model, Support(described["passes"], transform_of(model), reasons))
+    mean, largest = described["rounding"]
+    support = Support(described["passes"], transform_of(model), reasons, (mean, largest))
+    set_support(model, support)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

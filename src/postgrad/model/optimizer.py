@@ -150,6 +150,7 @@ class Optimizer:
             )
         if self.config.max_grad_norm > 0:
             scale = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+            scale = scale.to(gradients[0].device)  # in host memory with cluster.offload
             torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateImportUsage]
         for group in self.adam.param_groups:
             group["lr"] = lr * group["scale"]

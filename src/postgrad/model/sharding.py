@@ -20,11 +20,13 @@ from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError
 from postgrad.model.async_writer import TensorsFile, copy_to_host
 from postgrad.model.checkpoint_parts import Layout, part_path, read_own_part, read_tensors
+from postgrad.model.device import supports_triton
 from postgrad.model.divisions import REPLICATED, Division, division_of, set_division
 from postgrad.model.experts import count_experts, dispatch_experts
 from postgrad.model.meta_model import allocate_shards, fill_shards, tensors_of
 from postgrad.model.muon import find_blocks
 from postgrad.model.optimizer import Optimizer
+from postgrad.model.rank_kernels import install_kernels_on_ranks
 from postgrad.model.ranks import Ranks
 from postgrad.model.tensor_parallel import divide_model
 
@@ -53,11 +55,17 @@ def shard_model(
     """Shard the model's blocks, then the rest; return the root that runs passes.
 
     With tensor or expert parallelism the blocks are divided into slices first. Expert parallelism
-    leaves a model without experts as it is.
+    leaves a model without experts as it is. On a device with Triton the shards then compute with
+    its kernels.
 
     `masters` keeps the shards of trained parameters in float32. `float32_module` is sharded too
     and computes in float32, whatever the model's compute type is.
     """
+    uses_kernels = supports_triton(ranks.device)
+    if uses_kernels:  # a model that was loaded on the device has kernels on whole matrices
+        from postgrad.model.passes.kernels.install import remove_kernels
+
+        remove_kernels(model)
     before = tensors_of(model)
     divisions: dict[str, Division] = {}
     has_experts = count_experts(model.config) > 0
@@ -103,6 +111,8 @@ def shard_model(
         set_division(p, divisions.get(name, REPLICATED))
     if must_fill:
         fill_shards(model, before, ranks)
+    if uses_kernels:
+        install_kernels_on_ranks(root, model, ranks, compute)
     return root
 
 

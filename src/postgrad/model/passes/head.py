@@ -276,8 +276,8 @@ def _grad_logits(
             targets,
             lse,
             entropy,
-            grad_logprobs.contiguous(),
-            None if grad_entropy is None else grad_entropy.contiguous(),
+            grad_logprobs,
+            grad_entropy,
             temperature,
             hidden.dtype,
         )

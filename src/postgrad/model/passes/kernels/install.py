@@ -6,11 +6,14 @@ Parameter names, weights and checkpoints stay those of the stock model.
 from types import MethodType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from transformers.activations import GELUTanh, SiLUActivation
 
 from postgrad.model.gradient_sums import has_master
-from postgrad.model.lora import adapter_products, add_lora_outputs, base_layer
+from postgrad.model.lora import adapter_products, add_lora_outputs, base_layer, has_hooks
+from postgrad.model.passes.attention import attention
+from postgrad.model.passes.divided import AnyPacking, DividedTokens
 from postgrad.model.passes.kernels.linear import fuse_linears, fused_linear
 from postgrad.model.passes.kernels.packed_attention import packed_attention
 from postgrad.model.passes.kernels.rms_norm import rms_norm
@@ -56,10 +59,13 @@ def is_gelu(mlp: Any) -> bool:
     return isinstance(mlp.act_fn, GELUTanh)
 
 
-def install_kernels(model: nn.Module) -> None:
+def install_kernels(model: nn.Module, fuse: bool = True) -> None:
     """Let the norms, MLPs and attention layers of a stock model compute with these kernels.
 
-    Modules of other classes are left as they are.
+    Modules of other classes are left as they are. `fuse` multiplies the matrices that read one
+    input as one matrix, so they must stay where they are in memory. Without it each layer is
+    called by itself: FSDP2 gathers and frees matrices, and layers in slices have hooks that
+    exchange tensors.
     """
     modules: list[Any] = list(model.modules())
     for module in modules:
@@ -67,11 +73,23 @@ def install_kernels(model: nn.Module) -> None:
         if read_norm(module) is not None:
             module.forward = MethodType(_norm_forward, module)
         elif class_name in MLP_CLASSES and isinstance(module.act_fn, ACTIVATIONS):
-            module.fused_params = fuse_linears([module.gate_proj, module.up_proj])
+            if fuse:
+                module.fused_params = fuse_linears([module.gate_proj, module.up_proj])
             module.forward = MethodType(_mlp_forward, module)
         elif class_name in ATTENTION_CLASSES:
-            module.fused_params = fuse_linears([module.q_proj, module.k_proj, module.v_proj])
+            if fuse:
+                module.fused_params = fuse_linears([module.q_proj, module.k_proj, module.v_proj])
             module.forward = MethodType(_attention_forward, module)
+
+
+def remove_kernels(model: nn.Module) -> None:
+    """Undo install_kernels: the modules compute with their stock forward methods again."""
+    modules: list[Any] = list(model.modules())
+    for module in modules:
+        forward = vars(module).get("forward")
+        if getattr(forward, "__func__", None) in (_norm_forward, _mlp_forward, _attention_forward):
+            del module.forward
+            vars(module).pop("fused_params", None)
 
 
 def _norm_forward(module: Any, hidden_states: Tensor) -> Tensor:
@@ -81,7 +99,11 @@ def _norm_forward(module: Any, hidden_states: Tensor) -> Tensor:
 
 
 def _attention_forward(
-    module: Any, hidden_states: Tensor, *args: Any, packing: Packing | None = None, **kwargs: Any
+    module: Any,
+    hidden_states: Tensor,
+    *args: Any,
+    packing: AnyPacking | None = None,
+    **kwargs: Any,
 ) -> Any:
     """Packed passes use fewer, larger kernels; other passes use the stock module's forward."""
     if packing is None:
@@ -89,20 +111,27 @@ def _attention_forward(
     cos, sin = kwargs["position_embeddings"]
     x = hidden_states[0]
     projections = [module.q_proj, module.k_proj, module.v_proj]
-    qkv = add_lora_outputs(fused_linear(x, module.fused_params, projections), projections, x)
-    q, k, v = (
-        part.unflatten(1, (-1, module.head_dim))
-        for part in qkv.split([p.out_features for p in projections], dim=1)
-    )
+    if hasattr(module, "fused_params"):
+        widths = [p.out_features for p in projections]
+        outputs = _fused_outputs(module, projections, x).split(widths, dim=1)
+    else:
+        outputs = [projection(x) for projection in projections]
+    q, k, v = (output.unflatten(1, (-1, module.head_dim)) for output in outputs)
     if hasattr(module, "q_norm"):
         q = module.q_norm(q)
         k = module.k_norm(k)
     q, k = rotary(q, k, cos[0], sin[0])
     v = v.contiguous()  # otherwise autograd would keep all three projections for v
+    if isinstance(packing, DividedTokens):
+        query, key, value = (part.transpose(0, 1)[None] for part in (q, k, v))
+        options = {"sliding_window": window_of(module) or None, "packing": packing}
+        out, _ = attention(module, query, key, value, None, module.scaling, **options)
+        return module.o_proj(out.reshape(1, len(x), -1)), None
     cache = kwargs.get("past_key_values")
     if cache is not None:
         kv = cache.update(k.transpose(0, 1)[None], v.transpose(0, 1)[None], module.layer_idx)
         k, v = (x[0].transpose(0, 1) for x in kv)  # after the new tokens, earlier ones may follow
+    assert isinstance(packing, Packing)
     out = packed_attention(q, k, v, packing, module.scaling, window_of(module))
     return _output_projection(module.o_proj, out.view(1, len(x), -1)), None
 
@@ -114,17 +143,25 @@ def _output_projection(projection: Any, x: Tensor) -> Tensor:
     return fused_linear(x[0], (projection.weight, projection.bias), [projection])[None]
 
 
+def _fused_outputs(module: Any, projections: list[Any], x: Tensor) -> Tensor:
+    """Return the outputs of layers that read x, concatenated, by one product."""
+    return add_lora_outputs(fused_linear(x, module.fused_params, projections), projections, x)
+
+
 def _mlp_forward(module: Any, hidden_states: Tensor) -> Tensor:
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     projections = [module.gate_proj, module.up_proj]
-    gate_up = add_lora_outputs(fused_linear(x, module.fused_params, projections), projections, x)
+    if hasattr(module, "fused_params"):
+        gate_up = _fused_outputs(module, projections, x)
+    else:
+        gate_up = torch.cat([projection(x) for projection in projections], dim=1)
     out = _down_projection(module.down_proj, gate_up, is_gelu(module))
     return out.view(hidden_states.shape)
 
 
 def _down_projection(down: Any, gate_up: Tensor, gelu: bool) -> Tensor:
     """Return the down projection of SwiGLU; its wide input is recomputed where it can be."""
-    if type(down) is nn.Linear:
+    if type(down) is nn.Linear and not has_hooks(down):
         return swiglu_down(gate_up, down.weight, down.bias, gelu)
     adapter = adapter_products(down)
     if adapter is None:

@@ -99,12 +99,18 @@ def logprob_backward(
     temperature: float,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return the (rows, vocabulary) gradient of the logits, in `dtype`."""
+    """Return the (rows, vocabulary) gradient of the logits, in `dtype`.
+
+    The columns may be strided: those of a vocabulary in slices are parts of a table.
+    """
     rows, vocabulary = logits.shape
     out = torch.empty(rows, vocabulary, dtype=dtype, device=logits.device)
+    grad_logprobs = grad_logprobs.contiguous()
     with_entropy = grad_entropy is not None
+    if grad_entropy is not None:
+        grad_entropy = grad_entropy.contiguous()
     _logprob_backward[(rows, triton.cdiv(vocabulary, BLOCK))](
-        logits, targets, lse, entropy, grad_logprobs,
+        logits, targets.contiguous(), lse.contiguous(), entropy.contiguous(), grad_logprobs,
         grad_entropy if with_entropy else grad_logprobs, out, vocabulary, 1.0 / temperature,
         WITH_ENTROPY=with_entropy, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
