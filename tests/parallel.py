@@ -150,7 +150,7 @@ def compute(policy, batch=BATCH) -> dict[str, torch.Tensor]:
 def compute_with_step(policy, batch=BATCH) -> dict[str, torch.Tensor]:
     """Return compute(), and log-probs after an optimizer step."""
     results = compute(policy, batch)
-    policy.optimizer.step(1e-2)
+    policy.optimizer.step(1e-3)
     results["logprobs after a step"] = policy.logprobs(batch)["logprobs"]
     return results
 
@@ -161,7 +161,7 @@ def step_on_first_block(policy, batch=BATCH) -> dict[str, torch.Tensor]:
     policy._freeze_unused(view)
     policy.accumulate(batch, view, MetricAccumulator())
     assert policy.optimizer.has_gradients()
-    policy.optimizer.step(1e-2)
+    policy.optimizer.step(1e-3)
     return {"logprobs of the first block": policy.logprobs(batch, view)["logprobs"]}
 
 

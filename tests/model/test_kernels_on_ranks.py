@@ -76,7 +76,7 @@ def on_rank():
 
 cases = json.loads(sys.argv[2])
 expected = {name: run(name, *case, False) for name, case in cases.items()}
-first, second = run_on_ranks(2, on_rank)
+first, second = run_on_ranks(2, on_rank, collective_s=60)
 print("same", json.dumps({name: first[name] or second[name] for name in first}))
 """
 ONE = {"num_hidden_layers": 1}
