@@ -5,6 +5,7 @@
     python benchmarks/research.py luffy --smoke --out FOLDER        (a tiny model on a CPU)
     python benchmarks/research.py hashes --model smollm2 --out x86.jsonl
     python benchmarks/research.py graders RUN_FOLDER... --out graders.md
+    python benchmarks/research.py demonstrations MODEL --data FOLDER/train.jsonl
     python benchmarks/research.py keep FOLDER                       (to docs/research/CLAIM.jsonl)
     python benchmarks/research.py draw                              (figures and tables of docs/)
 
@@ -12,6 +13,7 @@
 |---|---|---|
 | grpo | does GRPO raise test accuracy, and how fast beside TRL? | Qwen2.5-Coder-1.5B |
 | luffy, exgrpo | do demonstrations, or replays, teach what GRPO does not find? | the same |
+| secret | luffy with demonstrations whose tokens are all plausible at the start | the same |
 | bupo | BuPO at the depth of the entropy analysis, at others, and GRPO | the same |
 | classmate | a second reward for thoughts that help a smaller model | the same |
 | collapse | why that lowered accuracy at 135M | SmolLM2-135M |
@@ -34,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from claims import (
     bupo,
     classmate,
+    demonstrations,
     distillation,
     draw,
     environments,
@@ -53,6 +56,7 @@ from claims.runs import run_all
 CLAIMS: dict[str, Claim] = {
     "grpo": grpo.CLAIM,
     "luffy": luffy.CLAIM,
+    "secret": luffy.SECRET,
     "exgrpo": exgrpo.CLAIM,
     "environments": environments.CLAIM,
     "bupo": bupo.CLAIM,
@@ -164,6 +168,7 @@ def run_claim(options: argparse.Namespace) -> int:
 COMMANDS = {
     "hashes": hashes.main,
     "graders": graders.main,
+    "demonstrations": demonstrations.main,
     "keep": lambda arguments: draw.keep(REPORTS, arguments),
     "draw": lambda arguments: draw.main(REPORTS, arguments),
 }

@@ -17,6 +17,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 CLAIMS = (
     "grpo",
     "luffy",
+    "secret",
     "exgrpo",
     "environments",
     "bupo",
@@ -318,6 +319,7 @@ def test_final_answers_are_found_in_any_form(research):
     assert answer("5 and 6\n#### 1,000\nend") == "1,000"
     assert answer("first 5, then 6.") == "6"
     assert answer("none") == "" == answer("####")
+    assert answer("3 + 4 = 7\n#### and the number.") == "7"
 
 
 def test_a_column_may_read_some_lines_only(research):

@@ -7,7 +7,8 @@ highest seed. Tables have the mean of the seeds. Accuracies and rewards also hav
 its 95% t interval over seeds, and each seed; with one seed a greedy accuracy has its Wilson
 interval over the test problems.
 Runs that were stopped before their last step are drawn as far as they came: dashed where seeds of
-an arm are missing. The table counts their steps and ends with a line that says so.
+an arm are missing. The table counts their steps and ends with a line that says so; values after
+training are those of the arm's runs that came furthest.
 """
 
 import argparse
@@ -113,12 +114,14 @@ def table(claim: Report, entries: Sequence[Entry]) -> str:
     sizes = last_options(entries)
     for arm, labels in labels_by_arm(entries).items():
         runs = [series(entries, label) for _, label in sorted(labels.items())]
+        steps = [int(lines[-1]["step"]) for lines in runs]
+        furthest = [lines for lines in runs if lines[-1]["step"] == max(steps)]
         cells = [arm]
         for column in claim.columns:
-            found = [values for lines in runs if (values := column_values(lines, column))]
+            counted = runs if column.first else furthest
+            found = [values for lines in counted if (values := column_values(lines, column))]
             means = [statistics.mean(values) for values in found]
             cells.append(cell(column, means, sizes))
-        steps = [int(lines[-1]["step"]) for lines in runs]
         cells.append(" ".join(map(str, steps if len(set(steps)) > 1 else steps[:1])))
         rows.append(cells)
     text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -316,7 +319,7 @@ def draw_curve(
 ) -> None:
     """Draw one arm: the mean over seeds at each step, and the range of the seeds.
 
-    From the first step on that some seeds do not have, the mean of the others is dashed.
+    After the last step that all seeds have, the mean of the others is dashed.
     """
     by_step: dict[int, list[tuple[float, float]]] = {}
     for lines in runs:
@@ -327,7 +330,7 @@ def draw_curve(
     num_seeds = max(map(len, points), default=0)
     places = [statistics.mean(x for x, _ in point) for point in points]
     means = [statistics.mean(y for _, y in point) for point in points]
-    full = next((i for i, point in enumerate(points) if len(point) < num_seeds), len(points))
+    full = max((i + 1 for i, point in enumerate(points) if len(point) == num_seeds), default=0)
     style: dict[str, Any] = {"linewidth": 1.3, "marker": "o" if len(points) <= MARKED else None}
     (curve,) = axis.plot(places[:full], means[:full], label=arm, markersize=3, **style)
     rest = slice(max(0, full - 1), None)

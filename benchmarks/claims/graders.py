@@ -1,8 +1,8 @@
 """Verifiers beside each other on the responses of runs: confusion tables and disagreements.
 
-    python benchmarks/research.py graders RUN_FOLDER... --out graders.md
+    python benchmarks/research.py graders RUN_FOLDER... RESPONSES.jsonl... --out graders.md
 
-Reads the rollouts of run folders. The first table scores the responses as they are. The second
+Reads the rollouts of run folders, and files of `postgrad generate` or `postgrad eval`. The first table scores the responses as they are. The second
 writes each response's final answer in the form that a verifier asks for (a box, `####`, tags), so
 that verifiers differ by how they compare answers, not by the form. The reference is the
 verifier that `reward.verifier=auto` takes for the problems.
@@ -12,7 +12,7 @@ import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,25 +48,52 @@ def read_responses(run: Path, limit: int) -> list[Response]:
     problems = {one.uid: one for one in load_problems(str(config.data.train))}
     found: dict[tuple[str, str], None] = {}
     for file in sorted((run / "rollouts").glob("step-*.parquet")):
+        if "text" not in parquet.read_schema(file).names:
+            raise SystemExit(f"{file} has no texts: the run scored no responses; leave it out")
         for row in parquet.read_table(file, columns=["uid", "text", "source"]).to_pylist():
             if row["source"] == "policy":
                 found[row["uid"], row["text"]] = None
-    pairs = list(found)
-    if limit and len(pairs) > limit:
-        pairs = [pairs[i * len(pairs) // limit] for i in range(limit)]
-    return [Response(problems[uid], text) for uid, text in pairs]
+    return spaced([Response(problems[uid], text) for uid, text in found], limit)
+
+
+def read_generated(file: Path, limit: int) -> list[Response]:
+    """Return the responses of a file that `postgrad generate` or `postgrad eval` wrote."""
+    found: list[Response] = []
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        problem = Problem(row["uid"], (), row["ground_truth"], row["data_source"])
+        found.append(Response(problem, row["response"]))
+    return spaced(found, limit)
+
+
+def spaced(responses: list[Response], limit: int) -> list[Response]:
+    """Return at most `limit` of the responses, evenly spaced; 0: all."""
+    num_found = len(responses)
+    if not limit or num_found <= limit:
+        return responses
+    return [responses[i * num_found // limit] for i in range(limit)]
+
+
+def distinct(responses: Iterable[Response]) -> list[Response]:
+    """Return the responses without repetitions: runs of one seed start with the same ones."""
+    found = {(one.problem.uid, one.text): one for one in responses}
+    return list(found.values())
 
 
 def final_answer(text: str) -> str:
-    """Return the text in the last box, else after the last ####, else the last number."""
+    """Return the text in the last box, else after the last ####, else the last number.
+
+    A #### that no digit follows on its line is no answer.
+    """
     from postgrad.data.boxes import last_box
 
     box = last_box(text)
     if box:
         return box.strip()
-    if "####" in text:
-        after = text.rsplit("####", 1)[1].strip()
-        return after.splitlines()[0].strip() if after else ""
+    after = text.rsplit("####", 1)[1].strip() if "####" in text else ""
+    line = after.splitlines()[0].strip() if after else ""
+    if any(map(str.isdigit, line)):
+        return line
     found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
     return found[-1] if found else ""
 
@@ -140,13 +167,17 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="+", type=Path, help="run folders with rollouts")
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders, or files of responses")
     parser.add_argument("--limit", type=int, default=2000, help="responses per run; 0: all")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
-    responses = [one for run in options.runs for one in read_responses(run, options.limit)]
+    found: list[Response] = []
+    for source in options.runs:
+        read = read_responses if source.is_dir() else read_generated
+        found += read(source, options.limit)
+    responses = distinct(found)
     if not responses:
-        raise SystemExit("the runs have no responses of the policy")
+        raise SystemExit("no responses of a policy found")
     text = report(responses)
     options.out.write_text(text)
     print(text, flush=True)

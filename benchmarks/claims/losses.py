@@ -46,7 +46,6 @@ CLAIM = Claim(
         Column("entropy, last 5 steps", "entropy", count=5),
         Column("clipped share of tokens, last 5 steps", "policy/clip_fraction", count=5),
         Column("refills per step", "refill/times", count=1000),
-        Column("seconds per step", "step_s", count=10),
     ),
     curves=(RIGHT, "entropy", "grad_norm", "response/length"),
     sizes={

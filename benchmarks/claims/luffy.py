@@ -8,9 +8,10 @@ of SFT before, and its values before training are those after the SFT.
 """
 
 import argparse
+from dataclasses import replace
 
 from claims.claim import Arms, Claim, Column, lora, validation
-from claims.problems import write_operation
+from claims.problems import write_operation, write_secret
 
 
 def arms(options: argparse.Namespace) -> Arms:
@@ -59,7 +60,6 @@ CLAIM = Claim(
         Column("two digits after", "validation/test/accuracy", is_share=True),
         Column("three digits before", "validation/longer/accuracy", first=True, is_share=True),
         Column("three digits after", "validation/longer/accuracy", is_share=True),
-        Column("seconds per step", "step_s", count=10),
     ),
     curves=(
         "reward/on_policy",
@@ -78,4 +78,12 @@ CLAIM = Claim(
         "lora_rank": 32,
         "cache_gib": 3.0,
     },
+)
+
+# `luffy` gives tokens of the demonstrations a probability near 0 at the start, and LUFFY's loss
+# does not learn those. Here each token is plausible, and the answer is still not found by sampling.
+SECRET = replace(
+    CLAIM,
+    question="Does LUFFY learn from demonstrations whose tokens are all plausible?",
+    prepare=write_secret,
 )

@@ -3,7 +3,7 @@
 import argparse
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,56 @@ def operation_row(a: int, b: int) -> dict[str, Any]:
 
 def write_operation(options: argparse.Namespace) -> None:
     """Write 4,000 problems a @ b with two digits, 256 held out, and 256 with three digits."""
+    write_pairs(options.out, lambda a, b, rng: operation_row(a, b))
+
+
+def write_pairs(out: Path, make_row: Callable[[int, int, random.Random], dict[str, Any]]) -> None:
     rng = random.Random(0)
     pairs = [(a, b) for a in range(10, 100) for b in range(10, 100)]
     rng.shuffle(pairs)
-    rows = [operation_row(a, b) for a, b in pairs[: 4000 + 256]]
-    longer = [operation_row(rng.randrange(100, 1000), rng.randrange(100, 1000)) for _ in range(256)]
-    write_rows(options.out / "train.jsonl", rows[:4000])
-    write_rows(options.out / "test.jsonl", rows[4000:])
-    write_rows(options.out / "longer.jsonl", longer)
+    longer = [(rng.randrange(100, 1000), rng.randrange(100, 1000)) for _ in range(256)]
+    parts = {"train": pairs[:4000], "test": pairs[4000 : 4000 + 256], "longer": longer}
+    for name, some in parts.items():
+        write_rows(out / f"{name}.jsonl", [make_row(a, b, rng) for a, b in some])
+
+
+# ---- an operation of a known form with unknown numbers
+
+SECRET = (36, 58)
+OTHER_SYMBOLS = "#&%~!?"
+NUM_EXAMPLES = 3
+
+
+def secret_solution(a: int, symbol: str, b: int, numbers: tuple[int, int]) -> str:
+    """Return the solution of an operation that adds a number of its own to each side."""
+    first, second = a + numbers[0], b + numbers[1]
+    return (
+        f"{a} + {numbers[0]} = {first} and {b} + {numbers[1]} = {second}. "
+        f"So {a} {symbol} {b} = \\boxed{{({first}, {second})}}."
+    )
+
+
+def secret_row(a: int, b: int, rng: random.Random) -> dict[str, Any]:
+    """Return the problem a @ b with a demonstration.
+
+    The prompt shows the written form by other operations with other numbers, drawn for each
+    problem, so that each token of the demonstration is plausible. The numbers of @ are in the
+    demonstrations only: a policy that does not know them has to guess both at once.
+    """
+    lines = ["Each operation adds two numbers of its own."]
+    for symbol in rng.sample(OTHER_SYMBOLS, NUM_EXAMPLES):
+        x, y = (rng.randrange(10, 100) for _ in range(2))
+        numbers = rng.randrange(10, 100), rng.randrange(10, 100)
+        lines += [f"What is {x} {symbol} {y}?", secret_solution(x, symbol, y, numbers)]
+    return {
+        "uid": f"{a}@{b}",
+        "prompt": [{"role": "user", "content": "\n".join([*lines, f"What is {a} @ {b}?"])}],
+        "data_source": "arithmetic/boxed",
+        "reward_model": {"ground_truth": f"({a + SECRET[0]}, {b + SECRET[1]})"},
+        "target": [{"role": "assistant", "content": secret_solution(a, "@", b, SECRET)}],
+    }
+
+
+def write_secret(options: argparse.Namespace) -> None:
+    """Write problems of `secret_row` in the numbers of `write_operation`."""
+    write_pairs(options.out, secret_row)

@@ -110,6 +110,36 @@ def test_gsm8k_table(response, truth, verl, ours):
     assert value("gsm8k", response, truth) == ours
 
 
+# Classes of real responses of a 1.5B model that our rule once judged wrongly: response, truth, ours.
+READ_GSM8K = [
+    ("20 + 25 = 45\n####\n\n4. Johnny needs \\boxed{45} planks.", "45", 1),  # 4. counts a list
+    ("18 + 36 = 54.\n6. ####\n7. 54 people are going", "54", 1),
+    ("12. ####\n4. Johnny needs planks", "4", 1),  # without a box, the last number
+    ("####\n72", "72", 1),
+    ("####\n72.\nSo she sold 5.", "72", 1),
+    ("####\n\n33 pieces of gum", "33", 1),
+    ("#### 42. So she sold it", "42", 1),
+    ("to plant \\boxed{1500-C} trees", "1500", 0),  # an expression is no number
+    ("\\boxed{x + 20}", "20", 0),
+    ("\\boxed{120 - b}", "120", 0),
+    ("\\boxed{3x}", "3", 0),
+    ("\\boxed{5 m}", "5", 1),
+    ("\\boxed{60 km/h}", "60", 1),
+    ("\\boxed{Total: 1500 trees}", "1500", 1),
+    ("#### 100 and 100 calories", "100", 1),  # a repeated number is no alternative
+    ("#### 100 and 100 or 99", "100", 0),
+    ("it is 4 and 4.\n\n####", "4", 1),
+    ("Final answer: 25%, 25%, 25%", "25", 1),
+    ("Final answer: 30%, 25%, 25%", "25", 0),
+    ("or 42", "42", 0),
+]
+
+
+@pytest.mark.parametrize(("response", "truth", "ours"), READ_GSM8K)
+def test_gsm8k_on_classes_of_real_responses(response, truth, ours):
+    assert value("gsm8k", response, truth) == ours
+
+
 def test_gsm8k_parts():
     assert score("gsm8k", "so #### 42", "42") == Score(1.0, {"answer": 1.0, "format": 1.0})
     assert score("gsm8k", "so it is 42 clips.", "42") == Score(1.0, {"answer": 1.0, "format": 0.0})

@@ -17,6 +17,7 @@ from postgrad.verifiers.equality import (
 )
 from postgrad.verifiers.numbers import number, same_number
 
+MAX_REPEATS = 8  # numbers in "42, 42, 42"
 MAX_BOX = 10 * MAX_ANSWER  # characters; a box must be closed within them
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
@@ -40,6 +41,13 @@ STATED = re.compile(
 # Before a number: "41 or", "41,", "41 and": the number is one of several.
 _ALTERNATIVE = re.compile(
     r"(?:\bor\b|[0-9][%.]?(?:\s|\\text\{|\})*(?:[,;|&]|\band\b|\\\\))(?:\s|[\\$({\[}])*\Z"
+)
+# After "####" and a line break: "4. Johnny needs" is an item of a list.
+_LIST_ITEM = re.compile(r"[.)][ \t]{1,3}\S")
+# A number beside a variable is no answer: "1500 - C", "x + 20", "3x"; "5 m" and "60 km/h" are.
+_VARIABLE = re.compile(
+    r"[0-9.](?:[A-Za-z]|\s{0,3}[-−+*/^]\s{0,3}[A-Za-z])(?![A-Za-z])"
+    r"|(?<![A-Za-z])[A-Za-z]\s{0,3}[-−+*/^]\s{0,3}[0-9.]"
 )
 _ONE_MORE_NUMBER = re.compile(r"\s{0,3}(?:,\s|;|\||&|/\s|\bor\b|\band\b)\s{0,3}[-$\\]{0,3}[0-9]")
 # After a number: "12 apples", "12, which is ...", "12 (that is ...".
@@ -93,19 +101,38 @@ def last_number(text: str) -> str | None:
 
 
 def single_number(text: str) -> str | None:
-    """Return the last number, or None if it is one of several alternatives: 41 or 42; 41, 42."""
-    last = last_match(_NUMBER, text)
-    if last is None or _ALTERNATIVE.search(text, max(0, last.start() - 20), last.start()):
+    """Return the last number, or None if it is one of several alternatives: 41 or 42; 41, 42.
+
+    A number that is repeated, "42 and 42", is no alternative.
+    """
+    numbers = deque(_NUMBER.finditer(text), maxlen=MAX_REPEATS)
+    if not numbers:
         return None
-    found = last.group().rstrip(",")
-    return found if number(found) is not None else None
+    current = numbers.pop()
+    found = current.group().rstrip(",")
+    if number(found) is None:
+        return None
+    while _ALTERNATIVE.search(text, max(0, current.start() - 20), current.start()):
+        if not numbers:
+            return None
+        current = numbers.pop()
+        if not same_number(current.group().rstrip(","), found):
+            return None
+    return found
 
 
 def hash_answer(text: str) -> str | None:
-    """Return the number directly after the last `####`, or None."""
+    """Return the number directly after the last `####`, or None.
+
+    The number of an item in a list on the next line is none.
+    """
     start = text.rfind("####")
     match = _HASHES.match(text, start) if start >= 0 else None
-    return match.group(1).rstrip(",").replace(" ", "") if match else None
+    if match is None:
+        return None
+    if "\n" in text[start : match.start(1)] and _LIST_ITEM.match(text, match.end()):
+        return None
+    return match.group(1).rstrip(",").replace(" ", "")
 
 
 def stated_answer(text: str) -> str | None:
@@ -218,15 +245,26 @@ def gsm8k_answer(response: str) -> tuple[str | None, bool]:
     """Return the number that a response gives, and whether it is marked as the answer."""
     if (strict := hash_answer(response)) is not None:
         after = response[response.rfind("####") :].partition(strict)[2]
-        return (None if _ONE_MORE_NUMBER.match(after) else strict), True
+        return (None if _has_alternative(after, strict) else strict), True
     box = boxed_answer(response)
     if box is None:
         return single_number(response), False
     bare = split_unit(box.rpartition("=")[2])[0]
     if number(bare) is None:
         numbers = _NUMBER.findall(bare)
-        bare = numbers[0] if len(numbers) == 1 else None
+        bare = numbers[0] if len(numbers) == 1 and not _VARIABLE.search(bare) else None
     return bare, True
+
+
+def _has_alternative(after: str, found: str) -> bool:
+    """Return whether another number follows the one found: "41 or 42", but not "42 and 42"."""
+    end = 0
+    while more := _ONE_MORE_NUMBER.match(after, end):
+        following = _NUMBER.match(after, more.end() - 1)
+        if following is None or not same_number(following.group().rstrip(","), found):
+            return True
+        end = following.end()
+    return False
 
 
 def gsm8k_strict(response: str, problem: Problem) -> Score | Failure:
