@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ from waiting import wait_for
 
 from postgrad.config.compose import compose
 from postgrad.methods import find_method
+from postgrad.problem import Problem
 from postgrad.training.warmup import warmup_config
+from postgrad.verifiers.scorer import Scorer
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 CLAIMS = (
@@ -320,6 +323,63 @@ def test_final_answers_are_found_in_any_form(research):
     assert answer("first 5, then 6.") == "6"
     assert answer("none") == "" == answer("####")
     assert answer("3 + 4 = 7\n#### and the number.") == "7"
+
+
+def test_verls_rule_is_the_original(research):
+    """Rows of verl's own behavior: a dollar, a full stop, 42.0 and early answers are refused."""
+    rewards = importlib.import_module("claims.rewards")
+    problem = Problem("p", (), "42")
+    right = ("#### 42", "#### 41 #### 42", "#### 4,2")
+    wrong = ("####42", "#### $42", "#### 42.", "#### 42.0", "#### 42" + " " * 300, "42", "")
+    assert [rewards.verl_gsm8k(text, problem) for text in right] == [1.0] * 3
+    assert [rewards.verl_gsm8k(text, problem) for text in wrong] == [0.0] * 7
+
+
+def test_responses_are_read_from_files_too(research, tmp_path):
+    row = {"uid": "a", "ground_truth": "7", "data_source": "openai/gsm8k", "response": "#### 7"}
+    file = tmp_path / "responses.jsonl"
+    file.write_text((json.dumps(row) + "\n") * 3 + json.dumps(row | {"response": "8"}) + "\n")
+    found = research.graders.read_generated(file, 0)
+    assert [one.text for one in research.graders.distinct(found)] == ["#### 7", "8"]
+    assert found[0].problem.ground_truth == "7"
+    assert [one.text for one in research.graders.spaced(found, 2)] == ["#### 7", "#### 7"]
+
+
+def test_demonstrations_are_summarized_by_places(research):
+    """Numbers of other lengths do not move the words after them."""
+    make = research.demonstrations
+    texts = ["Add", " ", "1", "2", " and", "3"], ["Add", " ", "9", " and", "3"]
+    assert make.places(texts[0]) == [(0, 0), (1, 0), (2, 0), (2, 1), (2, 2), (3, 0)]
+    assert make.places(texts[1])[-1] == (3, 0)
+    rows = [
+        [
+            make.TokenProb(place, word, p)
+            for place, word in zip(make.places(some), some, strict=True)
+        ]
+        for some, p in zip(texts, (0.1, 0.3), strict=True)
+    ]
+    summary = make.summary(rows)
+    assert summary["tokens"] == 11
+    assert summary["quantile 0"] == 0.1
+    assert summary["mean p/(p+0.1)"] == pytest.approx((6 * 0.5 + 5 * 0.75) / 11)
+    assert [token.prob for token in make.lowest(rows, 1)] == [0.1]
+    assert make.shaped_grad(0.1) == pytest.approx(0.25)
+    assert make.shaped_grad(1e-5) == pytest.approx(1e-4, rel=1e-3)
+
+
+def test_secret_problems_show_the_form_and_not_the_numbers(research):
+    problems = importlib.import_module("claims.problems")
+    row = problems.secret_row(25, 60, random.Random(0))
+    assert row["reward_model"]["ground_truth"] == "(61, 118)"
+    solution = "25 + 36 = 61 and 60 + 58 = 118. So 25 @ 60 = \\boxed{(61, 118)}."
+    assert row["target"][0]["content"] == solution
+    prompt = row["prompt"][0]["content"]
+    assert prompt.endswith("What is 25 @ 60?")
+    assert prompt.count("boxed") == 3
+    problem = Problem("p", (), "(61, 118)", "arithmetic/boxed")
+    with Scorer("auto") as scorer:
+        scores = scorer.score([problem] * 3, [solution, "\\boxed{(61, 117)}", prompt])
+    assert [score.value for score in scores] == [1.0, 0.0, 0.0]
 
 
 def test_a_column_may_read_some_lines_only(research):

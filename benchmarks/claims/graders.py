@@ -2,10 +2,11 @@
 
     python benchmarks/research.py graders RUN_FOLDER... RESPONSES.jsonl... --out graders.md
 
-Reads the rollouts of run folders, and files of `postgrad generate` or `postgrad eval`. The first table scores the responses as they are. The second
-writes each response's final answer in the form that a verifier asks for (a box, `####`, tags), so
-that verifiers differ by how they compare answers, not by the form. The reference is the
-verifier that `reward.verifier=auto` takes for the problems.
+Reads the rollouts of run folders, and files of `postgrad generate` or `postgrad eval`. The first
+table scores the responses as they are. The second writes each response's final answer in the form
+that a verifier asks for (a box, `####`, tags), so that verifiers differ by how they compare
+answers, not by the form. The reference is the verifier that `reward.verifier=auto` takes for the
+problems.
 """
 
 import argparse
@@ -18,10 +19,12 @@ from typing import Any, NamedTuple
 
 from postgrad.problem import Problem, Score
 
+REWARDS = Path(__file__).resolve().parent / "rewards.py"
 # Name in the table, verifier, and the form it asks for.
 GRADERS: tuple[tuple[str, str, str], ...] = (
-    ("verl gsm8k strict", "gsm8k_strict", "#### {answer}"),
-    ("verl gsm8k flexible", "gsm8k_flexible", "#### {answer}"),
+    ("verl's strict rule", f"{REWARDS}:verl_gsm8k", "#### {answer}"),
+    ("gsm8k_strict", "gsm8k_strict", "#### {answer}"),
+    ("gsm8k_flexible", "gsm8k_flexible", "#### {answer}"),
     ("math", "math", "\\boxed{{{answer}}}"),
     ("OAT", "oat", "\\boxed{{{answer}}}"),
     ("LUFFY v3", "think_math", "</think> \\boxed{{{answer}}}"),

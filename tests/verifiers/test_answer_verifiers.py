@@ -110,7 +110,7 @@ def test_gsm8k_table(response, truth, verl, ours):
     assert value("gsm8k", response, truth) == ours
 
 
-# Classes of real responses of a 1.5B model that our rule once judged wrongly: response, truth, ours.
+# Classes of real responses of a 1.5B model: response, truth, ours.
 READ_GSM8K = [
     ("20 + 25 = 45\n####\n\n4. Johnny needs \\boxed{45} planks.", "45", 1),  # 4. counts a list
     ("18 + 36 = 54.\n6. ####\n7. 54 people are going", "54", 1),
