@@ -150,20 +150,20 @@ def test_padding_at_the_end_is_never_scored(fresh):
 
 
 def test_pairs_that_are_too_long_are_refused_or_dropped(fresh):
-    """What the chat template writes after a response counts: "777" and "=" are 4 tokens."""
+    """What the chat template writes after a response counts: "777==" has 5 tokens, not 4."""
     method = Method(config_of("reward_model", fresh))
     tokenizer = load_tokenizer(method.config.model)
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}={% endfor %}"
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}=={% endfor %}"
     pairs = [
         Problem(chosen, problem("1+1").messages, "", extra={"chosen": chosen, "rejected": "1"})
         for chosen in ("77", "777")
     ]
     dropping = method.row_encoder(Prompts(tokenizer, "chat", overlong="drop"))
-    assert dropping.drop_overlong_demonstrations(pairs, 3) == (pairs[:1], 1)
+    assert dropping.drop_overlong_demonstrations(pairs, 4) == (pairs[:1], 1)
     refusing = method.row_encoder(Prompts(tokenizer, "chat"))
-    assert refusing.drop_overlong_demonstrations(pairs, 4)[1] == 0
+    assert refusing.drop_overlong_demonstrations(pairs, 5)[1] == 0
     with pytest.raises(ConfigError, match=r"rollout\.max_response_tokens"):
-        refusing.drop_overlong_demonstrations(pairs, 3)
+        refusing.drop_overlong_demonstrations(pairs, 4)
     truncating = Prompts(tokenizer, "chat", overlong="left", max_prompt_tokens=3)
     with pytest.raises(ConfigError, match=r"data\.overlong"):
         method.row_encoder(truncating).drop_overlong_demonstrations(pairs, 4)
