@@ -325,6 +325,18 @@ def test_final_answers_are_found_in_any_form(research):
     assert answer("3 + 4 = 7\n#### and the number.") == "7"
 
 
+def test_values_after_training_are_those_of_the_runs_that_came_furthest(research):
+    """A run that was stopped at step 2 has an entropy of a start, which is no end's."""
+    entries = []
+    for seed, last, entropy in ((0, 4, 0.125), (1, 2, 0.75)):
+        for step in range(1, last + 1):
+            metrics = {"step": step, "entropy": entropy}
+            label = f"losses-dapo-{seed}"
+            entries.append({"arm": "DAPO", "seed": seed, "label": label, "metrics": metrics})
+    row = research.draw.table(research.CLAIMS["losses"], entries).splitlines()[2]
+    assert row == "| DAPO | - | - | 0.125 | - | - | 4 2 |"
+
+
 def test_verls_rule_is_the_original(research):
     """Rows of verl's own behavior: a dollar, a full stop, 42.0 and early answers are refused."""
     rewards = importlib.import_module("claims.rewards")
