@@ -27,7 +27,7 @@ def add_exactly(total, a, b):
 
 @pytest.fixture
 def products(monkeypatch):
-    monkeypatch.setattr(gradient_sums, "has_float32_accumulation", lambda device: True)
+    monkeypatch.setattr(gradient_sums, "adds_products", lambda device: True)
     monkeypatch.setattr(gradient_sums, "add_product", add_exactly)
 
 
@@ -135,6 +135,28 @@ def test_a_device_without_such_products_is_left_alone():
     assert not any(gradient_sums.has_master(p) for p in layers.parameters())
 
 
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("product", "expected"),
+    [
+        (add_exactly, True),
+        (lambda total, a, b: total.copy_(a.float() @ b.float()), False),
+        (lambda total, a, b: torch.addmm(total, a, b, out_dtype=torch.float32, out=total), False),
+    ],
+    ids=["right", "wrong", "missing"],
+)
+def test_the_product_is_tried_before_it_is_used(monkeypatch, product, expected):
+    monkeypatch.setattr(gradient_sums, "has_float32_accumulation", lambda device: True)
+    monkeypatch.setattr(gradient_sums, "_add_in_float32", product)
+    gradient_sums.adds_products.cache_clear()
+    try:
+        assert gradient_sums.adds_products(CPU) is expected
+    finally:
+        gradient_sums.adds_products.cache_clear()
+
+
 PROGRAM = """
 import sys
 import torch
@@ -157,7 +179,7 @@ def add_exactly(total, a, b):
     total += a.float() @ b.float()
 
 def gradients(dtype, products):
-    gradient_sums.has_float32_accumulation = lambda device: products
+    gradient_sums.adds_products = lambda device: products
     gradient_sums.add_product = head.add_product = add_exactly
     loaded = load(ModelConfig(path=sys.argv[1], dtype=dtype), torch.device("cpu"))
     install_kernels(loaded.model)

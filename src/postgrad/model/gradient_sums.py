@@ -6,11 +6,12 @@ Otherwise each pass would write a bfloat16 gradient, which is then read again an
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from postgrad.model.device import has_float32_accumulation
+from postgrad.model.device import has_float32_accumulation, is_simulated_gpu
 
 _MASTER = "gradient_master"  # attribute of a parameter
 _returned = False  # see returned_gradients
@@ -18,7 +19,7 @@ _returned = False  # see returned_gradients
 
 def set_master(p: Tensor, master: Tensor) -> None:
     """Let products add the gradient of `p` to the float32 `.grad` of its master, if they can."""
-    if has_float32_accumulation(p.device):
+    if adds_products(p.device):
         setattr(p, _MASTER, master)
 
 
@@ -56,10 +57,31 @@ def weight_gradients(weights: Sequence[Tensor], grad: Tensor, x: Tensor) -> Sequ
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a @ b to the float32 `total`, on a GPU without a result in between."""
-    if a.dtype == torch.bfloat16 and has_float32_accumulation(total.device):
-        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    if a.dtype == torch.bfloat16 and adds_products(total.device):
+        _add_in_float32(total, a, b)
     else:
         total += a @ b
+
+
+@cache
+def adds_products(device: torch.device) -> bool:
+    """Return whether a product of bfloat16 matrices is added to a float32 one rightly here.
+
+    The libraries of some GPUs lack it, so a small product is tried.
+    """
+    if is_simulated_gpu(device) or not has_float32_accumulation(device):
+        return has_float32_accumulation(device)
+    matrix = (torch.arange(256, device=device).view(16, 16) % 7).bfloat16()
+    total = matrix.float()
+    try:
+        _add_in_float32(total, matrix.T, matrix)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return torch.equal(total, matrix.float() + matrix.float().T @ matrix.float())
+
+
+def _add_in_float32(total: Tensor, a: Tensor, b: Tensor) -> None:
+    torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
 
 
 def gradient_sums(weights: Sequence[Tensor]) -> Tensor | None:
