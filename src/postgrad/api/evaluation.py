@@ -23,7 +23,7 @@ from postgrad.evaluation.progress import Progress, make_progress
 from postgrad.evaluation.report import table
 from postgrad.evaluation.run import evaluate as run_evaluation
 from postgrad.evaluation.settings import full_key, read_settings
-from postgrad.model.device import kept_threads
+from postgrad.model.threads import kept_threads
 from postgrad.problem import Failure, Score
 from postgrad.verifiers.scorer import AUTO, Scorer
 

@@ -14,7 +14,7 @@ from postgrad.errors import ConfigError
 from postgrad.evaluation.model import find_model
 from postgrad.evaluation.plan import engine_config, make_prompts, resolve_engine_settings
 from postgrad.evaluation.settings import EvalConfig, read_settings
-from postgrad.model.device import kept_threads, set_threads
+from postgrad.model.threads import kept_threads, set_threads
 from postgrad.problem import Problem
 from postgrad.rollout.engine import make_sampling
 from postgrad.rollout.respond import generate

@@ -26,9 +26,9 @@ from postgrad.methods.sft import Sft
 from postgrad.methods.step import Group, Step
 from postgrad.methods.support.grpo_checks import check_loss_options
 from postgrad.methods.support.scoring import add_scores
-from postgrad.model.device import kept_threads, set_threads
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import split_updates
+from postgrad.model.threads import kept_threads, set_threads
 from postgrad.problem import Problem
 from postgrad.training.prepare import resolve
 from postgrad.types import Batch

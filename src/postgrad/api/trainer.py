@@ -13,7 +13,7 @@ from postgrad.api.run import Run
 from postgrad.api.signature import with_arguments_of
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
-from postgrad.model.device import kept_threads, set_threads
+from postgrad.model.threads import kept_threads, set_threads
 from postgrad.training.display import make_reporter
 from postgrad.training.driver import Driver, open_driver
 from postgrad.training.report import MultiReporter, Reporter, print_line

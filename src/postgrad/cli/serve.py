@@ -273,7 +273,7 @@ def serve(
     """Loads the models and serves them until Ctrl-C or SIGTERM, then finishes running requests."""
     from postgrad import web
     from postgrad.config.schema import ModelConfig
-    from postgrad.model.device import set_threads
+    from postgrad.model.threads import set_threads
     from postgrad.serving import servers_file
     from postgrad.serving.app import make_app
     from postgrad.serving.served_model import load_served_model

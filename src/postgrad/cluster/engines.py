@@ -12,9 +12,10 @@ from omegaconf import OmegaConf
 
 from postgrad.config.compose import compose_section
 from postgrad.config.schema import Config, EngineConfig
-from postgrad.model.device import choose_device, set_threads
+from postgrad.model.device import choose_device
 from postgrad.model.load import load, load_tokenizer, model_config, resolve_path
 from postgrad.model.loaded import Loaded
+from postgrad.model.threads import set_threads
 from postgrad.rollout.continuous import ContinuousEngine
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.kinds import find_engine

@@ -14,7 +14,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.base import Method, Role
 from postgrad.model.critic import LocalCritic
-from postgrad.model.device import choose_device, set_threads
+from postgrad.model.device import choose_device
 from postgrad.model.load import base_model_name, load
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import add_adapters
@@ -24,6 +24,7 @@ from postgrad.model.policy import BaseModelPolicy, FrozenPolicy, LocalPolicy
 from postgrad.model.process_reward_model import StepModel, StepPolicy, scores_steps
 from postgrad.model.ranks import Ranks
 from postgrad.model.reward_model import RewardModel, RewardPolicy
+from postgrad.model.threads import set_threads
 from postgrad.rollout.native.engine import NativeEngine
 
 GENERATING = ("engine", "chat")  # kinds of roles that generate text

@@ -124,8 +124,8 @@ class RankActor:
         from postgrad.cluster.meshes import worker_mesh
         from postgrad.config.compose import from_yaml
         from postgrad.methods import find_method
-        from postgrad.model.device import set_threads
         from postgrad.model.ranks import Ranks
+        from postgrad.model.threads import set_threads
 
         if port_names == [ENGINE]:
             settings = read_engine_config(text)

@@ -25,12 +25,12 @@ from postgrad.model.device import (
     matmul_flops,
     memory_info,
     peak_memory_bytes,
-    set_threads,
     synchronize,
 )
 from postgrad.model.loaded import Loaded
 from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.policy import LocalPolicy
+from postgrad.model.threads import set_threads
 from postgrad.model.views import FULL
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine

@@ -1,4 +1,4 @@
-"""Devices, compute types, threads and memory. The only file that names kinds of hardware.
+"""Devices, compute types and memory. The only file that names kinds of hardware.
 
 Properties are probed, and the results are written into the run's configuration, so a resumed run
 computes the same bits. What torch offers for all accelerators is used in that form. For what
@@ -6,7 +6,6 @@ only some devices have, other files call a function of this one: `supports_trito
 `supports_graph_capture`, `supports_state_streaming`, `has_float32_accumulation`.
 """
 
-import ctypes
 import importlib.util
 import os
 import re
@@ -14,8 +13,7 @@ import resource
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -265,38 +263,6 @@ def best_seconds(work: Callable[[], object], repeats: int) -> float:
         work()
         best = min(best, time.perf_counter() - start)
     return best
-
-
-def set_threads(threads: int) -> None:
-    """Set the number of CPU threads, and let the process keep the memory it frees."""
-    torch.set_num_threads(threads)
-    _keep_freed_memory()
-
-
-@contextmanager
-def kept_threads() -> Iterator[None]:
-    """Set the caller's number of CPU threads again after the block."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _keep_freed_memory() -> None:
-    """Tell glibc not to return large blocks to the system.
-
-    Getting them again, page by page, costs as much as filling them.
-    """
-    if sys.platform != "linux":
-        return
-    trim_threshold = -1
-    mmap_max = -4
-    never = 2**31 - 1
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # musl has none
-        mallopt(mmap_max, 0)
-        mallopt(trim_threshold, never)
 
 
 # ---- memory

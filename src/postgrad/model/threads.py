@@ -1,10 +1,15 @@
-"""The number of CPU threads that computes fastest."""
+"""The number of CPU threads: the one that computes fastest, and setting it."""
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from postgrad.cores import available_cores
-from postgrad.model.device import DTYPES, best_seconds, kept_threads
+from postgrad.model.device import DTYPES, best_seconds
 
 
 def probe_threads(hidden_size: int, dtype: str) -> int:
@@ -36,3 +41,35 @@ def probe_threads(hidden_size: int, dtype: str) -> int:
                 best = threads
                 least = seconds
     return best
+
+
+def set_threads(threads: int) -> None:
+    """Set the number of CPU threads, and let the process keep the memory it frees."""
+    torch.set_num_threads(threads)
+    _keep_freed_memory()
+
+
+@contextmanager
+def kept_threads() -> Iterator[None]:
+    """Set the caller's number of CPU threads again after the block."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _keep_freed_memory() -> None:
+    """Tell glibc not to return large blocks to the system.
+
+    Getting them again, page by page, costs as much as filling them.
+    """
+    if sys.platform != "linux":
+        return
+    trim_threshold = -1
+    mmap_max = -4
+    never = 2**31 - 1
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # musl has none
+        mallopt(mmap_max, 0)
+        mallopt(trim_threshold, never)

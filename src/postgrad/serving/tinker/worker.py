@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from postgrad.errors import ConfigError, RunError
-from postgrad.model.device import set_threads
+from postgrad.model.threads import set_threads
 from postgrad.rollout.engine import Sampling
 from postgrad.serving.memory import memory_errors_as
 from postgrad.serving.tinker.trained_model import (

@@ -138,7 +138,8 @@ def _attention_forward(
 
 def _output_projection(projection: Any, x: Tensor) -> Tensor:
     """Return the projection of x (1, tokens, width); its product adds the gradient if it can."""
-    if type(projection) is not nn.Linear or not has_master(projection.weight):
+    is_plain = type(projection) is nn.Linear and not has_hooks(projection)
+    if not is_plain or not has_master(projection.weight):
         return projection(x)
     return fused_linear(x[0], (projection.weight, projection.bias), [projection])[None]
 
