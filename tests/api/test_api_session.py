@@ -54,6 +54,20 @@ def test_log_probs_are_those_of_sampling_until_an_update_changes_them(session):
     assert not torch.equal(session.logprobs(batch), before)
 
 
+def test_reward_functions_of_trl_get_ids_and_the_step_of_the_loop(session):
+    def trl(completion_ids, trainer_state, **columns):
+        return [sum(ids) + 100.0 * trainer_state.global_step for ids in completion_ids]
+
+    batch = session.sample(ROWS[:2], n=2)
+    sums = torch.tensor([float(ids.sum()) for ids in batch.response.split()])
+    for step in (0, 3):
+        assert torch.equal(session.score(batch, trl, global_step=step), sums + 100 * step)
+    with pytest.raises(postgrad.ConfigError, match="global_step="):
+        session.score(batch, trl)
+    with pytest.raises(postgrad.ConfigError, match="needs completion_ids"):
+        postgrad.score(ROWS[:2], ["1", "2"], reward=trl)
+
+
 def test_a_function_as_loss_is_the_named_loss(session):
     def mine(logprobs, old_logprobs, advantages):
         return ppo_clip(logprobs, old_logprobs, advantages)

@@ -341,10 +341,12 @@ def test_a_verifier_never_sees_what_a_tool_wrote(mine):
         lambda prompt, seed: [end] if "51" in prompts.decode_raw(prompt) else [call, end]
     )
     seen: list[str] = []
+    ids: list[list[int]] = []
 
     class Scorer:
-        def score(self, problems, responses):
+        def score(self, problems, responses, token_ids):
             seen.extend(responses)
+            ids.extend(token_ids())
             return [Score(0.0)] * len(responses)
 
     (answer,) = respond(
@@ -358,3 +360,4 @@ def test_a_verifier_never_sees_what_a_tool_wrote(mine):
         Turns(tools(f"{mine}:look"), prompts, 4),
     )
     assert seen == [CALL] and "51" in answer.text
+    assert ids == [answer.tokens] and "51" in prompts.decode(ids[0]), "as TRL's completion_ids"

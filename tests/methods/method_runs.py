@@ -105,9 +105,16 @@ class PlainScorer:
     value: Callable[[str], float | None]
     flat: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
+    token_ids: list[list[int]] = field(default_factory=list)
 
-    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
+    def score(
+        self,
+        problems: Sequence[Problem],
+        responses: Sequence[str],
+        token_ids: Callable[[], list[list[int]]] | None = None,
+    ) -> list[Score | Failure]:
         self.asked += responses
+        self.token_ids += token_ids() if token_ids else []
         values = [
             0.25 if p.uid in self.flat else self.value(r)
             for p, r in zip(problems, responses, strict=True)

@@ -201,7 +201,7 @@ def test_helping_others_pairs_problems_and_is_judged_by_theirs(tiny):
     s = made(tiny, FOUR, "method.reward_type=help_other_questions")
     judged = []
     score = s.scorer.score
-    s.scorer.score = lambda problems, texts: (
+    s.scorer.score = lambda problems, texts, *_: (
         judged.append([p.uid for p in problems]) or score(problems, texts)
     )
     s.until_estimate()
@@ -367,7 +367,7 @@ def test_consistency_is_a_channel_of_its_own_on_the_thought(tiny):
         "method.consistency_weight=2",
         "method.classmate_weight=0",
     )
-    s.scorer.score = lambda problems, texts: [
+    s.scorer.score = lambda problems, texts, *_: [
         Score(float(p.ground_truth == t)) for p, t in zip(problems, texts, strict=True)
     ]
     batch = s.until_estimate()

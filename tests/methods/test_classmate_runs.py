@@ -217,7 +217,7 @@ def test_thoughts_learn_to_help(tmp_path, verifier):
         value=lambda text: float(text == "7"),
     )
     score = s.scorer.score
-    s.scorer.score = lambda problems, texts: [
+    s.scorer.score = lambda problems, texts, *_: [
         Score(0.0) if len(t) != 1 else v for t, v in zip(texts, score(problems, texts), strict=True)
     ]
     rewards = []

@@ -90,7 +90,7 @@ class ReplayRun(Bound):
         self.plan: dict[str, int] = {}
         self.scorer.score = self.judged  # type: ignore[method-assign]
 
-    def judged(self, problems, responses):
+    def judged(self, problems, responses, *_):
         from postgrad.types import Score
 
         seen: dict[str, int] = {}

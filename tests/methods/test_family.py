@@ -207,6 +207,8 @@ def test_remax_takes_the_reward_of_one_greedy_response_a_problem(tiny):
     (_, sampled), (_, greedy) = spy.calls
     assert sampled[1].temperature == 1.0 and greedy[1].temperature == 0.0
     assert [len(request.seeds) for request in greedy[0]] == [1] * 4
+    texts = [b.prompts.decode(ids) for ids in b.scorer.token_ids]
+    assert texts == b.scorer.asked and len(texts) == len(batch) + 4
     for uid, baseline in zip(batch.rows["uid"], batch.rows["greedy_reward"].tolist(), strict=True):
         prompt = b.prompts.encode(b.feed.find(uid))
         (request,) = [r for r in greedy[0] if r.prompt == prompt]
@@ -221,7 +223,7 @@ def test_remax_leaves_out_problems_whose_greedy_response_cannot_be_judged(tiny):
     scorer, samples = b.scorer.score, b.config.rollout.samples
     b.scorer.score = (
         # The first call scores the samples, the second one greedy response per problem.
-        lambda problems, texts: [
+        lambda problems, texts, *_: [
             Failure("test", "refused") if len(texts) == 4 and i == 0 else verdict
             for i, verdict in enumerate(scorer(problems, texts))
         ]
@@ -242,7 +244,7 @@ def test_remax_leaves_out_problems_whose_greedy_response_cannot_be_judged(tiny):
 def test_a_row_whose_group_failed_has_nothing_to_be_compared_with(recipe, is_left_out, tiny):
     b = bound(recipe, tiny, "rollout.samples=3", "reward.max_failure_rate=0.9")
     scorer = b.scorer.score
-    b.scorer.score = lambda problems, texts: [
+    b.scorer.score = lambda problems, texts, *_: [
         Failure("test", "refused") if i in (0, 2) else verdict
         for i, verdict in enumerate(scorer(problems, texts))
     ]
@@ -344,7 +346,7 @@ def test_parts_that_only_some_refills_report_do_not_stop_the_run(tiny):
     b = refilling(tiny, {0, 1})
     plain = b.scorer.score
 
-    def score(problems, responses):
+    def score(problems, responses, *_):
         verdicts = plain(problems, responses)
         for verdict in verdicts if len(responses) == 8 else []:
             verdict.parts["late"] = 1.0

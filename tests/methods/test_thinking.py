@@ -77,6 +77,7 @@ def test_a_response_without_an_output_is_not_judged(tiny):
     batch, scorer = estimated(tiny, ["(1", "(123)7"], "method.no_output_score=-2")
     assert (
         scorer.asked == ["7"]
+        and scorer.token_ids == [batch.response.split()[1].tolist()]
         and batch.rows["reward"].tolist() == [-2, 1]
         and batch.rows["output"] == [None, "7"]
     )

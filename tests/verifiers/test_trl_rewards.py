@@ -131,7 +131,7 @@ def by_position(completions, /):
     return []
 
 
-def ids(completions, completion_ids):
+def metric(completions, log_metric):
     return []
 
 
@@ -139,9 +139,7 @@ def both(response, completions):
     return []
 
 
-@pytest.mark.parametrize(
-    ("function", "named"), [(by_position, "position"), (ids, "completion_ids")]
-)
+@pytest.mark.parametrize(("function", "named"), [(by_position, "position"), (metric, "log_metric")])
 def test_functions_that_cannot_be_called_are_refused(function, named):
     with pytest.raises(ConfigError, match=named):
         scorer_of(function)

@@ -33,6 +33,7 @@ from postgrad.problem import Problem
 from postgrad.training.prepare import resolve
 from postgrad.types import Batch
 from postgrad.verifiers.scorer import AUTO, Scorer
+from postgrad.verifiers.trainer_state import TrainerState
 
 CROSS_ENTROPY = "cross_entropy"
 
@@ -161,16 +162,24 @@ class Session:
         batch: Batch,
         reward: Reward | Sequence[Reward] | None = None,
         reward_weights: Sequence[float] | None = None,
+        *,
+        global_step: int | None = None,
     ) -> Tensor:
         """Score a sampled batch: sets `batch.rows["reward"]` and returns it, (rows,).
 
-        `reward` as in `train`. Raises RunError if a response could not be scored.
+        `reward` as in `train`. `global_step` is the number of finished steps of your loop, for
+        reward functions of TRL that take `trainer_state`. Raises RunError if a response could not
+        be scored.
         """
         verifier = as_verifier_setting(reward, reward_weights) or AUTO
         problems = [self._problems[uid] for uid in batch.rows["uid"]]
         settings = self.config.reward
         with Scorer(verifier, settings.timeout_s, settings.workers) as scorer:
-            add_scores(batch, scorer.score(problems, batch.rows["text"]))
+            if global_step is not None:
+                scorer.trainer_state = lambda: TrainerState(global_step)
+            ids = batch.response.split()
+            texts = batch.rows["text"]
+            add_scores(batch, scorer.score(problems, texts, lambda: [one.tolist() for one in ids]))
         failure = next((reason for reason in batch.rows["failure"] if reason), "")
         if failure:
             raise RunError(f"a response could not be scored: {failure}")

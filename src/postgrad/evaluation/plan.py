@@ -34,6 +34,7 @@ from postgrad.rollout.turns import TurnRunner, make_turns
 from postgrad.training.prepare import check_cluster
 from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge
 from postgrad.verifiers.scorer import Scorer
+from postgrad.verifiers.trl_rewards import COMPLETION_IDS
 from postgrad.version import __version__
 
 Section = TypeVar("Section")
@@ -116,7 +117,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     verifier = choose_verifier(config.reward.verifier, environments or agents)
     scorer = Scorer(verifier, config.reward.timeout_s, config.reward.workers)
     if is_scored:
-        scorer.check(problems)
+        scorer.check(problems, available=(COMPLETION_IDS,))
     identity = _identity(config, sets)
     return Plan(
         config=config,

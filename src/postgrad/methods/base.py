@@ -51,6 +51,7 @@ from postgrad.rollout.episodes import failed_environments, row_problems, turn_me
 from postgrad.rollout.respond import Answer, respond
 from postgrad.types import Batch, Failure, Problem, Trajectory
 from postgrad.verifiers.model_terms import asks_judge, model_terms
+from postgrad.verifiers.trl_rewards import COMPLETION_IDS, TRAINER_STATE
 
 
 @dataclass
@@ -164,6 +165,10 @@ class Method:
         """Whether steps score responses to data.train; otherwise only validations do."""
         return self.needs_verifier()
 
+    def reward_arguments(self) -> tuple[str, ...]:
+        """What reward functions of TRL may take besides texts and columns."""
+        return (COMPLETION_IDS, TRAINER_STATE)
+
     def reward_parts(self) -> dict[str, str]:
         """The parts of the verifier's score that the method reads, by the setting that names them.
 
@@ -244,13 +249,13 @@ class Method:
         texts = self.texts_to_score(batch)
         if "environment" not in batch.rows:
             batch.rows["question"] = [problem.messages[-1]["content"] for problem in problems]
-            results = score_texts(self.ports, problems, texts, self.no_output_score)
+            results = score_texts(self.ports, batch, problems, texts, self.no_output_score)
             add_scores(batch, results)
             return self.drop_failures(batch, step)
         failures = batch.rows["environment_failure"]
         scored = [None if failed else text for text, failed in zip(texts, failures, strict=True)]
         problems = row_problems(problems, batch.rows["environment"])
-        results = score_texts(self.ports, problems, scored, self.no_output_score)
+        results = score_texts(self.ports, batch, problems, scored, self.no_output_score)
         add_scores(batch, failed_environments(results, failures))
         return self.drop_failures(batch, step)
 

@@ -30,6 +30,7 @@ from postgrad.methods.support.classmate_settings import (
 )
 from postgrad.methods.support.thinking import Thinking
 from postgrad.types import Batch, Problem
+from postgrad.verifiers.trl_rewards import TRAINER_STATE
 
 
 class Classmate(Thinking):
@@ -52,6 +53,11 @@ class Classmate(Thinking):
                 paired_problem(problem)
 
     check_validation_problems = check_problems
+
+    def reward_arguments(self) -> tuple[str, ...]:
+        """Without completion_ids if classmates answer: their token ids are not kept."""
+        asks = self.settings.condition != "no_classmate"
+        return (TRAINER_STATE,) if asks else super().reward_arguments()
 
     def roles(self) -> dict[str, Role]:
         roles = super().roles()

@@ -4,7 +4,7 @@ Seeds come from (seed, uid, sample) alone, so neither the order nor the number o
 call changes a response.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,7 +20,10 @@ class Scorer(Protocol):
     """Verifiers or judges behind one call."""
 
     def score(
-        self, problems: Sequence[Problem], responses: Sequence[str]
+        self,
+        problems: Sequence[Problem],
+        responses: Sequence[str],
+        token_ids: Callable[[], list[list[int]]] | None = None,
     ) -> list[Score | Failure]: ...
 
 
@@ -128,6 +131,7 @@ def respond(
     verdicts = scorer.score(
         [episode_problem(response.problem, response.episode) for response in responses],
         [response.policy_text for response in responses],
+        lambda: [response.tokens for response in responses],
     )
     for i, response in enumerate(responses):
         if response.episode is not None and response.episode.failure is not None:

@@ -23,6 +23,7 @@ from postgrad.training.rollouts import make_rollouts
 from postgrad.training.setup import OpenRun, announced, open_run
 from postgrad.training.validation import validation_due
 from postgrad.training.validator import Validator
+from postgrad.verifiers.trainer_state import TrainerState
 
 
 def train(config: Config, reporter: Reporter) -> Result:
@@ -70,6 +71,7 @@ class Driver:
         self.rollouts = make_rollouts(self.config, self.method, self.feed)
         self.progress = Progress(opened, self.feed, self.guard, self.rollouts)
         self.number = self.start = self.progress.restore()
+        opened.inputs.scorer.trainer_state = self.trainer_state
         self.reached = False
         self.log = RunLog(self.folder, self.start)
         self.validator = Validator(opened, self.log)
@@ -94,6 +96,10 @@ class Driver:
 
     def is_last(self, number: int) -> bool:
         return number >= self.config.training.steps
+
+    def trainer_state(self) -> TrainerState:
+        """Return the state that reward functions of TRL read."""
+        return TrainerState(self.number, self.config.training.steps)
 
     def advance(self) -> StepResult:
         """Run the next step, its validation and its checkpoint where they are due."""

@@ -255,7 +255,7 @@ def _make_scorer(
     minimize = reward.objective == "minimize"
     scorer = Scorer(verifier, reward.timeout_s, reward.workers, minimize)
     if method.needs_verifier():
-        scorer.check(problems)
+        scorer.check(problems, method.reward_arguments())
         check_references(reward, problems)
     return scorer
 

@@ -8,7 +8,7 @@ summed with weights; a term that is None (TRL) is left out of the sum.
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,7 +18,13 @@ from postgrad.user_code import place_of
 from postgrad.verifiers.combine import Term, add_term
 from postgrad.verifiers.loading import as_verifier
 from postgrad.verifiers.port import as_score, one_line, run_verifier
-from postgrad.verifiers.trl_rewards import NO_REWARD, TrlReward, is_trl_reward
+from postgrad.verifiers.trl_rewards import (
+    NO_ARGUMENTS,
+    NO_REWARD,
+    LazyArguments,
+    TrlReward,
+    is_trl_reward,
+)
 
 
 class BatchReward(Protocol):
@@ -35,7 +41,7 @@ class WeightedReward:
 
     weight: float
     name: str
-    reward: Any  # a function, an async function or a BatchReward
+    reward: Any  # a function, an async function, a BatchReward or a FunctionScorer
 
 
 class FunctionScorer:
@@ -53,16 +59,27 @@ class FunctionScorer:
         self.timeout_s = timeout_s
         self.functions = [_as_function(reward) for reward in self.rewards]
 
-    def check(self, problems: Sequence[Problem]) -> None:
-        """Raise ConfigError if a row lacks a column that a reward function of TRL needs."""
-        for reward in self.rewards:
-            if isinstance(reward.reward, TrlReward):
-                reward.reward.check(problems)
+    def check(self, problems: Sequence[Problem], available: Collection[str] = ()) -> None:
+        """Raise ConfigError if a row lacks a column that a reward function of TRL needs.
 
-    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
-        """Return one Score or Failure per response; the first Failure of a sum counts."""
+        Also if such a function needs completion_ids or trainer_state, and it is not `available`.
+        """
+        for reward in self.rewards:
+            if isinstance(reward.reward, TrlReward | FunctionScorer):
+                reward.reward.check(problems, available)
+
+    def score(
+        self,
+        problems: Sequence[Problem],
+        responses: Sequence[str],
+        lazy_arguments: LazyArguments = NO_ARGUMENTS,
+    ) -> list[Score | Failure]:
+        """Return one Score or Failure per response; the first Failure of a sum counts.
+
+        `lazy_arguments` are for reward functions of TRL.
+        """
         columns = [
-            self._score_one(reward, function, problems, responses)
+            self._score_one(reward, function, problems, responses, lazy_arguments)
             for reward, function in zip(self.rewards, self.functions, strict=True)
         ]
         if len(columns) == 1 and self.rewards[0].weight == 1.0:
@@ -75,9 +92,10 @@ class FunctionScorer:
         function: Callable[..., Any] | None,
         problems: Sequence[Problem],
         responses: Sequence[str],
+        lazy_arguments: LazyArguments,
     ) -> list[Score | Failure]:
         if function is None:
-            return _score_batch(reward, problems, responses)
+            return _score_batch(reward, problems, responses, lazy_arguments)
         if _is_async(function):
             return _run_async(function, problems, responses, self.timeout_s)
         pairs = zip(responses, problems, strict=True)
@@ -100,7 +118,7 @@ class FunctionScorer:
 
 
 def _wrap_trl(reward: WeightedReward, timeout_s: float) -> WeightedReward:
-    """Return the reward; a function that takes `completions` as a TrlReward."""
+    """Return the reward; a reward function of TRL as a TrlReward."""
     function = reward.reward
     if not callable(function) or not is_trl_reward(function):
         return reward
@@ -126,10 +144,18 @@ def _is_async(function: Any) -> bool:
 
 
 def _score_batch(
-    reward: WeightedReward, problems: Sequence[Problem], responses: Sequence[str]
+    reward: WeightedReward,
+    problems: Sequence[Problem],
+    responses: Sequence[str],
+    lazy_arguments: LazyArguments,
 ) -> list[Score | Failure]:
+    arguments: list[Any] = [problems, responses]
+    if isinstance(reward.reward, TrlReward | FunctionScorer):
+        arguments.append(lazy_arguments)
     try:
-        results = list(reward.reward.score(problems, responses))
+        results = list(reward.reward.score(*arguments))
+    except ConfigError:
+        raise
     except Exception as error:
         return [Failure("error", one_line(error) + place_of(error))] * len(responses)
     if len(results) != len(responses):

@@ -1,7 +1,7 @@
 """The Scorer of the score stage: the right verifier for each problem, inline or in the pool."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from postgrad.errors import ConfigError
@@ -21,7 +21,14 @@ from postgrad.verifiers.model_terms import (
 )
 from postgrad.verifiers.pool import VerifierPool
 from postgrad.verifiers.table import NOTES, VERIFIERS, choose
-from postgrad.verifiers.trl_rewards import sum_terms, trl_terms
+from postgrad.verifiers.trainer_state import TrainerState
+from postgrad.verifiers.trl_rewards import (
+    COMPLETION_IDS,
+    TRAINER_STATE,
+    LazyArguments,
+    sum_terms,
+    trl_terms,
+)
 
 AUTO = "auto"
 ENVIRONMENT = "environment"  # the verifier that reads what an environment gave during the run
@@ -50,7 +57,8 @@ class Scorer:
 
     `judge` (for `llm_judge`) and `reward_models` (for `model:PATH`, by role) are set by the code
     that starts the models. `backend` is replaced by the code that starts verifiers on a cluster;
-    that code also stops them.
+    that code also stops them. `trainer_state` is set by the code that trains; it returns the
+    present state for reward functions of TRL.
 
     Args:
         verifier: `auto`, a built-in name, `package.module:function`, `path/to/file.py:function`, a
@@ -91,6 +99,7 @@ class Scorer:
         self.reward_models: dict[str, JudgeModel] = {}
         self.minimize = minimize
         self.judge: JudgeModel | None = None
+        self.trainer_state: Callable[[], TrainerState] | None = None
         self.local_pool = VerifierPool(workers, timeout_s)
         self.backend: VerifierBackend = self.local_pool
 
@@ -106,13 +115,17 @@ class Scorer:
             return self.rules
         return _replace_auto(self.rules, choose(problem))
 
-    def check(self, problems: Iterable[Problem]) -> None:
-        """Raise ConfigError, before a run starts, if some problem has no verifier."""
+    def check(self, problems: Iterable[Problem], available: Collection[str] = ()) -> None:
+        """Raise ConfigError, before a run starts, if some problem has no verifier.
+
+        Also if a reward function of TRL lacks a column, or needs completion_ids or trainer_state
+        that is not `available` where the responses will be scored.
+        """
         problems = list(problems)
         for problem in problems:
             self.name_for(problem)
         if self.functions is not None:
-            self.functions.check(problems)
+            self.functions.check(problems, available)
 
     def check_fit(self, problems: Sequence[Problem], name: str) -> None:
         """Raise ConfigError if a built-in verifier can score no problem of the set `name`.
@@ -189,13 +202,21 @@ class Scorer:
         chosen = {choose(problem) for problem in problems}
         return [note for name, note in NOTES.items() if name in chosen]
 
-    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
-        """Return one Score or Failure per response, in order; responses[i] answers problems[i]."""
+    def score(
+        self,
+        problems: Sequence[Problem],
+        responses: Sequence[str],
+        token_ids: Callable[[], list[list[int]]] | None = None,
+    ) -> list[Score | Failure]:
+        """Return one Score or Failure per response, in order; responses[i] answers problems[i].
+
+        `token_ids` returns the responses' token ids; it is called if a reward takes them.
+        """
         if len(problems) != len(responses):
             raise ValueError(f"{len(problems)} problems for {len(responses)} responses")
         scores: list[Score | Failure] = [Score(self.constant) for _ in responses]
         if self.functions is not None:
-            scores = self.functions.score(problems, responses)
+            scores = self.functions.score(problems, responses, self._lazy_arguments(token_ids))
         elif self.verifier == LLM_JUDGE:
             scores = self._ask_judge(problems, responses)
         elif self.rules:
@@ -216,6 +237,10 @@ class Scorer:
             scores = [add_score(rules, term, result) for rules, result in pairs]
         return [_negate(score) for score in scores] if self.minimize else scores
 
+    def _lazy_arguments(self, token_ids: Callable[[], list[list[int]]] | None) -> LazyArguments:
+        arguments = {COMPLETION_IDS: token_ids, TRAINER_STATE: self.trainer_state}
+        return {name: make for name, make in arguments.items() if make is not None}
+
     def _ask_judge(
         self, problems: Sequence[Problem], responses: Sequence[str]
     ) -> list[Score | Failure]:
@@ -229,6 +254,16 @@ class Scorer:
     def close(self) -> None:
         """Stop the child processes."""
         self.local_pool.close()
+
+
+def scorer_of_term(verifier: str) -> Scorer | FunctionScorer:
+    """Return what scores with this verifier as one term of several rewards.
+
+    For reward functions of TRL it is the FunctionScorer, which takes their arguments.
+    """
+    scorer = Scorer(verifier)
+    has_models = scorer.model_terms or scorer.judge_term is not None
+    return scorer if scorer.functions is None or has_models else scorer.functions
 
 
 def _trl_functions(rules: str, timeout_s: float) -> FunctionScorer | None:

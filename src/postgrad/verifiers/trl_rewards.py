@@ -1,14 +1,15 @@
 """Reward functions of TRL: `def reward(prompts, completions, **columns) -> list[float | None]`.
 
-A function with a parameter `completions` is one. It is called with keyword arguments, once for all
-responses of a score stage: `prompts`, `completions`, and the columns of the rows as lists. It runs
-in this process. None means that the reward does not apply to a response.
+A function with a parameter `completions`, `completion_ids` or `trainer_state` is one. It is called
+with keyword arguments, once for all responses of a score stage: `prompts`, `completions`, and the
+columns of the rows as lists; `completion_ids` and `trainer_state` where they are known. It runs in
+this process. None means that the reward does not apply to a response.
 """
 
 import asyncio
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from postgrad.errors import ConfigError
@@ -20,22 +21,33 @@ from postgrad.verifiers.lookup import is_sum
 from postgrad.verifiers.table import VERIFIERS
 
 COMPLETIONS = "completions"
+COMPLETION_IDS = "completion_ids"
+TRAINER_STATE = "trainer_state"
 NO_REWARD = "none"  # Failure.kind of a response for which a function returned None
 # What TRL passes besides the columns and Postgrad does not have where it scores.
-NOT_PASSED = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
-_RESERVED = ("prompt", "completion", "completion_ids")  # columns that TRL does not pass
+NOT_PASSED = ("log_extra", "log_metric", "environments")
+# What only some callers have, and why the others do not.
+_REASONS = {
+    COMPLETION_IDS: "only the texts of the responses are known here",
+    TRAINER_STATE: "no run trains here (in a Session: score(batch, reward, global_step=0))",
+}
+_RESERVED = ("prompt", "completion", COMPLETION_IDS, TRAINER_STATE)  # columns TRL does not pass
+
+# completion_ids and trainer_state, where they are known; each is made if a function takes it.
+LazyArguments = Mapping[str, Callable[[], Any]]
+NO_ARGUMENTS: LazyArguments = {}
 
 
 def is_trl_reward(function: Any) -> bool:
     """Return whether a function scores a list of completions, as in TRL."""
-    return COMPLETIONS in _parameters(function)
+    return not _parameters(function).keys().isdisjoint((COMPLETIONS, COMPLETION_IDS, TRAINER_STATE))
 
 
 class TrlReward:
     """A reward function of TRL as a batch reward.
 
     Args:
-        function: takes `completions`; may be `async def`.
+        function: for which is_trl_reward() is true; may be `async def`.
         label: starts the error messages.
         timeout_s: time limit of an async function, per response of the batch.
 
@@ -65,27 +77,54 @@ class TrlReward:
         is_required = parameter.default is parameter.empty
         if is_required and name in ("response", "solution_str", "queries", *NOT_PASSED):
             raise ConfigError(
-                f"{self.label} takes completions, as in TRL, and {name}, which is not available "
-                "here; the columns of the rows, prompts and completions are. Give it a default, or "
-                "write def reward(response, problem)"
+                f"{self.label} is a reward function of TRL and takes {name}, which is not "
+                f"available; the columns of the rows, prompts, {COMPLETIONS}, {COMPLETION_IDS} and "
+                f"{TRAINER_STATE} are. Give it a default, or write def reward(response, problem)"
             )
         (self.required if is_required else self.optional).append(name)
 
-    def check(self, problems: Sequence[Problem]) -> None:
-        """Raise ConfigError if a row lacks a column that the function needs."""
+    def check(self, problems: Sequence[Problem], available: Collection[str] = ()) -> None:
+        """Raise ConfigError if a row lacks a column that the function needs.
+
+        `available` says which of completion_ids and trainer_state score() will get.
+        """
+        self._check_available(available)
+        passed = ("prompts", COMPLETIONS, COMPLETION_IDS, TRAINER_STATE)
+        needed = [name for name in self.required if name not in passed]
         for problem in problems:
             columns = _columns_of(problem)
-            for name in self.required:
-                if name not in ("prompts", COMPLETIONS) and name not in columns:
+            for name in needed:
+                if name not in columns:
                     known = ", ".join(sorted(columns)) or "none"
                     raise ConfigError(
                         f"{self.label} needs a column {name}, which problem {problem.uid} does not "
                         f"have; its columns: {known} (FILE:OLD={name} renames one)"
                     )
 
-    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Any]:
-        """Return one number or Failure per response."""
+    def _check_available(self, available: Collection[str]) -> None:
+        for name, reason in _REASONS.items():
+            if name in self.required and name not in available:
+                raise ConfigError(
+                    f"{self.label} needs {name}, which is not available: {reason}; give it a "
+                    f"default, such as {name}=None"
+                )
+
+    def score(
+        self,
+        problems: Sequence[Problem],
+        responses: Sequence[str],
+        lazy_arguments: LazyArguments = NO_ARGUMENTS,
+    ) -> list[Any]:
+        """Return one number or Failure per response.
+
+        Raises:
+            ConfigError: the function needs completion_ids or trainer_state, and it is not known.
+        """
+        self._check_available(lazy_arguments)
         arguments = self._arguments(problems, responses)
+        for name, make in lazy_arguments.items():
+            if self.takes_any or name in self.required or name in self.optional:
+                arguments[name] = make()
         if inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(
             getattr(self.function, "__call__", None)  # noqa: B004
         ):
@@ -97,9 +136,7 @@ class TrlReward:
         none = Failure(NO_REWARD, f"{self.label} returned None")
         return [none if result is None else result for result in results]
 
-    def _arguments(
-        self, problems: Sequence[Problem], responses: Sequence[str]
-    ) -> dict[str, list[Any]]:
+    def _arguments(self, problems: Sequence[Problem], responses: Sequence[str]) -> dict[str, Any]:
         rows = [_columns_of(problem) for problem in problems]
         names = list(dict.fromkeys(name for row in rows for name in row))
         arguments = {name: [row.get(name) for row in rows] for name in names}
@@ -112,7 +149,7 @@ class TrlReward:
         taken = (*self.required, *self.optional)
         return {name: values for name, values in arguments.items() if name in taken}
 
-    def _await(self, arguments: dict[str, list[Any]], count: int) -> Any:
+    def _await(self, arguments: dict[str, Any], count: int) -> Any:
         """Return the result of the async function, in an event loop of a thread of its own."""
         results: list[Any] = []
         errors: list[BaseException] = []

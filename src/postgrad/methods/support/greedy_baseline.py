@@ -18,7 +18,10 @@ def add_greedy_rewards(method: Method, batch: Batch, step: Step) -> Batch:
     requests = [(problem, [0], []) for problem in problems]
     completions = method.generate(requests, sampling, step.number)
     texts = [method.ports.prompts.decode(each[0].policy_tokens) for each in completions]
-    verdicts = dict(zip(uids, method.ports.scorer.score(problems, texts), strict=True))
+    results = method.ports.scorer.score(
+        problems, texts, lambda: [each[0].tokens for each in completions]
+    )
+    verdicts = dict(zip(uids, results, strict=True))
     rewards: list[float] = []
     failures: list[str] = []
     for uid in batch.rows["uid"]:

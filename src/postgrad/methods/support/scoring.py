@@ -26,14 +26,20 @@ def policy_texts(ports: Ports, batch: Batch) -> Sequence[str | None]:
 
 def score_texts(
     ports: Ports,
+    batch: Batch,
     problems: Sequence[Problem],
     texts: Sequence[str | None],
     no_output_score: float,
 ) -> list[Score | Failure]:
-    """The verifier's result per text; `no_output_score` where the text is None."""
+    """The verifier's result per row's text; `no_output_score` where the text is None."""
     indices = [i for i, text in enumerate(texts) if text is not None]
+
+    def token_ids() -> list[list[int]]:
+        rows = batch.response.split()
+        return [rows[i].tolist() for i in indices]
+
     results = ports.scorer.score(
-        [problems[i] for i in indices], [text for text in texts if text is not None]
+        [problems[i] for i in indices], [text for text in texts if text is not None], token_ids
     )
     scores: list[Score | Failure] = [Score(no_output_score) for _ in texts]
     for i, result in zip(indices, results, strict=True):

@@ -1,0 +1,119 @@
+"""A run gives reward functions of TRL the engine's token ids and the number of finished steps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from tiny_runs import END, config_of, overrides_of, toy_run
+
+from postgrad.cli.main import main
+from postgrad.errors import ConfigError
+from postgrad.training.driver import train
+from postgrad.training.report import Reporter
+
+pytestmark = pytest.mark.slow
+
+REWARD = """
+import json
+from pathlib import Path
+
+CALLS = Path(__file__).with_name("calls.jsonl")
+
+def reward(completion_ids, trainer_state, **kwargs):
+    texts = [completion[0]["content"] for completion in kwargs["completions"]]
+    call = {"ids": completion_ids, "texts": texts, **vars(trainer_state)}
+    with CALLS.open("a") as file:
+        file.write(json.dumps(call) + "\\n")
+    return [sum(ids) / 17 / len(ids) for ids in completion_ids]
+"""
+
+
+@pytest.fixture
+def reward(tmp_path: Path) -> Path:
+    file = tmp_path / "rewards.py"
+    file.write_text(REWARD)
+    return file
+
+
+def calls_of(reward: Path) -> list[dict[str, Any]]:
+    lines = reward.with_name("calls.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def train_run(recipe: str, tiny: Path, reward: Path, *overrides: str) -> Path:
+    settings = (
+        *toy_run(steps=3),
+        f"reward.verifier={reward}:reward",
+        f"runs={reward.parent}",
+        *overrides,
+    )
+    return train(config_of(recipe, tiny, *settings), Reporter()).folder
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("cluster.backend=process", "cluster.engine_apart=true", "rollout.staleness=1"),
+        ("cluster.backend=ray", "cluster.wait_s=300", "cluster.pools.verifier=1"),
+    ],
+    ids=["local", "prefetched", "ray"],
+)
+def test_ids_are_those_of_the_rollouts_and_steps_count_from_0(overrides, tiny, reward):
+    if "cluster.backend=ray" in overrides:
+        pytest.importorskip("ray", reason="Ray is not installed")
+    validation = ("data.validation=arithmetic:1", "training.validate_every=1")
+    folder = train_run("grpo", tiny, reward, *validation, *overrides)
+    calls = calls_of(reward)
+    assert {call["max_steps"] for call in calls} == {3}
+    training = [call for call in calls if len(call["ids"]) == 16]
+    validations = [call for call in calls if len(call["ids"]) != 16]
+    assert [call["global_step"] for call in training] == [0, 1, 2], "as in TRL"
+    passes = [call["global_step"] for call in validations]
+    assert passes == [0, 0, 1, 1, 2, 2, 3, 3], "greedy and sampled, after each step"
+    finishes = set()
+    for number, call in enumerate(training, 1):
+        file = folder / "rollouts" / f"step-{number:06d}.parquet"
+        rows = pq.read_table(file).to_pylist()
+        assert call["ids"] == [row["response"] for row in rows]
+        assert call["texts"] == [row["text"] for row in rows]
+        for row in rows:
+            finishes.add(row["finish"])
+            assert (row["response"][-1] == END) == (row["finish"] == "stop")
+            assert END not in row["response"][:-1], "no padding"
+    assert finishes == {"stop", "length"}
+
+
+def test_a_resumed_run_goes_on_counting(tiny, reward):
+    train_run("grpo", tiny, reward, "training.steps=2")
+    train_run("grpo", tiny, reward, "training.steps=3")
+    seen = [(call["global_step"], call["max_steps"]) for call in calls_of(reward)]
+    assert seen == [(0, 2), (1, 2), (2, 3)]
+
+
+def test_validation_of_a_method_with_thoughts_knows_the_step(tiny, reward):
+    """It scores with a step of its own, whose number is 0."""
+    settings = ("data.validation=arithmetic:1", "training.validate_every=1", "training.steps=1")
+    train_run("classmate_baseline", tiny, reward, *settings, "method.no_output_score=0")
+    assert [call["global_step"] for call in calls_of(reward)][-1] == 1
+
+
+def test_the_texts_of_classmates_have_no_ids(tiny, reward):
+    with pytest.raises(ConfigError, match="needs completion_ids"):
+        train_run("classmate", tiny, reward)
+    assert not (reward.parent / "test").exists()
+
+
+def test_an_evaluation_has_ids_and_no_step(tiny, reward, capsys):
+    model = [one for one in overrides_of(tiny) if one.startswith("model.d")]
+    command = ["eval", str(tiny), "data=arithmetic:1", "data.template=plain", *model]
+    command += ["data.limit=2", "rollout.max_response_tokens=4", f"out={reward.parent / 'eval'}"]
+    assert main([*command, f"verifier={reward}:reward"]) == 2
+    assert "needs trainer_state" in capsys.readouterr().err
+    text = REWARD.replace("trainer_state,", "").replace(", **vars(trainer_state)", "")
+    reward.write_text(text)
+    assert main([*command, f"verifier={reward}:reward"]) == 0
+    (call,) = calls_of(reward)
+    assert len(call["ids"]) == 2 and all(call["ids"])
