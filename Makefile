@@ -91,6 +91,11 @@ test-openenv: $(VENV)/.installed-dev .venv-openenv/.installed
 test-scale: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --scale -m scale
 
+# Tests on a GPU. Most of their time is the start of programs, so several run at once.
+.PHONY: test-gpu
+test-gpu: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m gpu tests/gpu -n 8 --dist loadgroup -v
+
 # Tests that take minutes each, such as the complete demo.
 .PHONY: test-long
 test-long: $(VENV)/.installed-dev

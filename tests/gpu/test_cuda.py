@@ -1,4 +1,4 @@
-"""Engine, trainer and a complete run on a GPU. Run with: python -m pytest -m gpu"""
+"""Engine, trainer and a complete run on a GPU. Run with: make test-gpu"""
 
 import subprocess
 import sys

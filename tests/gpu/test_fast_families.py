@@ -1,7 +1,7 @@
 """Every fast family on a GPU against the stock transformers model, at two sizes.
 
 Gradients, decoding, and one training step with every optimizer and with LoRA, activation
-checkpointing, captured graphs and plain passes. Run with: python -m pytest -m gpu tests/gpu
+checkpointing, captured graphs and plain passes. Run with: make test-gpu
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
 """4-bit weights, 8-bit optimizer state and offloaded activations on a GPU.
 
-Run with: python -m pytest -m gpu tests/gpu/test_low_memory.py
+Run with: make test-gpu
 """
 
 import pytest

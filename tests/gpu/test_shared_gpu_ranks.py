@@ -1,7 +1,7 @@
 """Ranks that share one GPU give the numbers of one process on it.
 
 NCCL wants one GPU per rank, so they exchange tensors over gloo, by copies in host memory
-(`staged.py`). Run with: python -m pytest -m gpu tests/gpu/test_shared_gpu_ranks.py
+(`staged.py`). Run with: make test-gpu
 """
 
 from functools import partial
@@ -36,6 +36,7 @@ from postgrad.training.report import Reporter
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.xdist_group("ranks"),  # one process: the ranks start once for all cases
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
