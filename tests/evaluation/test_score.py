@@ -150,6 +150,21 @@ def test_unequal_counts_become_a_set_per_source(tmp_path):
     assert main(["score", str(bad), "verifier=exact", f"out={tmp_path / 'bad'}"]) == 2
 
 
+def test_a_reward_function_of_trl_gets_the_columns_as_in_training(tmp_path):
+    """Text prompts give text completions, and numbers stay numbers."""
+    reward = tmp_path / "rewards.py"
+    reward.write_text(
+        "def right(prompts, completions, answer, **kwargs):\n"
+        "    rows = zip(prompts, completions, answer)\n"
+        "    return [float(p + c.strip() == f'2+2={a:d}') for p, c, a in rows]\n"
+    )
+    rows = [{"prompt": "2+2=", "answer": 4, "responses": [" 4", "5"]}]
+    out = tmp_path / "out"
+    file = write(tmp_path / "x.jsonl", rows)
+    assert main(["score", str(file), f"verifier={reward}:right", f"out={out}"]) == 0
+    assert [row["score"] for row in lines(out / "x.jsonl")] == [1.0, 0.0]
+
+
 def test_lists_in_csv_are_read(tmp_path):
     file = tmp_path / "x.csv"
     with file.open("w", newline="") as stream:

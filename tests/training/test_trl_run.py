@@ -117,3 +117,19 @@ def test_an_evaluation_has_ids_and_no_step(tiny, reward, capsys):
     assert main([*command, f"verifier={reward}:reward"]) == 0
     (call,) = calls_of(reward)
     assert len(call["ids"]) == 2 and all(call["ids"])
+
+
+def test_a_function_that_changes_its_ids_leaves_the_results_alone(tiny, reward):
+    reward.write_text(
+        "def reward(completion_ids, **kwargs):\n"
+        "    for ids in completion_ids:\n"
+        "        ids.clear()\n"
+        "    return [1.0 for _ in completion_ids]\n"
+    )
+    model = [one for one in overrides_of(tiny) if one.startswith("model.d")]
+    command = ["eval", str(tiny), "data=one=arithmetic:1", "data.template=plain", *model]
+    command += ["data.limit=2", "rollout.max_response_tokens=4", f"out={reward.parent / 'eval'}"]
+    assert main([*command, f"verifier={reward}:reward"]) == 0
+    for line in (reward.parent / "eval/one.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert row["tokens"] and row["length"] == len(row["tokens"])

@@ -114,6 +114,27 @@ def test_a_default_is_used_where_nothing_is_known(problems):
     assert scorer.score(problems, ["4", "888"]) == [Score(1.0)] * 2
 
 
+def test_only_keywords_are_a_function_of_trl(problems):
+    def reward(**kwargs):
+        return [float(len(ids)) for ids in kwargs["completion_ids"]]
+
+    scorer = scorer_of(reward)
+    scorer.check(problems)
+    assert scorer.score(problems, ["4", "888"], lambda: IDS) == [Score(2.0), Score(3.0)]
+
+
+def test_defaults_of_these_names_leave_other_functions_what_they_are(problems):
+    def ours(response, problem, trainer_state=None):
+        return float(response == problem.ground_truth)
+
+    def verl(solution_str, ground_truth, completion_ids=None):
+        return float(solution_str == ground_truth)
+
+    for function in (ours, verl):
+        scores = scorer_of(function).score(problems, ["4", "888"], lambda: IDS)
+        assert scores == [Score(1.0), Score(0.0)]
+
+
 def test_an_unknown_attribute_of_the_state_is_named(problems):
     def reward(completions, trainer_state):
         return [trainer_state.epoch] * len(completions)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from postgrad.api.rewards import as_verifier_setting
 from postgrad.data.problems import problems_of_rows
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Score
@@ -114,6 +115,21 @@ def test_a_sum_of_functions_of_trl_and_other_verifiers(file):
     assert isinstance(first, Score) and isinstance(second, Score)
     assert (first.value, second.value) == pytest.approx((1 + 0.1 - 2, 0.0))
     assert first.parts["exact"] == 1.0 and f"{file}:applies" not in second.parts
+
+
+def test_an_unknown_data_source_is_refused_beside_a_function_of_trl(file):
+    def ours(response, problem):
+        return 1.0
+
+    known = problems_of_rows([row | {"data_source": "openai/gsm8k"} for row in TEXT_ROWS], "rows")
+    unknown = problems_of_rows([row | {"data_source": "of nobody"} for row in TEXT_ROWS], "rows")
+    rules = f"auto + {file}:right"
+    for verifier in (rules, as_verifier_setting([rules, ours])):
+        assert verifier is not None
+        with Scorer(verifier) as scorer:
+            scorer.check(known)
+            with pytest.raises(ConfigError, match="of nobody"):
+                scorer.check(unknown)
 
 
 def test_results_that_are_no_list_of_rewards(file):

@@ -7,7 +7,7 @@ result files of `postgrad eval`.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def read_responses(path: str | Path, column: str = "") -> list[Responded]:
                 raise RowError(f"no column {name}; the columns are {', '.join(row)}")
             rest = {key: value for key, value in row.items() if key != name}
             schema = schema or recognize(rest)
-            problem = schema.read(rest, stem)
+            problem = replace(schema.read(rest, stem), row=rest)
             texts = _texts(row[name], name)
             key = problem.uid or _content_key(problem)
             place = f"{file}: {location}"

@@ -131,7 +131,7 @@ def respond(
     verdicts = scorer.score(
         [episode_problem(response.problem, response.episode) for response in responses],
         [response.policy_text for response in responses],
-        lambda: [response.tokens for response in responses],
+        lambda: [list(response.tokens) for response in responses],  # a reward may change its own
     )
     for i, response in enumerate(responses):
         if response.episode is not None and response.episode.failure is not None:

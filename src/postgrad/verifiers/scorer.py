@@ -1,7 +1,7 @@
 """The Scorer of the score stage: the right verifier for each problem, inline or in the pool."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from postgrad.errors import ConfigError
@@ -126,6 +126,8 @@ class Scorer:
             self.name_for(problem)
         if self.functions is not None:
             self.functions.check(problems, available)
+            for scorer in _scorers_of(self.functions):
+                scorer.check(problems)
 
     def check_fit(self, problems: Sequence[Problem], name: str) -> None:
         """Raise ConfigError if a built-in verifier can score no problem of the set `name`.
@@ -286,6 +288,15 @@ def _trl_functions(rules: str, timeout_s: float) -> FunctionScorer | None:
         reward = rewards.get(term.label) or Scorer(term.label, timeout_s)
         weighted.append(WeightedReward(term.weight, term.label, reward))
     return FunctionScorer(weighted, timeout_s)
+
+
+def _scorers_of(functions: FunctionScorer) -> Iterator[Scorer]:
+    """Return the scorers of the terms that are verifiers by name, such as `auto`."""
+    for reward in functions.rewards:
+        if isinstance(reward.reward, Scorer):
+            yield reward.reward
+        elif isinstance(reward.reward, FunctionScorer):
+            yield from _scorers_of(reward.reward)
 
 
 def _replace_auto(verifier: str, name: str) -> str:

@@ -1,9 +1,10 @@
 """Reward functions of TRL: `def reward(prompts, completions, **columns) -> list[float | None]`.
 
-A function with a parameter `completions`, `completion_ids` or `trainer_state` is one. It is called
-with keyword arguments, once for all responses of a score stage: `prompts`, `completions`, and the
-columns of the rows as lists; `completion_ids` and `trainer_state` where they are known. It runs in
-this process. None means that the reward does not apply to a response.
+A function with a parameter `completions`, `completion_ids` or `trainer_state` is one, and so is one
+that takes only `**kwargs`. It is called with keyword arguments, once for all responses of a score
+stage: `prompts`, `completions`, and the columns of the rows as lists; `completion_ids` and
+`trainer_state` where they are known. It runs in this process. None means that the reward does not
+apply to a response.
 """
 
 import asyncio
@@ -26,6 +27,8 @@ TRAINER_STATE = "trainer_state"
 NO_REWARD = "none"  # Failure.kind of a response for which a function returned None
 # What TRL passes besides the columns and Postgrad does not have where it scores.
 NOT_PASSED = ("log_extra", "log_metric", "environments")
+# Arguments of functions that are called in another way.
+OTHER_CALLS = ("response", "solution_str", "queries")
 # What only some callers have, and why the others do not.
 _REASONS = {
     COMPLETION_IDS: "only the texts of the responses are known here",
@@ -39,8 +42,17 @@ NO_ARGUMENTS: LazyArguments = {}
 
 
 def is_trl_reward(function: Any) -> bool:
-    """Return whether a function scores a list of completions, as in TRL."""
-    return not _parameters(function).keys().isdisjoint((COMPLETIONS, COMPLETION_IDS, TRAINER_STATE))
+    """Return whether a function scores a list of completions, as in TRL.
+
+    One that needs a single response, such as verl's, is none if completion_ids and trainer_state
+    have defaults.
+    """
+    parameters = _parameters(function)
+    if COMPLETIONS in parameters or _takes_only_keywords(parameters):
+        return True
+    required = [name for name, parameter in parameters.items() if _is_required(parameter)]
+    names = parameters if set(required).isdisjoint(OTHER_CALLS) else required
+    return COMPLETION_IDS in names or TRAINER_STATE in names
 
 
 class TrlReward:
@@ -74,8 +86,8 @@ class TrlReward:
                 f"{self.label}: TRL's reward functions are called with names, and {name} has to be "
                 "given by its position; write def reward(completions, **kwargs)"
             )
-        is_required = parameter.default is parameter.empty
-        if is_required and name in ("response", "solution_str", "queries", *NOT_PASSED):
+        is_required = _is_required(parameter)
+        if is_required and name in (*OTHER_CALLS, *NOT_PASSED):
             raise ConfigError(
                 f"{self.label} is a reward function of TRL and takes {name}, which is not "
                 f"available; the columns of the rows, prompts, {COMPLETIONS}, {COMPLETION_IDS} and "
@@ -203,6 +215,16 @@ def _parameters(function: Any) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # some functions written in C have no signature
         return {}
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not is_variadic
+
+
+def _takes_only_keywords(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Return whether the function is `def reward(**kwargs)`."""
+    return [parameter.kind for parameter in parameters.values()] == [inspect.Parameter.VAR_KEYWORD]
 
 
 def _columns_of(problem: Problem) -> dict[str, Any]:
