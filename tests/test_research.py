@@ -254,11 +254,26 @@ def test_later_runs_are_added_to_kept_ones_of_the_same_sizes(research, tmp_path)
     keep(0, 2)
     keep(1, 1, "--add")
     assert kept() == {0: [0, 1], 1: [1]}
+    keep(0, 1, "--add")
+    assert kept() == {0: [0, 1], 1: [1]}, "a run that was stopped does not replace a complete one"
     keep(1, 2, "--add")
     assert kept() == {0: [0, 1], 1: [1, 2]}
     with pytest.raises(SystemExit, match="losses: kept runs have steps = 2, these 3"):
         keep(2, 3, "--add", steps=3)
     assert kept() == {0: [0, 1], 1: [1, 2]}
+
+
+def test_added_runs_have_the_model_of_the_kept_ones(research):
+    """Options that an older version did not write are not compared."""
+    kept = {"claim": "losses", "label": "", "options": {"model": "SmolLM2", "steps": 2}}
+    new = kept | {"options": {"model": "SmolLM2", "steps": 2, "engine": "vllm"}}
+    research.draw.check_sizes(kept, [[new]], None)
+    other = new | {"options": new["options"] | {"model": "model-folder"}}
+    with pytest.raises(SystemExit, match="model = SmolLM2, these model-folder; --model"):
+        research.draw.check_sizes(kept, [[other]], None)
+    research.draw.check_sizes(kept, [[other]], "SmolLM2")
+    with pytest.raises(SystemExit, match="steps = 2, these 3"):
+        research.draw.check_sizes(kept, [[new | {"options": new["options"] | {"steps": 3}}]], None)
 
 
 def test_a_run_is_over_at_its_last_step_and_validation(research, tmp_path):

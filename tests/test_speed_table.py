@@ -1,6 +1,7 @@
 """The tables of docs/results.md are written from result files, and from nothing else."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -81,3 +82,29 @@ def test_limits_are_those_of_the_hardware() -> None:
     attention = 3.5 * 4 * 256 * (100 + 512) * 1024 * 32 * 128 * 36
     limit = (products + attention) / 790e12
     assert speed_table.update_limit_s(STEP) == pytest.approx(limit, rel=0.01)
+
+
+def test_the_script_repeats_no_load_and_blames_no_peer_for_its_own_end(tmp_path: Path) -> None:
+    """Every program ends by its limit; that of one peer is below the time that is left."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    calls = tmp_path / "calls"
+    python = f"""
+    echo "$@" >> {calls}
+    case "$*" in */rows.py*) exec {sys.executable} "$@";; esac
+    """
+    bodies = {"python3": python, "timeout": 'shift 3; "$@"; exit 124', "curl": "exit 0"}
+    for name, body in bodies.items():
+        (programs / name).write_text(f"#!/bin/sh\n{body}\n")
+        (programs / name).chmod(0o755)
+    file = tmp_path / "out" / "speed.jsonl"
+    for system, measured in {"postgrad": (1, 16), "vllm": (1, 16, 128)}.items():
+        for clients in measured:
+            rows.write_row(file, f"serve {clients} clients x 128 tokens", system, figures={})
+    script = ["bash", str(ROOT / "benchmarks/gpu/speed.sh"), str(tmp_path / "out"), "130", "a", "b"]
+    environment = {"PATH": f"{programs}:/usr/bin:/bin"}
+    subprocess.run(script, env=environment, check=True, capture_output=True, timeout=60)
+    serve = [line for line in calls.read_text().splitlines() if "serve.py" in line]
+    assert len(serve) == 1 and "--clients 128 " in serve[0], "the last load of Postgrad only"
+    failed = [(row["name"], row["failed"]) for row in rows.read_rows([file]) if "failed" in row]
+    assert failed == [("rollout 1.7b 128 x 8 x 512", "no step within 120 s")]

@@ -1,11 +1,12 @@
 """Figures and tables of the claims, from raw metrics that are small enough to commit.
 
 `keep FOLDER` writes docs/research/CLAIM.jsonl from FOLDER/results.jsonl; `keep FOLDER --add` adds
-the runs to those of that file. `draw` writes docs/research/CLAIM.png from it, and puts each table
-between the lines `<!-- CLAIM -->` and `<!-- end -->` of docs/results.md. Lines are means over
-seeds, bands reach from the lowest to the highest seed. Tables have the mean of the seeds.
-Accuracies and rewards also have the half width of its 95% t interval over seeds, and each seed;
-with one seed a greedy accuracy has its Wilson interval over the test problems.
+the runs to those of that file, except runs that it has with more steps. `draw` writes
+docs/research/CLAIM.png from it, and puts each table between the lines `<!-- CLAIM -->` and
+`<!-- end -->` of docs/results.md. Lines are means over seeds, bands reach from the lowest to the
+highest seed. Tables have the mean of the seeds. Accuracies and rewards also have the half width of
+its 95% t interval over seeds, and each seed; with one seed a greedy accuracy has its Wilson
+interval over the test problems.
 Runs that were stopped before their last step are drawn as far as they came: dashed where seeds of
 an arm are missing. The table counts their steps and ends with a line that says so; values after
 training are those of the arm's runs that came furthest.
@@ -197,7 +198,8 @@ def keep(claims: Mapping[str, Report], arguments: list[str]) -> int:
         files = [target / f"{name}.jsonl" for name in names]
         kept = [read_kept(file) for file in files if file.is_file()]
         for entries in kept:
-            check_sizes(entries[0], folders)
+            check_sizes(entries[0], folders, options.model)
+            folders = [without_shorter_runs(new, entries) for new in folders]
         folders = [*kept, *folders]
     entries = merged(folders)
     for name in names:
@@ -210,15 +212,43 @@ def keep(claims: Mapping[str, Report], arguments: list[str]) -> int:
     return 0
 
 
-def check_sizes(kept: Entry, folders: Sequence[Sequence[Entry]]) -> None:
-    """Stop if runs that would be added have other sizes than those that are kept."""
+def check_sizes(kept: Entry, folders: Sequence[Sequence[Entry]], model: str | None) -> None:
+    """Stop if runs that would be added have another model or other sizes than those that are kept.
+
+    `model` is their model's name, if it is not that of their folder. Sizes that an older version
+    did not write are not compared.
+    """
+    compared = [name for name in ("model", *SIZES) if name not in ("seeds", "jobs")]
     for header in (entry for entries in folders for entry in entries):
         if header.get("claim") != kept["claim"]:
             continue
-        for name in SIZES:
-            old, new = kept["options"].get(name), header["options"].get(name)
-            if name not in ("seeds", "jobs") and old != new:
-                raise SystemExit(f"{kept['claim']}: kept runs have {name} = {old}, these {new}")
+        options = header["options"] | ({"model": model} if model else {})
+        for name in compared:
+            old, new = kept["options"].get(name), options.get(name)
+            if name in kept["options"] and old != new:
+                hint = "; --model says what a folder's model is" if name == "model" else ""
+                raise SystemExit(
+                    f"{kept['claim']}: kept runs have {name} = {old}, these {new}{hint}"
+                )
+
+
+def without_shorter_runs(entries: Sequence[Entry], kept: Sequence[Entry]) -> list[Entry]:
+    """Return the entries without the runs of which the kept entries have more steps."""
+    steps, kept_steps = last_steps(entries), last_steps(kept)
+    shorter = {label for label, step in steps.items() if step < kept_steps.get(label, 0)}
+    for label in sorted(shorter):
+        print(f"{label}: {steps[label]} steps; the kept run with {kept_steps[label]} stays")
+    return [entry for entry in entries if entry["label"] not in shorter]
+
+
+def last_steps(entries: Sequence[Entry]) -> dict[str, int]:
+    """Return label -> last step of each run."""
+    steps: dict[str, int] = {}
+    for entry in entries:
+        if "metrics" in entry:
+            label, step = entry["label"], int(entry["metrics"]["step"])
+            steps[label] = max(step, steps.get(label, 0))
+    return steps
 
 
 def merged(folders: Sequence[Sequence[Entry]]) -> list[Entry]:

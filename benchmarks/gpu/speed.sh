@@ -21,16 +21,28 @@ limited() {
 
 # NAME SYSTEM LONGEST_S ARGUMENTS...: of peers.py; NAME and SYSTEM are those of its result
 peer() {
-  local name=$1 system=$2 limit=$3
+  local name=$1 system=$2 limit=$3 left=$((end - SECONDS))
   shift 3
-  if [ $((end - SECONDS)) -lt 20 ]; then return; fi
+  if [ "$left" -lt 20 ]; then return; fi
   limited "$limit" python3 "$here/peers.py" "$@" --folder "$out/models" --out "$file" \
     > "$out/peer.log" 2>&1
   local code=$? reason
   cat "$out/peer.log"
   reason=$(grep -v '^\s*$' "$out/peer.log" | tail -1 | cut -c1-300)
+  # Ended by SECONDS, not by its own limit: that is no result of the peer.
+  if [ "$left" -lt "$limit" ] && { [ $code = 124 ] || [ $code = 137 ]; }; then return; fi
   if [ $code = 124 ]; then reason="no step within $limit s"; fi
   if [ $code != 0 ]; then python3 "$here/rows.py" "$name" "$system" "$reason" "$file"; fi
+}
+
+# SYSTEM: the numbers of clients that have no result of serve.py, separated by commas
+clients_left() {
+  local number numbers=""
+  for number in 1 16 128; do
+    grep -qs "\"serve $number clients x 128 tokens\", \"system\": \"$1\"" "$file" ||
+      numbers+="${numbers:+,}$number"
+  done
+  echo "$numbers"
 }
 
 # LONGEST_S ROWS...: of fit_check.py
@@ -54,9 +66,14 @@ peer "step 4b 32 x 8 x 1024" "unsloth with vllm" 200 unsloth --shape 4b --proble
 fit 180 row-0.6b-16k row-0.6b-65k row-4b-lora-16k row-4b-lora-65k
 fit 150 row-8b-4bit-110k row-8b-4bit-160k
 fit 200 step-4b-long
-limited 90 python3 "$here/../serve.py" "$smollm2" --clients 1,16,128 --seconds 8 --tokens 128 \
-  --out "$file"
-if python3 -c 'import vllm' 2> /dev/null && [ $((end - SECONDS)) -gt 120 ]; then
+clients=$(clients_left postgrad)
+if [ -n "$clients" ]; then
+  limited 90 python3 "$here/../serve.py" "$smollm2" --clients "$clients" --seconds 8 --tokens 128 \
+    --out "$file"
+fi
+clients=$(clients_left vllm)
+if [ -n "$clients" ] && [ $((end - SECONDS)) -gt 120 ] \
+  && python3 -c 'import vllm' 2> /dev/null; then
   python3 -m vllm.entrypoints.openai.api_server --model "$smollm2" --port 8001 \
     --generation-config vllm --gpu-memory-utilization 0.5 > "$out/server.log" 2>&1 &
   server=$!
@@ -64,7 +81,7 @@ if python3 -c 'import vllm' 2> /dev/null && [ $((end - SECONDS)) -gt 120 ]; then
     if curl -sf http://127.0.0.1:8001/health > /dev/null; then break; fi
     sleep 1
   done
-  limited 60 python3 "$here/../serve.py" "$smollm2" --clients 1,16,128 --seconds 8 --tokens 128 \
+  limited 60 python3 "$here/../serve.py" "$smollm2" --clients "$clients" --seconds 8 --tokens 128 \
     --url http://127.0.0.1:8001/v1 --system vllm --out "$file"
   kill $server
   wait $server
