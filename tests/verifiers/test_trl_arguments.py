@@ -1,5 +1,6 @@
 """`completion_ids` and `trainer_state` of TRL's reward functions: given, refused, or left out."""
 
+import os
 from typing import Any
 
 import pytest
@@ -159,3 +160,42 @@ def test_functions_of_a_file_in_sums_and_lists(tmp_path, problems):
             scorer.check(problems, BOTH)
             results = scorer.score(problems, ["4", "888"], lambda: IDS)
         assert [result.value for result in results if isinstance(result, Score)] == [3.0, 4.0]
+
+
+VERIFIERS = """
+import os
+import time
+
+def slow(response, problem):
+    time.sleep(20)
+
+def process(response, problem):
+    return os.getpid()
+
+def trl(completions, **kwargs):
+    return [0.0] * len(completions)
+"""
+
+
+@pytest.mark.slow
+def test_verifiers_beside_functions_have_the_limits_of_the_run(tmp_path, problems):
+    """A named one runs in child processes of their number and time limit; they end with it."""
+    file = tmp_path / "verifiers.py"
+    file.write_text(VERIFIERS)
+
+    def sums(name: str) -> list[str | None]:
+        beside = as_verifier_setting([f"{file}:{name}", lambda response, problem: 0.0])
+        return [f"{file}:{name} + {file}:trl", beside]
+
+    for verifier in sums("slow"):
+        with Scorer(verifier or "", timeout_s=0.2) as scorer:
+            results = scorer.score(problems, ["4", "8"])
+        assert [isinstance(one, Failure) and one.kind for one in results] == ["timeout"] * 2
+    for verifier in sums("process"):
+        with Scorer(verifier or "", workers=1) as scorer:
+            results = scorer.score(problems * 8, ["4", "8"] * 8)
+            (process,) = {int(one.value) for one in results if isinstance(one, Score)}
+            assert process != os.getpid()
+            os.kill(process, 0)
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)

@@ -9,7 +9,6 @@ from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 from postgrad.user_code import PythonObject
 from postgrad.verifiers.functions import BatchReward, WeightedReward
-from postgrad.verifiers.scorer import scorer_of_term
 
 # What a reward may be: a verifier's name, a function (response, problem), or a batch reward.
 RewardFunction = Callable[[str, Problem], Any]
@@ -33,7 +32,7 @@ def as_verifier_setting(
     if all(isinstance(one, str) for one in rewards):
         return _sum_text([str(one) for one in rewards], factors)
     terms = [
-        WeightedReward(weight, _name(one), scorer_of_term(one) if isinstance(one, str) else one)
+        WeightedReward(weight, _name(one), one)
         for one, weight in zip(rewards, factors, strict=True)
     ]
     names = [term.name for term in terms]

@@ -41,7 +41,7 @@ class WeightedReward:
 
     weight: float
     name: str
-    reward: Any  # a function, an async function, a BatchReward or a FunctionScorer
+    reward: Any  # a verifier's name, a function, also async, a BatchReward or a FunctionScorer
 
 
 class FunctionScorer:

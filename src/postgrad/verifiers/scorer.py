@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from postgrad.errors import ConfigError
@@ -86,13 +87,13 @@ class Scorer:
         self.rules: str = verifier
         self.constant = 0.0  # the score before the models' if the rules are empty
         if isinstance(verifier, PythonObject):
-            self.functions = FunctionScorer(verifier.value, timeout_s)
+            self.functions = _python_functions(verifier.value, timeout_s, workers)
         else:
             self.model_terms = model_terms(verifier)
             self.judge_term = judge_term(verifier)
             self.rules, self.constant = rules_of(verifier)
             if self.rules not in ("", AUTO, LLM_JUDGE):
-                self.functions = _trl_functions(self.rules, timeout_s)
+                self.functions = _trl_functions(self.rules, timeout_s, workers)
             if self.rules not in ("", AUTO, LLM_JUDGE) and self.functions is None:
                 find_verifier(_replace_auto(self.rules, "exact"))
         self.verifier = verifier
@@ -256,19 +257,34 @@ class Scorer:
     def close(self) -> None:
         """Stop the child processes."""
         self.local_pool.close()
+        for scorer in _scorers_of(self.functions) if self.functions is not None else ():
+            scorer.close()
 
 
-def scorer_of_term(verifier: str) -> Scorer | FunctionScorer:
+def _python_functions(
+    rewards: Sequence[WeightedReward], timeout_s: float, workers: int
+) -> FunctionScorer:
+    """Return the scorer of several rewards; those that are verifiers by name have the limits."""
+    terms = [
+        replace(one, reward=_scorer_of_term(one.reward, timeout_s, workers))
+        if isinstance(one.reward, str)
+        else one
+        for one in rewards
+    ]
+    return FunctionScorer(terms, timeout_s)
+
+
+def _scorer_of_term(verifier: str, timeout_s: float, workers: int) -> Scorer | FunctionScorer:
     """Return what scores with this verifier as one term of several rewards.
 
     For reward functions of TRL it is the FunctionScorer, which takes their arguments.
     """
-    scorer = Scorer(verifier)
+    scorer = Scorer(verifier, timeout_s, workers)
     has_models = scorer.model_terms or scorer.judge_term is not None
     return scorer if scorer.functions is None or has_models else scorer.functions
 
 
-def _trl_functions(rules: str, timeout_s: float) -> FunctionScorer | None:
+def _trl_functions(rules: str, timeout_s: float, workers: int) -> FunctionScorer | None:
     """Return the scorer of a sum in which a term is a reward function of TRL; None without one.
 
     The other terms run as they would alone.
@@ -285,7 +301,7 @@ def _trl_functions(rules: str, timeout_s: float) -> FunctionScorer | None:
                 f"reward.verifier={rules}: a constant cannot be added to a reward function of TRL; "
                 "return it from the function"
             )
-        reward = rewards.get(term.label) or Scorer(term.label, timeout_s)
+        reward = rewards.get(term.label) or Scorer(term.label, timeout_s, workers)
         weighted.append(WeightedReward(term.weight, term.label, reward))
     return FunctionScorer(weighted, timeout_s)
 
