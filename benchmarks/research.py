@@ -44,6 +44,7 @@ from claims import (
     graders,
     grpo,
     hashes,
+    keep,
     losses,
     luffy,
     mismatch,
@@ -154,7 +155,7 @@ def run_claim(options: argparse.Namespace) -> int:
         options.model = options.classmate = make_tiny_model(options.out / "model")
     claim.prepare(options)
     results = Results(options.out)
-    described = draw.described(options) | {"arms": list(claim.arms(options))}
+    described = keep.described(options) | {"arms": list(claim.arms(options))}
     results.add(claim=options.claim, label="", options=described)
     runs = make_runs(options.claim, claim, options)
     left = run_all(runs, options.out, results, options.jobs, options.deadline, options.warm)
@@ -169,7 +170,7 @@ COMMANDS = {
     "hashes": hashes.main,
     "graders": graders.main,
     "demonstrations": demonstrations.main,
-    "keep": lambda arguments: draw.keep(REPORTS, arguments),
+    "keep": lambda arguments: keep.keep(REPORTS, arguments),
     "draw": lambda arguments: draw.main(REPORTS, arguments),
 }
 

@@ -196,7 +196,7 @@ def test_several_folders_become_one_claim(research):
     """Of a run that is in two folders, the last counts; seeds are those of both."""
     first = partial_entries()
     second = [first[0] | {"options": {"steps": 4, "seeds": [3]}}, first[-1] | {"seed": 3}]
-    merged = research.draw.merged([first, second])
+    merged = research.keep.merged([first, second])
     assert [entry["metrics"]["step"] for entry in merged if entry.get("seed") == 3] == [2]
     assert not [entry for entry in merged if entry.get("seed") == 1]
     assert research.draw.last_options(merged)["seeds"] == [0, 1, 2, 3]
@@ -215,8 +215,8 @@ def test_kept_metrics_redraw_figures_and_tables(research, tmp_path):
     docs.mkdir()
     (docs / "results.md").write_text("before\n<!-- losses -->\nold\n<!-- end -->\nafter\n")
     claims = research.CLAIMS
-    assert research.draw.keep(claims, [str(folder), f"--docs={docs}"]) == 0
-    kept = research.draw.read_kept(docs / "research" / "losses.jsonl")
+    assert research.keep.keep(claims, [str(folder), f"--docs={docs}"]) == 0
+    kept = research.keep.read_kept(docs / "research" / "losses.jsonl")
     assert [line["metrics"] for line in kept[1:]] == [
         {"step": 1, "step_s": 2, "validation/part/right": 0.25}
     ]
@@ -241,10 +241,10 @@ def test_later_runs_are_added_to_kept_ones_of_the_same_sizes(research, tmp_path)
         ]
         lines = [json.dumps(entry) + "\n" for entry in (header, *entries)]
         (folder / "results.jsonl").write_text("".join(lines))
-        return research.draw.keep(research.CLAIMS, [str(folder), f"--docs={docs}", *words])
+        return research.keep.keep(research.CLAIMS, [str(folder), f"--docs={docs}", *words])
 
     def kept() -> dict[int, list[float]]:
-        entries = research.draw.read_kept(docs / "research" / "losses.jsonl")
+        entries = research.keep.read_kept(docs / "research" / "losses.jsonl")
         assert research.draw.last_options(entries)["seeds"] == [0, 1]
         found: dict[int, list[float]] = {}
         for entry in entries[1:]:
@@ -267,13 +267,13 @@ def test_added_runs_have_the_model_of_the_kept_ones(research):
     """Options that an older version did not write are not compared."""
     kept = {"claim": "losses", "label": "", "options": {"model": "SmolLM2", "steps": 2}}
     new = kept | {"options": {"model": "SmolLM2", "steps": 2, "engine": "vllm"}}
-    research.draw.check_sizes(kept, [[new]], None)
+    research.keep.check_sizes(kept, [[new]], None)
     other = new | {"options": new["options"] | {"model": "model-folder"}}
     with pytest.raises(SystemExit, match="model = SmolLM2, these model-folder; --model"):
-        research.draw.check_sizes(kept, [[other]], None)
-    research.draw.check_sizes(kept, [[other]], "SmolLM2")
+        research.keep.check_sizes(kept, [[other]], None)
+    research.keep.check_sizes(kept, [[other]], "SmolLM2")
     with pytest.raises(SystemExit, match="steps = 2, these 3"):
-        research.draw.check_sizes(kept, [[new | {"options": new["options"] | {"steps": 3}}]], None)
+        research.keep.check_sizes(kept, [[new | {"options": new["options"] | {"steps": 3}}]], None)
 
 
 def test_a_run_is_over_at_its_last_step_and_validation(research, tmp_path):

@@ -1,19 +1,16 @@
-"""Figures and tables of the claims, from raw metrics that are small enough to commit.
+"""Figures and tables of the claims, from the metrics that keep.py wrote.
 
-`keep FOLDER` writes docs/research/CLAIM.jsonl from FOLDER/results.jsonl; `keep FOLDER --add` adds
-the runs to those of that file, except runs that it has with more steps. `draw` writes
-docs/research/CLAIM.png from it, and puts each table between the lines `<!-- CLAIM -->` and
-`<!-- end -->` of docs/results.md. Lines are means over seeds, bands reach from the lowest to the
-highest seed. Tables have the mean of the seeds. Accuracies and rewards also have the half width of
-its 95% t interval over seeds, and each seed; with one seed a greedy accuracy has its Wilson
-interval over the test problems.
+`draw` writes docs/research/CLAIM.png from docs/research/CLAIM.jsonl, and puts each table between
+the lines `<!-- CLAIM -->` and `<!-- end -->` of docs/results.md. Lines are means over seeds, bands
+reach from the lowest to the highest seed. Tables have the mean of the seeds. Accuracies and rewards
+also have the half width of its 95% t interval over seeds, and each seed; with one seed a greedy
+accuracy has its Wilson interval over the test problems.
 Runs that were stopped before their last step are drawn as far as they came: dashed where seeds of
 an arm are missing. The table counts their steps and ends with a line that says so; values after
 training are those of the arm's runs that came furthest.
 """
 
 import argparse
-import json
 import math
 import re
 import statistics
@@ -22,31 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from claims.claim import Column, Report
-from claims.results import Entry, Results, labels_by_arm, series, with_interval
+from claims.keep import DOCS, read_kept
+from claims.results import Entry, labels_by_arm, series, with_interval
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-ALWAYS_KEPT = ("step", "step_s", "running")
-DIGITS = 5  # significant digits of kept metrics
-SIZES = (
-    "steps",
-    "seeds",
-    "jobs",
-    "problems",
-    "samples",
-    "tokens",
-    "lr",
-    "lr_sft",
-    "lora_rank",
-    "task",
-    "test_problems",
-    "validation_samples",
-    "depths",
-    "classmate",
-    "monitor",
-    "engine",
-    "overrides",
-)
-PATHS = ("classmate", "monitor")
 WITH_INTERVALS = ("validation/", "reward/")  # columns of other metrics have the mean alone
 # Titles of the panels; the metric's name otherwise.
 TITLES = {
@@ -72,16 +47,6 @@ TITLES = {
 }
 LOGARITHMIC = ("engine/gap_mean",)  # the native engine's gap is a thousand times smaller
 MARKED = 10  # curves of at most this many points have markers
-
-
-def described(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that a reader needs, without paths."""
-    sizes = {name: getattr(options, name) for name in SIZES}
-    sizes |= {name: Path(str(sizes[name])).name for name in PATHS}
-    test = options.out / "test.jsonl"
-    if test.is_file() and not options.test_problems:
-        sizes["test_problems"] = len(test.read_text().splitlines())
-    return {"model": Path(str(options.model)).name, **sizes}
 
 
 # ---- the table
@@ -177,136 +142,6 @@ def cell(column: Column, means: Sequence[float], sizes: Mapping[str, Any]) -> st
     if means and not column.key.startswith(WITH_INTERVALS):
         return f"{statistics.mean(means):.3g}"
     return with_interval(means)
-
-
-# ---- small raw metrics
-
-
-def keep(claims: Mapping[str, Report], arguments: list[str]) -> int:
-    """Write docs/research/CLAIM.jsonl from the results of one or several folders."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path)
-    parser.add_argument("--docs", type=Path, default=DOCS)
-    parser.add_argument("--model", help="the model's name, if its folder has another one")
-    parser.add_argument("--add", action="store_true", help="to the runs that are kept already")
-    options = parser.parse_args(arguments)
-    target = options.docs / "research"
-    target.mkdir(parents=True, exist_ok=True)
-    folders = [Results(folder).read() for folder in options.folders]
-    names = dict.fromkeys(entry["claim"] for entry in merged(folders) if "claim" in entry)
-    if options.add:
-        files = [target / f"{name}.jsonl" for name in names]
-        kept = [read_kept(file) for file in files if file.is_file()]
-        for entries in kept:
-            check_sizes(entries[0], folders, options.model)
-            folders = [without_shorter_runs(new, entries) for new in folders]
-        folders = [*kept, *folders]
-    entries = merged(folders)
-    for name in names:
-        lines = thinned(name, claims[name], entries)
-        if options.model:
-            lines[0]["options"]["model"] = options.model
-        file = target / f"{name}.jsonl"
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        print(f"{file}: {len(lines)} lines")
-    return 0
-
-
-def check_sizes(kept: Entry, folders: Sequence[Sequence[Entry]], model: str | None) -> None:
-    """Stop if runs that would be added have another model or other sizes than those that are kept.
-
-    `model` is their model's name, if it is not that of their folder. Sizes that an older version
-    did not write are not compared.
-    """
-    compared = [name for name in ("model", *SIZES) if name not in ("seeds", "jobs")]
-    for header in (entry for entries in folders for entry in entries):
-        if header.get("claim") != kept["claim"]:
-            continue
-        options = header["options"] | ({"model": model} if model else {})
-        for name in compared:
-            old, new = kept["options"].get(name), options.get(name)
-            if name in kept["options"] and old != new:
-                hint = "; --model says what a folder's model is" if name == "model" else ""
-                raise SystemExit(
-                    f"{kept['claim']}: kept runs have {name} = {old}, these {new}{hint}"
-                )
-
-
-def without_shorter_runs(entries: Sequence[Entry], kept: Sequence[Entry]) -> list[Entry]:
-    """Return the entries without the runs of which the kept entries have more steps."""
-    steps, kept_steps = last_steps(entries), last_steps(kept)
-    shorter = {label for label, step in steps.items() if step < kept_steps.get(label, 0)}
-    for label in sorted(shorter):
-        print(f"{label}: {steps[label]} steps; the kept run with {kept_steps[label]} stays")
-    return [entry for entry in entries if entry["label"] not in shorter]
-
-
-def last_steps(entries: Sequence[Entry]) -> dict[str, int]:
-    """Return label -> last step of each run."""
-    steps: dict[str, int] = {}
-    for entry in entries:
-        if "metrics" in entry:
-            label, step = entry["label"], int(entry["metrics"]["step"])
-            steps[label] = max(step, steps.get(label, 0))
-    return steps
-
-
-def merged(folders: Sequence[Sequence[Entry]]) -> list[Entry]:
-    """Return the entries of several folders; of a run that is in several, those of the last.
-
-    The options of a claim become those of its last folder, with the seeds of all of them.
-    """
-    last = {entry["label"]: i for i, entries in enumerate(folders) for entry in entries}
-    kept: list[Entry] = []
-    seeds: dict[str, set[int]] = {}
-    for i, entries in enumerate(folders):
-        for entry in entries:
-            if "claim" in entry:
-                seeds.setdefault(entry["claim"], set()).update(entry["options"].get("seeds", []))
-                all_seeds = {"seeds": sorted(seeds[entry["claim"]])}
-                kept.append(entry | {"options": entry["options"] | all_seeds})
-            elif last[entry["label"]] == i:
-                kept.append(entry)
-    return kept
-
-
-def thinned(name: str, claim: Report, entries: Sequence[Entry]) -> list[Entry]:
-    """Return the options, and an entry per run with the metrics that are shown by step."""
-    shown = {column.key for column in claim.columns} | set(claim.curves) | set(ALWAYS_KEPT)
-    shown |= {column.where[0] for column in claim.columns if column.where}
-    any_number = tuple(key for key in shown if key.endswith("@"))
-    headers = [entry for entry in entries if entry.get("claim") == name]
-    kept: list[Entry] = [headers[-1]]
-    for arm, labels in labels_by_arm(entries, f"{name}-").items():
-        for seed, label in sorted(labels.items()):
-            columns: dict[str, list[float | None]] = {}
-            lines = series(entries, label)
-            for key in sorted({key for line in lines for key in line}):
-                if key in shown or (any_number and key.startswith(any_number)):
-                    columns[key] = [rounded(line[key]) if key in line else None for line in lines]
-            kept.append({"arm": arm, "seed": seed, "label": label, "columns": columns})
-    return kept
-
-
-def read_kept(file: Path) -> list[Entry]:
-    """Return the entries of a kept file, one per step and run."""
-    entries: list[Entry] = []
-    for text in file.read_text().splitlines():
-        run = json.loads(text)
-        columns = run.pop("columns", None)
-        if columns is None:
-            entries.append(run)
-            continue
-        for values in zip(*columns.values(), strict=True):
-            pairs = zip(columns, values, strict=True)
-            entries.append(run | {"metrics": {k: v for k, v in pairs if v is not None}})
-    return entries
-
-
-def rounded(value: float) -> float:
-    """Return the value with DIGITS significant digits; whole numbers as integers."""
-    short = float(f"{value:.{DIGITS}g}")
-    return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
 # ---- the figures
