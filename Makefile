@@ -91,7 +91,7 @@ test-openenv: $(VENV)/.installed-dev .venv-openenv/.installed
 test-scale: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --scale -m scale
 
-# Tests on a GPU. Most of their time is the start of programs, so several run at once.
+# Tests on a GPU, several at once: many of them start programs of their own.
 .PHONY: test-gpu
 test-gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m gpu tests/gpu -n 8 --dist loadgroup -v

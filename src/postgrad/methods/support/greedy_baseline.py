@@ -19,7 +19,7 @@ def add_greedy_rewards(method: Method, batch: Batch, step: Step) -> Batch:
     completions = method.generate(requests, sampling, step.number)
     texts = [method.ports.prompts.decode(each[0].policy_tokens) for each in completions]
     results = method.ports.scorer.score(
-        problems, texts, lambda: [each[0].tokens for each in completions]
+        problems, texts, lambda: [list(each[0].tokens) for each in completions]
     )
     verdicts = dict(zip(uids, results, strict=True))
     rewards: list[float] = []
