@@ -37,6 +37,8 @@ TITLES = {
     "validation/longer/accuracy": "test accuracy, three digits",
     "validation/classmate": "classmate's test accuracy",
     "validation/monitor/accuracy": "monitor's accuracy",
+    "validation/part/gsm8k": "test accuracy",
+    "validation/part/reward_model": "reward model's score on the test problems",
     "response/length": "response (tokens)",
     "entropy": "entropy (nats per token)",
     "grad_norm": "gradient norm",
