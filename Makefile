@@ -94,7 +94,7 @@ test-scale: $(VENV)/.installed-dev
 # Tests on a GPU, several at once: many of them start programs of their own.
 .PHONY: test-gpu
 test-gpu: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m gpu tests/gpu -n 8 --dist loadgroup -v
+	$(BIN)/python -m pytest -m gpu tests/gpu -n 8 -v
 
 # Tests that take minutes each, such as the complete demo.
 .PHONY: test-long

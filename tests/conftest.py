@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -195,12 +196,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With several processes (pytest -n 2) the tests of a file stay in one process.
 
-    So do all tests of cluster/ and of view/.
+    So do all tests of cluster/ and of view/. Tests whose id ends with a family and a size, such as
+    [captured-llama-wide], stay with their family.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            if family := re.search(r"(\w+)-(small|wide)\]$", nodeid):
+                return family[1]
             file = Path(nodeid.split("::", 1)[0])
             return str(file.parent) if file.parent.name in ("cluster", "view") else str(file)
 

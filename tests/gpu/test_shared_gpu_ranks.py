@@ -36,7 +36,6 @@ from postgrad.training.report import Reporter
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.xdist_group("ranks"),  # one process: the ranks start once for all cases
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
