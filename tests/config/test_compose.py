@@ -257,6 +257,23 @@ def test_a_recipe_file_may_build_on_a_built_in_recipe(tmp_path):
     assert config.name.startswith("mine-")
 
 
+def test_a_recipe_file_whose_method_is_a_text_is_told_to_make_it_a_section(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("defaults: [grpo, _self_]\nmethod: mine.py:Mine\n")
+    assert "method: {name: mine.py:Mine}" in error_of(recipe=str(file))
+    file.write_text("optimizer: {lr: 1}\n")
+    assert "defaults: [grpo, _self_]" in error_of(recipe=str(file))
+
+
+def test_recipes_shows_the_settings_of_a_file(tmp_path, capsys):
+    file = tmp_path / "mine.yaml"
+    file.write_text("# Mine.\ndefaults: [grpo, _self_]\nmethod: {clip_high: 0.28}\n")
+    assert main(["recipes", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("# Mine.\n") and "method.clip_high=0.28 " in printed
+    assert main(["recipes", str(tmp_path / "other.yaml")]) == 2
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -476,6 +493,7 @@ def test_an_address_needs_no_quotes():
         ("actor_rollout_ref.rollout.name=vllm", "rollout.engine"),
         ("critic.optim.lr=1e-5", "method.critic_lr"),
         ("custom_reward_function.path=r.py", "reward.verifier (file.py:function)"),
+        ("training.save_every=1", "training.checkpoint_every"),
         ("trainer.balance_batch=true", "leave it out: rows are always balanced"),
         ("trainer.zzz=1", "postgrad import SCRIPT"),
         ("n_samples_per_prompt=8", "rollout.samples"),

@@ -15,7 +15,7 @@ from postgrad.cli.main import main
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
-from postgrad.evaluation import run
+from postgrad.evaluation import report, run
 from postgrad.evaluation.folder import locked_folder, stored_settings
 from postgrad.evaluation.model import find_model, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig, full_key, read_settings
@@ -124,8 +124,18 @@ def test_summary_agrees_with_the_result_files(reference):
         assert sum(result["classes"].values()) == 40
         assert result["maj"] is None, "answers of a user's verifier cannot vote"
         assert result["truncated"] == sum(row["finish"] == "length" for row in rows) / 40
-    report = (reference / "report.md").read_text()
-    assert "| one | 10 |" in report and "temperature 1" in report and "tok/s" not in report
+    text = (reference / "report.md").read_text()
+    assert "| one | 10 |" in text and "temperature 1" in text and "tok/s" not in text
+    assert "| score |" not in text, "it equals avg@4 where scores are 0 or 1"
+
+
+def test_report_has_the_mean_score_where_scores_are_not_0_or_1(reference):
+    summary = json.loads((reference / "summary.json").read_text())
+    summary["sets"]["two"]["score"] = 0.25
+    text = report.markdown(summary)
+    assert "| avg@4 | score |" in text and "| 0.250 |" in text
+    assert "score is at least 1 (pass_score)" in text
+    assert " 0.250 " in report.table(summary)
 
 
 @pytest.mark.slow

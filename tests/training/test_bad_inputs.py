@@ -177,6 +177,26 @@ def test_response_limit_beyond_the_context_is_refused(home, capsys, tiny):
     assert code in (1, 2) and "context of 512" in line and "rollout.max_response_tokens" in line
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["dpo", "reward_model"])
+def test_only_the_rows_of_a_method_that_does_not_sample_must_fit_the_context(
+    home, capsys, tiny, recipe
+):
+    def write_pairs(num_digits: int) -> None:
+        rows = [
+            {"prompt": f"{n}+1=", "chosen": "1" * num_digits, "rejected": "2"} for n in range(4)
+        ]
+        (home / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    settings = ("data.train=long.jsonl", "rollout.max_response_tokens=600")
+    write_pairs(520)
+    code, line = train_and_fail(home, capsys, tiny, *settings, recipe=recipe)
+    assert code == 2 and "context of 512" in line and "data.overlong=drop" in line
+    write_pairs(300)
+    overrides = overrides_of(tiny, *SMALL, "runs=runs", "training.steps=1", *settings)
+    assert main(["train", recipe, *overrides]) == 0
+
+
 def finished(model, home, *overrides) -> dict[str, bytes]:
     """Train a run to its end and return its files."""
     train(

@@ -10,7 +10,14 @@ from tiny_runs import metrics_of, overrides_of
 
 from postgrad.training import report
 from postgrad.training.display import make_reporter
-from postgrad.training.report import duration, one_line, print_line, sparkline
+from postgrad.training.report import (
+    SHOWN_METRICS,
+    duration,
+    format_metrics,
+    one_line,
+    print_line,
+    sparkline,
+)
 
 SMALL = (
     "training.steps=3",
@@ -64,6 +71,18 @@ def test_sparkline_shows_means_of_equal_shares():
     assert sparkline([2.0, 2.0]) == "▁▁"
     assert sparkline([0.0, 1.0]) == "▁█"
     assert sparkline([0.0, 0.0, 0.5, 0.5, 1.0, 1.0], width=3) == "▁▅█"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "line"),
+    [
+        ({"reward_model/accuracy": 0.625, "reward_model/margin": 0.02}, "preferred 0.625"),
+        ({"kto/accuracy": 0.5}, "preferred 0.500"),
+        ({"process_reward_model/accuracy": 0.75}, "right labels 0.750"),
+    ],
+)
+def test_methods_without_rewards_show_how_well_they_do(metrics, line):
+    assert format_metrics(metrics, SHOWN_METRICS)[0] == line
 
 
 def test_one_line_cuts_long_texts():

@@ -184,6 +184,15 @@ def test_a_function_with_other_arguments_is_refused(arguments, tmp_path):
         find_verifier(f"{tmp_path}/odd.py:odd")
 
 
+def test_an_argument_without_a_default_must_be_given(tmp_path):
+    (tmp_path / "brief.py").write_text("def brief(response, problem, limit):\n    return limit\n")
+    with pytest.raises(ConfigError, match=r"needs limit.*brief\(limit=1\)"):
+        find_verifier(f"{tmp_path}/brief.py:brief")
+    spec = find_verifier(f"0.5*{tmp_path}/brief.py:brief(limit=4)")
+    score = run_verifier(load_verifier(spec.path), "text", Problem("u", (), "3"))
+    assert isinstance(score, Score) and score.value == 2.0
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

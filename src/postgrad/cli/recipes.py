@@ -1,6 +1,7 @@
-"""`postgrad recipes [NAME]`: lists the recipes, or every setting of one recipe."""
+"""`postgrad recipes [NAME|FILE.yaml]`: lists the recipes, or every setting of one recipe."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from postgrad.cli.arguments import Parser
@@ -13,15 +14,17 @@ DESCRIPTION = (
 
 
 def run(argv: list[str]) -> int:
-    parser = Parser("recipes [NAME]", DESCRIPTION)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the recipe to show")
+    parser = Parser("recipes [NAME|FILE.yaml]", DESCRIPTION)
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="the recipe to show, or your own file"
+    )
     name = parser.parse(argv).name
     if name is None:
         width = max(map(len, recipe_names())) + 2
         for known in recipe_names():
             print(f"  {known:<{width}}{_comment(known)[0]}")
         return 0
-    if name not in recipe_names():
+    if name not in recipe_names() and not name.endswith(".yaml"):
         raise ConfigError(f"unknown recipe {name}; {did_you_mean(name, recipe_names())}")
     from postgrad.methods import find_method
 
@@ -47,6 +50,7 @@ def _show(spec: Any, value: Any, prefix: str) -> None:
 
 
 def _comment(name: str) -> list[str]:
-    """Returns the comment lines of a recipe's file."""
-    lines = (RECIPES / f"{name}.yaml").read_text().splitlines()
+    """Returns the comment lines of a recipe's file; `name` may be a file of the user."""
+    file = Path(name) if name.endswith(".yaml") else RECIPES / f"{name}.yaml"
+    lines = file.read_text().splitlines()
     return [line.removeprefix("# ") for line in lines if line.startswith("#")] or [""]

@@ -93,9 +93,15 @@ def _validate(
 ) -> Config:
     """Returns the typed configuration of raw values. Raises ConfigError."""
     method = raw.pop("method", None)
+    if isinstance(method, str) and method:  # as on the command line, where a setting is a text
+        raise ConfigError(
+            f"recipe {recipe} has method: {method}, which is a section in a file; "
+            f"write method: {{name: {method}}}"
+        )
     if not isinstance(method, DictConfig) or not method.get("name"):
         raise ConfigError(
-            f"recipe {recipe} names no method; write method=NAME or method=package.module:Class"
+            f"recipe {recipe} names no method; write method=NAME or method=package.module:Class, "
+            "or begin a file with defaults: [grpo, _self_] to build on a recipe"
         )
     if not complete:
         _fill_required(raw)

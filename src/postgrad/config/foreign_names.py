@@ -107,6 +107,7 @@ FOREIGN_NAMES = {
     "max_epochs": "training.epochs (over the data; training.ppo_epochs over a step's rollouts)",
     "save_steps": "training.checkpoint_every",
     "save_freq": "training.checkpoint_every",
+    "save_every": "training.checkpoint_every",
     "save_total_limit": "training.keep_checkpoints",
     "max_actor_ckpt_to_keep": "training.keep_checkpoints",
     "eval_steps": "training.validate_every",

@@ -318,11 +318,12 @@ class ConversationRows:
 
         A response runs from the first trained turn to the last, with all messages between them.
         """
-        lengths = [self._response_length(problem) for problem in problems]
+        lengths = [self.response_length(problem) for problem in problems]
         key = "rollout.max_response_tokens"
         return drop_longer(problems, lengths, "demonstrations", key, limit, self.prompts.overlong)
 
-    def _response_length(self, problem: Problem) -> int:
+    def response_length(self, problem: Problem) -> int:
+        """Tokens from the first trained turn to the last; 0 if the problem has no response."""
         return len(self.row(problem).response) if conversation_of(problem) else 0
 
 

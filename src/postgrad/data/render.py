@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def make_prompts(
-    tokenizer: "PreTrainedTokenizerBase", data: DataConfig, tools: Sequence[dict[str, Any]] = ()
+    tokenizer: "PreTrainedTokenizerBase",
+    data: DataConfig,
+    tools: Sequence[dict[str, Any]] = (),
+    may_be_empty: bool = False,
 ) -> "Prompts":
     """The Prompts of a configuration. Training and evaluation both use it: same prompts in both."""
     return Prompts(
@@ -36,6 +39,7 @@ def make_prompts(
         style=data.prompt_style,
         options=data.template_options,
         tools=tools,
+        may_be_empty=may_be_empty,
     )
 
 
@@ -55,6 +59,8 @@ class Prompts:
         options: values that the chat template reads by name, e.g. {"enable_thinking": False}.
         tools: JSON schemas of the tools that the model may call. A template that does not read
             `tools` gets them in the system message.
+        may_be_empty: a problem without text has no tokens instead of an error, because an
+            environment adds the text of its reset.
 
     Raises:
         ConfigError: unknown template, overlong, style or option; `chat` without a chat template.
@@ -69,6 +75,7 @@ class Prompts:
         style: str = "own",
         options: Mapping[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] = (),
+        may_be_empty: bool = False,
     ) -> None:
         check_names(tokenizer, template, overlong)
         self.tokenizer = tokenizer
@@ -84,6 +91,7 @@ class Prompts:
             self.is_plain_by_default = template == "plain"
         self.template = template
         self.tools = list(tools)
+        self.may_be_empty = may_be_empty
         self.chat_template: ChatTemplate | None = None
         if template == "chat":
             self.chat_template = ChatTemplate(
@@ -142,6 +150,8 @@ class Prompts:
         # Rows of two data sets may have the same uid and different texts.
         if messages != problem.messages:
             full_ids = self._encode_full(problem)
+            if not full_ids and self.may_be_empty:
+                return [], 0
             if not full_ids:
                 advice = "remove it, or check the chat template"
                 if self.chat_template is None:
@@ -380,12 +390,13 @@ class Prompts:
         That is a problem's first demonstration, or the longer response of its pair. Responses are
         never truncated, because their end would be missing. Problems without a response fit.
         """
-        lengths = [self._response_length(problem) for problem in problems]
+        lengths = [self.response_length(problem) for problem in problems]
         what = "demonstrations" if any(p.demonstrations for p in problems) else "pairs"
         key = "rollout.max_response_tokens"
         return drop_longer(problems, lengths, what, key, limit, self.overlong)
 
-    def _response_length(self, problem: Problem) -> int:
+    def response_length(self, problem: Problem) -> int:
+        """Tokens of the response that a method learns from; 0 if the problem has none."""
         texts = list(problem.demonstrations[:1])
         if not texts:
             pair = ("chosen", "rejected")

@@ -88,6 +88,9 @@ class ScoredRows:
     def encode(self, problem: Problem) -> list[int]:
         return self.prompts.encode(problem)
 
+    def response_length(self, problem: Problem) -> int:
+        return self.count_tokens(problem)
+
     def num_truncated(self, problems: Sequence[Problem]) -> int:
         return self.prompts.num_truncated(problems)
 
@@ -98,6 +101,6 @@ class ScoredRows:
         self, problems: Sequence[Problem], limit: int
     ) -> tuple[list[Problem], int]:
         """As Prompts.drop_overlong_demonstrations, for the tokens that `count_tokens` counts."""
-        lengths = [self.count_tokens(problem) for problem in problems]
+        lengths = [self.response_length(problem) for problem in problems]
         key = "rollout.max_response_tokens"
         return drop_longer(problems, lengths, self.what, key, limit, self.prompts.overlong)

@@ -104,7 +104,9 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     for name, path in split_sets(config.data.sets).items():
         sets[name] = load_problems(path)[: config.data.limit or None]
     environments = open_environments(config.environment, config.rollout)
-    prompts = make_prompts(config, environments.schemas if environments else ())
+    has_environment = environments is not None and environments.has_environment
+    schemas = environments.schemas if environments else ()
+    prompts = make_prompts(config, schemas, may_be_empty=has_environment)
     agents = open_agents(config.agent, prompts, config.reward.verifier)
     dropped: dict[str, int] = {}
     truncated_prompts: dict[str, int] = {}
@@ -133,7 +135,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     )
 
 
-def make_prompts(config: EvalConfig, tool_schemas: Any) -> Prompts:
+def make_prompts(config: EvalConfig, tool_schemas: Any, may_be_empty: bool = False) -> Prompts:
     """Returns the prompts of the model; they must fit its context beside the response."""
     tokenizer = load_tokenizer(config.model, config.seed)
     context = context_length(model_config(config.model, config.seed))
@@ -154,6 +156,7 @@ def make_prompts(config: EvalConfig, tool_schemas: Any) -> Prompts:
         data.prompt_style,
         data.template_options,
         tool_schemas,
+        may_be_empty,
     )
 
 

@@ -65,6 +65,9 @@ def markdown(summary: dict[str, Any]) -> str:
         f"In brackets: {summary['interval']}. Responses that could not be scored count as wrong; "
         "a win rate leaves them out.",
     ]
+    if any("win" not in result and _is_graded(result) for result in summary["sets"].values()):
+        pass_score = summary["settings"]["reward"]["pass_score"]
+        lines[-1] += f" A response is right if its score is at least {pass_score:g} (pass_score)."
     for name, result in summary["sets"].items():
         lines += ["", f"## {name}", "", *_details(result)]
     return "\n".join(lines) + "\n"
@@ -97,8 +100,10 @@ def _table_rows(summary: dict[str, Any]) -> list[list[str]]:
     samples = sorted({result["samples"] for result in results.values()})
     average = f"avg@{samples[0]}" if len(samples) == 1 else "avg"
     is_pairwise = all("win" in result for result in results.values())
+    has_score = not is_pairwise and any(map(_is_graded, results.values()))
     header = ["set", "problems"]
     header += ["win rate", "length-controlled"] if is_pairwise else [average]
+    header += ["score"] if has_score else []
     header += [f"pass@{k}" for k in pass_ks]
     header += [f"maj@{k}" for k in maj_ks]
     header += ["length", "truncated", "failed"]
@@ -110,6 +115,8 @@ def _table_rows(summary: dict[str, Any]) -> list[list[str]]:
             row.append(_with_interval(result["win"]["length_controlled"]))
         else:
             row.append(_with_interval(result["avg"]))
+        if has_score:
+            row.append(f"{result['score']:.3f}")
         row += [percent(_value_at(result["pass"], k)) for k in pass_ks]
         row += [percent(_value_at(result["maj"], k)) for k in maj_ks]
         row.append(f"{result['length']['mean']:.0f}")
@@ -117,6 +124,11 @@ def _table_rows(summary: dict[str, Any]) -> list[list[str]]:
         row.append(str(sum(result["failures"].values())))
         rows.append(row)
     return rows
+
+
+def _is_graded(result: dict[str, Any]) -> bool:
+    """Returns whether the mean score says more than the share of right responses."""
+    return abs(result["score"] - result["avg"]["value"]) > 1e-9
 
 
 def _value_at(by_k: dict[str, Any] | None, k: int) -> float | None:

@@ -352,6 +352,10 @@ class _Runner:
             problem = _with_text(conversation.problem, text)
             conversation.episode.question = str(problem.messages[-1]["content"])
             conversation.prompt = self.turns.prompts.encode(problem)
+            if not conversation.prompt:
+                reason = "the prompt has no tokens: neither the problem nor reset gives a text"
+                conversation.episode.failure = Failure("prompt", reason)
+                return
             limit = self.turns.prompts.max_prompt_tokens
             if len(conversation.prompt) > limit:
                 reason = (

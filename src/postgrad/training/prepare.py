@@ -179,7 +179,9 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     loaded_validation = load_sets(config)
     tokenizer = load_tokenizer(config.model, config.seed)
     environments = open_environments(config.environment, config.rollout)
-    prompts = make_prompts(tokenizer, config.data, environments.schemas if environments else ())
+    has_environment = environments is not None and environments.has_environment
+    schemas = environments.schemas if environments else ()
+    prompts = make_prompts(tokenizer, config.data, schemas, may_be_empty=has_environment)
     agents = open_agents(config.agent, prompts, config.reward.verifier)
     train = _fitting(config, method, prompts, loaded_train)
     validation: dict[str, list[Problem]] = {}
@@ -193,7 +195,11 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     method.check_problems(train)
     method.check_validation_problems(held_out)
     encoder = method.row_encoder(prompts)
-    _check_context(config, [len(encoder.encode(problem)) for problem in [*train, *held_out]])
+    prompt_lengths = [len(encoder.encode(problem)) for problem in [*train, *held_out]]
+    if method.trains_on_demonstrations:
+        _check_given_rows(config, encoder, prompt_lengths, [*train, *held_out])
+    else:
+        _check_context(config, prompt_lengths)
     if method.needs_verifier():  # validation samples responses
         _check_context(config, [len(prompts.encode(problem)) for problem in held_out])
     if agents is not None:  # which write their own prompts
@@ -297,6 +303,24 @@ def _describe_overlong(config: Config, counts: list[str]) -> str:
     cut = f"cut to data.max_prompt_tokens={data.max_prompt_tokens}"
     action = "left out" if data.overlong == "drop" else cut
     return f"too long: {', '.join(counts)}; {action} (data.overlong={data.overlong})"
+
+
+def _check_given_rows(
+    config: Config, encoder: RowEncoder, prompt_lengths: list[int], problems: list[Problem]
+) -> None:
+    """Raise ConfigError if a prompt and a response of the data exceed the model's context.
+
+    The longest of both count, because KTO also reads prompts with responses of other rows.
+    """
+    context = context_length(model_config(config.model, config.seed))
+    prompt = max(prompt_lengths, default=0)
+    response = max((encoder.response_length(problem) for problem in problems), default=0)
+    if prompt + response > context:
+        raise ConfigError(
+            f"the longest prompt of the data has {prompt} tokens and the longest response "
+            f"{response}; together they exceed the model's context of {context}; set "
+            "data.overlong=drop and lower rollout.max_response_tokens or data.max_prompt_tokens"
+        )
 
 
 def _check_context(config: Config, prompt_lengths: list[int]) -> None:

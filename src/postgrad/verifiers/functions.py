@@ -16,7 +16,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.user_code import place_of
 from postgrad.verifiers.combine import Term, add_term
-from postgrad.verifiers.loading import as_verifier
+from postgrad.verifiers.loading import as_verifier, required_arguments
 from postgrad.verifiers.port import as_score, one_line, run_verifier
 from postgrad.verifiers.trl_rewards import (
     NO_ARGUMENTS,
@@ -128,7 +128,13 @@ def _wrap_trl(reward: WeightedReward, timeout_s: float) -> WeightedReward:
 def _as_function(reward: WeightedReward) -> Callable[..., Any] | None:
     """Return the checked function of a reward; None for a BatchReward."""
     if callable(reward.reward):
-        return as_verifier(reward.reward, f"reward {reward.name}")
+        function = as_verifier(reward.reward, f"reward {reward.name}")
+        if needed := required_arguments(function):
+            raise ConfigError(
+                f"reward {reward.name} also needs {', '.join(needed)}, which no reward is given; "
+                "define it with (response, problem), and read columns of the row in problem.extra"
+            )
+        return function
     if callable(getattr(reward.reward, "score", None)):
         return None
     raise ConfigError(

@@ -88,6 +88,19 @@ def as_verifier(function: Any, label: str) -> Verifier:
     return function
 
 
+def required_arguments(function: Any) -> list[str]:
+    """The arguments after response and problem that have no default; none of wrapped functions."""
+    if hasattr(function, "__wrapped__"):
+        return []
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[2:]
+    except (TypeError, ValueError):  # some functions written in C have no signature
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [one for one in parameters if one.default is one.empty]
+    return [one.name for one in required if one.kind not in variadic]
+
+
 def _run_to_its_end(function: Any) -> Any:
     """An `async def` as a plain function: each call runs in an event loop of its own."""
 

@@ -1,27 +1,29 @@
 """From the text of `reward.verifier` to a verifier: a built-in name, a path, or a weighted sum."""
 
 import re
+from collections.abc import Collection
 from functools import cache, partial
 from pathlib import Path
 
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.user_code import refuse_object_name
 from postgrad.verifiers.combine import Term, check_arguments, parse_sum, score_sum
-from postgrad.verifiers.loading import load_verifier_function
+from postgrad.verifiers.loading import load_verifier_function, required_arguments
 from postgrad.verifiers.port import Verifier
 from postgrad.verifiers.table import VERIFIERS, VerifierSpec
 
 SUM_PREFIX = "sum of "  # VerifierSpec.path of a weighted sum: this, then the text of the setting
 
 
-def find_verifier(name: str) -> VerifierSpec:
-    """Return where the verifier of this name is.
+def find_verifier(name: str, arguments: Collection[str] = ()) -> VerifierSpec:
+    """Return where the verifier of this name is; `arguments` are the names that it is given.
 
     A user's verifier is loaded once, so that a mistake shows before the run starts. A sum runs
     inline only if all its terms do, and has the time limits of its terms together.
 
     Raises:
-        ConfigError: there is no such verifier, module, file or function, or a sum is malformed.
+        ConfigError: there is no such verifier, module, file or function, an argument without a
+            default is not given, or a sum is malformed.
     """
     if name in VERIFIERS:
         return VERIFIERS[name]
@@ -42,7 +44,12 @@ def find_verifier(name: str) -> VerifierSpec:
     if module_path.endswith(".py"):
         module_path = str(Path(module_path).expanduser().resolve())
     spec = VerifierSpec(f"{module_path}:{function}")
-    load_verifier(spec.path)
+    for needed in required_arguments(load_verifier(spec.path)):
+        if needed not in arguments:
+            raise ConfigError(
+                f"reward.verifier={name}: {function} also needs {needed}; give it a number, as in "
+                f"{name}({needed}=1), or a default in the file"
+            )
     return spec
 
 
@@ -51,7 +58,7 @@ def _find_sum(text: str) -> VerifierSpec:
     for term in parse_sum(text):
         if not term.name:
             continue
-        spec = find_verifier(term.name)
+        spec = find_verifier(term.name, term.arguments)
         if term.arguments:
             check_arguments(term, load_verifier(spec.path))
         specs.append(spec)
@@ -89,5 +96,5 @@ def _load_term(term: Term) -> Verifier | None:
     """Return the verifier of a term with its arguments bound; None for a constant."""
     if not term.name:
         return None
-    function = load_verifier(find_verifier(term.name).path)
+    function = load_verifier(find_verifier(term.name, term.arguments).path)
     return partial(function, **term.arguments) if term.arguments else function
