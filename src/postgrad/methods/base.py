@@ -249,13 +249,13 @@ class Method:
         texts = self.texts_to_score(batch)
         if "environment" not in batch.rows:
             batch.rows["question"] = [problem.messages[-1]["content"] for problem in problems]
-            results = score_texts(self.ports, batch, problems, texts, self.no_output_score)
+            results = score_texts(self.ports, batch, problems, texts, self.no_output_score, step)
             add_scores(batch, results)
             return self.drop_failures(batch, step)
         failures = batch.rows["environment_failure"]
         scored = [None if failed else text for text, failed in zip(texts, failures, strict=True)]
         problems = row_problems(problems, batch.rows["environment"])
-        results = score_texts(self.ports, batch, problems, scored, self.no_output_score)
+        results = score_texts(self.ports, batch, problems, scored, self.no_output_score, step)
         add_scores(batch, failed_environments(results, failures))
         return self.drop_failures(batch, step)
 
