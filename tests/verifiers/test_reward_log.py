@@ -155,7 +155,7 @@ class CountingBackend:
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def verify(self, items, verifier_names):
+    def verify(self, items: Any, verifier_names: Any) -> list[Score | Failure]:
         self.names += verifier_names
         return [Score(1.0) for _ in items]
 

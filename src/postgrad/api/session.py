@@ -169,8 +169,8 @@ class Session:
         """Score a sampled batch: sets `batch.rows["reward"]` and returns it, (rows,).
 
         `reward` as in `train`. `global_step` is the number of finished steps of your loop, for
-        reward functions of TRL that take `trainer_state`. Raises RunError if a response could not
-        be scored.
+        reward functions of TRL that take `trainer_state`. Columns that they log are set as
+        `batch.rows["log/COLUMN"]`. Raises RunError if a response could not be scored.
         """
         verifier = as_verifier_setting(reward, reward_weights) or AUTO
         problems = [self._problems[uid] for uid in batch.rows["uid"]]
