@@ -344,7 +344,7 @@ def test_a_verifier_never_sees_what_a_tool_wrote(mine):
     ids: list[list[int]] = []
 
     class Scorer:
-        def score(self, problems, responses, token_ids):
+        def score(self, problems, responses, token_ids, log):
             seen.extend(responses)
             ids.extend(token_ids())
             return [Score(0.0)] * len(responses)

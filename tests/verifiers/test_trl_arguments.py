@@ -72,8 +72,9 @@ def test_keywords_have_both_as_in_trl(problems):
     given, left_out = seen
     assert given["completion_ids"] == IDS
     assert vars(given["trainer_state"]) == {"global_step": 3, "max_steps": 8}
-    assert set(given) == {"prompts", "answer", "ground_truth", *BOTH}
-    assert set(left_out) == {"prompts", "answer", "ground_truth"}, "nor the column of that name"
+    always = {"prompts", "answer", "ground_truth", "log_extra", "log_metric"}
+    assert set(given) == {*always, *BOTH}
+    assert set(left_out) == always, "nor the column of that name"
 
 
 @pytest.mark.parametrize("verifier", ["exact", "trl", "plain"])

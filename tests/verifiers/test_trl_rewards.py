@@ -63,13 +63,15 @@ def test_the_function_gets_the_columns_with_their_types():
     scorer.check(problems)
     assert scorer.score([*problems, problems[0]], ["4", "7", "5"]) == [Score(0.5)] * 3
     (call,) = seen
+    logs = {name: call["more"][name] for name in ("log_extra", "log_metric")}
+    assert all(map(callable, logs.values()))
     assert call == {
         "seen": seen,
         "prompts": ["2+2=", "3+5=", "2+2="],
         "completions": ["4", "7", "5"],
         "answer": [4, 8, 4],
         "level": [1, None, 1],
-        "more": {"ground_truth": ["4", "8", "4"]},
+        "more": {"ground_truth": ["4", "8", "4"], **logs},
     }
 
 
@@ -147,7 +149,7 @@ def by_position(completions, /):
     return []
 
 
-def metric(completions, log_metric):
+def environment(completions, environments):
     return []
 
 
@@ -155,7 +157,9 @@ def both(response, completions):
     return []
 
 
-@pytest.mark.parametrize(("function", "named"), [(by_position, "position"), (metric, "log_metric")])
+@pytest.mark.parametrize(
+    ("function", "named"), [(by_position, "position"), (environment, "environments")]
+)
 def test_functions_that_cannot_be_called_are_refused(function, named):
     with pytest.raises(ConfigError, match=named):
         scorer_of(function)

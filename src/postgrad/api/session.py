@@ -25,13 +25,14 @@ from postgrad.methods.ports import Ports
 from postgrad.methods.sft import Sft
 from postgrad.methods.step import Group, Step
 from postgrad.methods.support.grpo_checks import check_loss_options
-from postgrad.methods.support.scoring import add_scores
+from postgrad.methods.support.scoring import add_columns, add_scores
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import split_updates
 from postgrad.model.threads import kept_threads, set_threads
 from postgrad.problem import Problem
 from postgrad.training.prepare import resolve
 from postgrad.types import Batch
+from postgrad.verifiers.reward_log import RewardLog
 from postgrad.verifiers.scorer import AUTO, Scorer
 from postgrad.verifiers.trainer_state import TrainerState
 
@@ -168,8 +169,8 @@ class Session:
         """Score a sampled batch: sets `batch.rows["reward"]` and returns it, (rows,).
 
         `reward` as in `train`. `global_step` is the number of finished steps of your loop, for
-        reward functions of TRL that take `trainer_state`. Raises RunError if a response could not
-        be scored.
+        reward functions of TRL that take `trainer_state`. Columns that they log are set as
+        `batch.rows["log/COLUMN"]`. Raises RunError if a response could not be scored.
         """
         verifier = as_verifier_setting(reward, reward_weights) or AUTO
         problems = [self._problems[uid] for uid in batch.rows["uid"]]
@@ -179,7 +180,10 @@ class Session:
                 scorer.trainer_state = lambda: TrainerState(global_step)
             ids = batch.response.split()
             texts = batch.rows["text"]
-            add_scores(batch, scorer.score(problems, texts, lambda: [one.tolist() for one in ids]))
+            log = RewardLog()
+            results = scorer.score(problems, texts, lambda: [one.tolist() for one in ids], log)
+            add_scores(batch, results)
+            add_columns(batch, log, range(len(batch)))
         failure = next((reason for reason in batch.rows["failure"] if reason), "")
         if failure:
             raise RunError(f"a response could not be scored: {failure}")

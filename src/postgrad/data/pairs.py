@@ -1,7 +1,9 @@
 """Problems that the data pair with another one, in `paired_similar_q` and `paired_similar_q_gt`."""
 
 from dataclasses import replace
+from typing import Any
 
+from postgrad.data.ground_truth import with_ground_truth
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
@@ -23,13 +25,20 @@ def paired_problem(problem: Problem) -> Problem:
         question = source.get("paired_similar_q")
         truth = source.get("paired_similar_q_gt")
         if question and truth:
+            similar = with_ground_truth(problem, str(truth))
             return replace(
-                problem,
+                similar,
                 uid=f"{problem.uid}/similar",
                 messages=({"role": "user", "content": str(question)},),
-                ground_truth=str(truth),
+                row=_with_question(similar, str(question)),
             )
     raise ConfigError(
         f"problem {problem.uid} has no paired_similar_q and paired_similar_q_gt; "
         "method.reward_type=help_other_similar_questions needs both columns"
     )
+
+
+def _with_question(problem: Problem, question: str) -> dict[str, Any]:
+    """The columns of the problem's row; those with its question have this one."""
+    old = problem.messages[-1]["content"]
+    return {name: question if value == old else value for name, value in problem.row.items()}

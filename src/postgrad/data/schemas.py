@@ -56,12 +56,14 @@ class Schema:
         columns: columns that a row of this schema has.
         convert: turns (row, file name without extension) into a problem.
         matches: tells schemas with the same columns apart.
+        truth: the column that holds the ground truth, if the row has one.
     """
 
     name: str
     columns: tuple[str, ...]
     convert: Callable[[Row, str], Problem]
     matches: Callable[[Row], bool] = lambda row: True
+    truth: str = "ground_truth"
 
     def fits(self, row: Row) -> bool:
         """Whether a row is in this schema."""
@@ -142,7 +144,7 @@ def _is_text_alone(row: Row) -> bool:
 
 # The first schema that fits is used, so the more specific ones come first.
 SCHEMAS = (
-    Schema("verl", ("prompt", "reward_model"), read_verl),
+    Schema("verl", ("prompt", "reward_model"), read_verl, truth="reward_model"),
     Schema("preference pairs", ("prompt", "chosen", "rejected"), read_preference),
     Schema(
         "dialogue pairs",
@@ -157,34 +159,44 @@ SCHEMAS = (
         ("prompt", "completion"),
         partial(read_prompt_response, response="completion"),
     ),
-    Schema("MMLU", ("question", "A", "B", "C", "D", "answer"), read_mmlu),
-    Schema("MMLU of the hub", ("question", "choices", "answer"), read_mmlu),
+    Schema("MMLU", ("question", "A", "B", "C", "D", "answer"), read_mmlu, truth="answer"),
+    Schema("MMLU of the hub", ("question", "choices", "answer"), read_mmlu, truth="answer"),
     Schema(
         "MMLU-Pro",
         ("question", "options", "answer"),
         partial(read_mmlu, data_source="mmlu_pro"),
         matches=lambda row: isinstance(row["options"], list),
+        truth="answer",
     ),
-    Schema("ARC", ("question", "choices", "answerKey"), read_arc),
-    Schema("GSM8K", ("question", "answer"), read_gsm8k, matches=_answer_ends_in_hashes),
-    Schema("question and answer", ("question", "answer"), read_question_answer),
+    Schema("ARC", ("question", "choices", "answerKey"), read_arc, truth="answerKey"),
+    Schema(
+        "GSM8K",
+        ("question", "answer"),
+        read_gsm8k,
+        matches=_answer_ends_in_hashes,
+        truth="answer",
+    ),
+    Schema("question and answer", ("question", "answer"), read_question_answer, truth="answer"),
     Schema(
         "GSM8K as prompt",
         ("prompt", "answer"),
         partial(read_gsm8k, question="prompt"),
         matches=_answer_ends_in_hashes,
+        truth="answer",
     ),
     Schema(
         "prompt and answer",
         ("prompt", "answer"),
         partial(read_question_answer, question="prompt"),
         matches=_has_no_ground_truth,
+        truth="answer",
     ),
     Schema(
         "prompt and solution",
         ("prompt", "solution"),
         partial(read_question_answer, question="prompt", answer="solution"),
         matches=_has_no_ground_truth,
+        truth="solution",
     ),
     *(
         Schema(
@@ -204,6 +216,7 @@ SCHEMAS = (
             (prompt, "label"),
             partial(read_question_answer, question=prompt, answer="label"),
             matches=_label_is_truth,
+            truth="label",
         )
         for prompt in ("prompt", "input")
     ),
@@ -211,18 +224,21 @@ SCHEMAS = (
         "problem and answer",
         ("problem", "answer"),
         partial(read_question_answer, question="problem"),
+        truth="answer",
     ),
     Schema(
         "OpenMathReasoning",
         ("problem", "expected_answer", "generated_solution"),
         read_open_math_reasoning,
+        truth="expected_answer",
     ),
-    Schema("MATH", ("problem", "solution"), read_math),
-    Schema("instruction and output", ("instruction", "output"), read_instruction),
+    Schema("MATH", ("problem", "solution"), read_math, truth="solution"),
+    Schema("instruction and output", ("instruction", "output"), read_instruction, truth="output"),
     Schema(
         "instruction and response",
         ("instruction", "response"),
         partial(read_instruction, output="response", context="context"),
+        truth="response",
     ),
     Schema("chat", ("messages",), read_chat),
     Schema("ShareGPT", ("conversations",), read_sharegpt),

@@ -34,6 +34,7 @@ from postgrad.results.metrics import INTERVAL, summarize
 from postgrad.results.rows import check_failure_rate, result_row
 from postgrad.rollout.fake import FakeEngine
 from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge
+from postgrad.verifiers.reward_log import RewardLog
 from postgrad.verifiers.scorer import Scorer
 from postgrad.version import __version__
 
@@ -165,7 +166,9 @@ def _score_set(
     """Returns the result rows of a set, ordered by problem, then by response."""
     problems = [entry.problem for entry in entries for _ in entry.texts]
     texts = [text for entry in entries for text in entry.texts]
-    verdicts = iter(scorer.score(problems, texts))
+    log = RewardLog()
+    verdicts = iter(scorer.score(problems, texts, log=log))
+    metrics = log.means()
     rows: list[dict[str, Any]] = []
     for entry in entries:
         verifier = scorer.name_for(entry.problem)
@@ -180,6 +183,8 @@ def _score_set(
                 prompt=str(entry.problem.messages[-1]["content"]),
                 finish=entry.finishes[sample] if entry.finishes else "",
                 length=entry.lengths[sample] if entry.lengths else len(text),
+                logged=log.row(len(rows)),
+                metrics=metrics,
             )
             rows.append(row)
     rate = sum(bool(row["failure"]) for row in rows) / len(rows)

@@ -80,6 +80,8 @@ class Method:
     given_per_problem: ClassVar[int] = 1
     # Every problem's demonstration becomes a row, so each must fit into max_response_tokens.
     trains_on_demonstrations: ClassVar[bool] = False
+    # A prompt is also read with the responses of other rows.
+    mixes_rows: ClassVar[bool] = False
     # The trained model gives scores instead of log-probs: one per "response", or one per "step".
     trains_scores: ClassVar[str] = ""
     # Responses are split into thought and output, so that a monitor can read the thoughts.
@@ -249,13 +251,13 @@ class Method:
         texts = self.texts_to_score(batch)
         if "environment" not in batch.rows:
             batch.rows["question"] = [problem.messages[-1]["content"] for problem in problems]
-            results = score_texts(self.ports, batch, problems, texts, self.no_output_score)
+            results = score_texts(self.ports, batch, problems, texts, self.no_output_score, step)
             add_scores(batch, results)
             return self.drop_failures(batch, step)
         failures = batch.rows["environment_failure"]
         scored = [None if failed else text for text, failed in zip(texts, failures, strict=True)]
         problems = row_problems(problems, batch.rows["environment"])
-        results = score_texts(self.ports, batch, problems, scored, self.no_output_score)
+        results = score_texts(self.ports, batch, problems, scored, self.no_output_score, step)
         add_scores(batch, failed_environments(results, failures))
         return self.drop_failures(batch, step)
 

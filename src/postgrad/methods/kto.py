@@ -41,6 +41,7 @@ class KtoSettings(MethodSettings):
 class Kto(GivenResponses):
     Settings = KtoSettings
     given_per_problem = 2  # of a pair
+    mixes_rows = True
 
     # ---- checks
 

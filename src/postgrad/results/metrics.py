@@ -87,7 +87,10 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
         summary["pass"][str(k)] = mean_with_interval(values, samples)
     summary["maj"] = _majorities(groups, rights, samples)
     summary["score"] = sum(row["score"] or 0.0 for row in rows) / len(rows)
-    summary["parts"] = _parts(rows)
+    summary["parts"] = _means([row["parts"] for row in rows])
+    logged = _means([row.get("metrics", {}) for row in rows])
+    if logged:
+        summary["log"] = logged
     summary["classes"] = _classes(rows)
     summary["length"] = _lengths(rows)
     summary["truncated"] = _truncated(rows)
@@ -142,11 +145,11 @@ def _majorities(
     return majorities
 
 
-def _parts(rows: Sequence[Row]) -> dict[str, float]:
-    """Returns the mean of each part of the score, over the rows that have it."""
+def _means(numbers: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Returns the mean of each name, over the rows that have it."""
     values: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row["parts"].items():
+    for row in numbers:
+        for name, value in row.items():
             values.setdefault(name, []).append(value)
     return {name: statistics.fmean(values[name]) for name in sorted(values)}
 

@@ -197,7 +197,9 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     encoder = method.row_encoder(prompts)
     prompt_lengths = [len(encoder.encode(problem)) for problem in [*train, *held_out]]
     if method.trains_on_demonstrations:
-        _check_given_rows(config, encoder, prompt_lengths, [*train, *held_out])
+        _check_given_rows(
+            config, encoder, prompt_lengths, [*train, *held_out], method.mixes_rows
+        )
     else:
         _check_context(config, prompt_lengths)
     if method.needs_verifier():  # validation samples responses
@@ -306,20 +308,30 @@ def _describe_overlong(config: Config, counts: list[str]) -> str:
 
 
 def _check_given_rows(
-    config: Config, encoder: RowEncoder, prompt_lengths: list[int], problems: list[Problem]
+    config: Config,
+    encoder: RowEncoder,
+    prompt_lengths: list[int],
+    problems: list[Problem],
+    mixes_rows: bool,
 ) -> None:
-    """Raise ConfigError if a prompt and a response of the data exceed the model's context.
+    """Raise ConfigError if a prompt and a response that a pass reads exceed the model's context.
 
-    The longest of both count, because KTO also reads prompts with responses of other rows.
+    With `mixes_rows` a prompt is also read with the responses of other rows, so the longest of both
+    must fit.
     """
     context = context_length(model_config(config.model, config.seed))
-    prompt = max(prompt_lengths, default=0)
-    response = max((encoder.response_length(problem) for problem in problems), default=0)
+    lengths = [
+        (prompt, encoder.response_length(problem))
+        for prompt, problem in zip(prompt_lengths, problems, strict=True)
+    ]
+    if mixes_rows:
+        lengths = [(max(p for p, _ in lengths), max(r for _, r in lengths))]
+    prompt, response = max(lengths, key=sum)
     if prompt + response > context:
         raise ConfigError(
-            f"the longest prompt of the data has {prompt} tokens and the longest response "
-            f"{response}; together they exceed the model's context of {context}; set "
-            "data.overlong=drop and lower rollout.max_response_tokens or data.max_prompt_tokens"
+            f"a prompt of {prompt} tokens and a response of {response} in the data exceed the "
+            f"model's context of {context}; set data.overlong=drop and lower "
+            "rollout.max_response_tokens or data.max_prompt_tokens"
         )
 
 

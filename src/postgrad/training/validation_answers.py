@@ -15,6 +15,7 @@ from postgrad.files import atomic_write_text
 from postgrad.results.metrics import INTERVAL, group_by_problem, summarize
 from postgrad.results.rows import result_row
 from postgrad.rollout.respond import Answer
+from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 from postgrad.verifiers.scorer import Scorer
 
 PASS_SCORE = 1.0  # smallest score of a right answer
@@ -33,7 +34,7 @@ class ValidationAnswers:
         """Keep the answers of a set, by pass; return metrics of the last pass.
 
         They are validation/length, truncated and part/NAME; with k > 1 samples per problem also
-        best@k and maj@k.
+        best@k and maj@k; log/NAME if reward functions log metrics.
         """
         rows: list[dict[str, Any]] = []
         for number, some in enumerate(answers.values()):
@@ -79,6 +80,8 @@ class ValidationAnswers:
             finish=answer.finish,
             length=len(answer.tokens),
             seed=answer.seed,
+            logged=answer.logged,
+            metrics=answer.metrics,
         )
 
 
@@ -87,6 +90,7 @@ def answer_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     summary = summarize(rows)
     metrics = {"length": summary["length"]["mean"], "truncated": summary["truncated"]}
     metrics |= {f"part/{name}": value for name, value in summary["parts"].items()}
+    metrics |= {f"{LOG_PREFIX}{name}": value for name, value in summary.get("log", {}).items()}
     samples = summary["samples"]
     if samples > 1:
         groups = group_by_problem(rows)

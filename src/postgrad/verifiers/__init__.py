@@ -3,8 +3,8 @@
 - port.py: what a verifier is, and how its return value becomes a Score.
 - table.py: the built-in verifiers by name, and the one for each data source.
 - loading.py: functions by path, `package.module:function` or `file.py:function`.
-- functions.py: rewards given as Python objects; trl_rewards.py, trainer_state.py: reward functions
-  of TRL.
+- functions.py: rewards given as Python objects; trl_rewards.py, trainer_state.py, reward_log.py:
+  reward functions of TRL.
 - combine.py: weighted sums of verifiers.
 - lookup.py: from the text of `reward.verifier` to a verifier.
 - scorer.py: the Scorer of the score stage.

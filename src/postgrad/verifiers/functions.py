@@ -18,6 +18,7 @@ from postgrad.user_code import place_of
 from postgrad.verifiers.combine import Term, add_term
 from postgrad.verifiers.loading import as_verifier, required_arguments
 from postgrad.verifiers.port import as_score, one_line, run_verifier
+from postgrad.verifiers.reward_log import RewardLog
 from postgrad.verifiers.trl_rewards import (
     NO_ARGUMENTS,
     NO_REWARD,
@@ -73,13 +74,15 @@ class FunctionScorer:
         problems: Sequence[Problem],
         responses: Sequence[str],
         lazy_arguments: LazyArguments = NO_ARGUMENTS,
+        log: RewardLog | None = None,
     ) -> list[Score | Failure]:
         """Return one Score or Failure per response; the first Failure of a sum counts.
 
-        `lazy_arguments` are for reward functions of TRL.
+        `lazy_arguments` are for reward functions of TRL, and `log` gets what they log.
         """
+        log = log or RewardLog()
         columns = [
-            self._score_one(reward, function, problems, responses, lazy_arguments)
+            self._score_one(reward, function, problems, responses, lazy_arguments, log)
             for reward, function in zip(self.rewards, self.functions, strict=True)
         ]
         if len(columns) == 1 and self.rewards[0].weight == 1.0:
@@ -93,9 +96,10 @@ class FunctionScorer:
         problems: Sequence[Problem],
         responses: Sequence[str],
         lazy_arguments: LazyArguments,
+        log: RewardLog,
     ) -> list[Score | Failure]:
         if function is None:
-            return _score_batch(reward, problems, responses, lazy_arguments)
+            return _score_batch(reward, problems, responses, lazy_arguments, log)
         if _is_async(function):
             return _run_async(function, problems, responses, self.timeout_s)
         pairs = zip(responses, problems, strict=True)
@@ -154,13 +158,15 @@ def _score_batch(
     problems: Sequence[Problem],
     responses: Sequence[str],
     lazy_arguments: LazyArguments,
+    log: RewardLog,
 ) -> list[Score | Failure]:
     arguments: list[Any] = [problems, responses]
+    own_log = RewardLog()  # what a function logs before it raises is dropped
     if isinstance(reward.reward, TrlReward | FunctionScorer):
-        arguments.append(lazy_arguments)
+        arguments += [lazy_arguments, own_log]
     try:
         results = list(reward.reward.score(*arguments))
-    except ConfigError:
+    except (ConfigError, RunError):
         raise
     except Exception as error:
         return [Failure("error", one_line(error) + place_of(error))] * len(responses)
@@ -169,6 +175,8 @@ def _score_batch(
             f"reward {reward.name} returned {len(results)} scores for {len(responses)} responses; "
             "return one per response, in order"
         )
+    own_log.check(f"reward {reward.name}", len(responses))
+    log.add(own_log)
     return [as_score(result) for result in results]
 
 

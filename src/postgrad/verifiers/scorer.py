@@ -21,6 +21,7 @@ from postgrad.verifiers.model_terms import (
     rules_of,
 )
 from postgrad.verifiers.pool import VerifierPool
+from postgrad.verifiers.reward_log import RewardLog
 from postgrad.verifiers.table import NOTES, VERIFIERS, choose
 from postgrad.verifiers.trainer_state import TrainerState
 from postgrad.verifiers.trl_rewards import (
@@ -57,8 +58,8 @@ class Scorer:
     """Scores responses with one verifier, or with the one for each problem's data source (`auto`).
 
     `judge` (for `llm_judge`) and `reward_models` (for `model:PATH`, by role) are set by the code
-    that starts the models. `backend` is replaced by the code that starts verifiers on a cluster;
-    that code also stops them. `trainer_state` is set by the code that trains; it returns the
+    that starts the models. The code that starts verifiers on a cluster gives them to
+    use_backend() and stops them. `trainer_state` is set by the code that trains; it returns the
     present state for reward functions of TRL.
 
     Args:
@@ -103,12 +104,21 @@ class Scorer:
         self.trainer_state: Callable[[], TrainerState] | None = None
         self.local_pool = VerifierPool(workers, timeout_s)
         self.backend: VerifierBackend = self.local_pool
+        self.use_backend(self.local_pool)
 
     def __enter__(self) -> "Scorer":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def use_backend(self, backend: VerifierBackend) -> None:
+        """Run the verifiers in `backend`, also those that are terms beside functions."""
+        self.backend = backend
+        if backend is not self.local_pool:
+            self.local_pool.close()
+        for scorer in _scorers_of(self.functions) if self.functions is not None else ():
+            scorer.use_backend(backend)
 
     def name_for(self, problem: Problem) -> str:
         """Return the name of the verifier for this problem. Raises ConfigError."""
@@ -210,16 +220,18 @@ class Scorer:
         problems: Sequence[Problem],
         responses: Sequence[str],
         token_ids: Callable[[], list[list[int]]] | None = None,
+        log: RewardLog | None = None,
     ) -> list[Score | Failure]:
         """Return one Score or Failure per response, in order; responses[i] answers problems[i].
 
-        `token_ids` returns the responses' token ids; it is called if a reward takes them.
+        `token_ids` returns the responses' token ids; it is called if a reward takes them. `log`
+        gets what reward functions of TRL log; without it, that is dropped.
         """
         if len(problems) != len(responses):
             raise ValueError(f"{len(problems)} problems for {len(responses)} responses")
         scores: list[Score | Failure] = [Score(self.constant) for _ in responses]
         if self.functions is not None:
-            scores = self.functions.score(problems, responses, self._lazy_arguments(token_ids))
+            scores = self.functions.score(problems, responses, self._lazy_arguments(token_ids), log)
         elif self.verifier == LLM_JUDGE:
             scores = self._ask_judge(problems, responses)
         elif self.rules:
@@ -257,8 +269,6 @@ class Scorer:
     def close(self) -> None:
         """Stop the child processes."""
         self.local_pool.close()
-        for scorer in _scorers_of(self.functions) if self.functions is not None else ():
-            scorer.close()
 
 
 def _python_functions(

@@ -1,10 +1,10 @@
 """Reward functions of TRL: `def reward(prompts, completions, **columns) -> list[float | None]`.
 
-A function with a parameter `completions`, `completion_ids` or `trainer_state` is one, and so is one
-that takes only `**kwargs`. It is called with keyword arguments, once for all responses of a score
-stage: `prompts`, `completions`, and the columns of the rows as lists; `completion_ids` and
-`trainer_state` where they are known. It runs in this process. None means that the reward does not
-apply to a response.
+A function with a parameter `completions`, `completion_ids`, `trainer_state`, `log_extra` or
+`log_metric` is one, and so is one that takes only `**kwargs`. It is called with keyword arguments,
+once for all responses of a score stage: `prompts`, `completions`, and the columns of the rows as
+lists; `completion_ids` and `trainer_state` where they are known; `log_extra` and `log_metric` of a
+RewardLog. It runs in this process. None means that the reward does not apply to a response.
 """
 
 import asyncio
@@ -19,14 +19,17 @@ from postgrad.user_code import refuse_object_name
 from postgrad.verifiers.combine import Term, parse_sum
 from postgrad.verifiers.loading import load_function
 from postgrad.verifiers.lookup import is_sum
+from postgrad.verifiers.reward_log import RewardLog
 from postgrad.verifiers.table import VERIFIERS
 
 COMPLETIONS = "completions"
 COMPLETION_IDS = "completion_ids"
 TRAINER_STATE = "trainer_state"
+LOG_EXTRA = "log_extra"
+LOG_METRIC = "log_metric"
 NO_REWARD = "none"  # Failure.kind of a response for which a function returned None
-# What TRL passes besides the columns and Postgrad does not have where it scores.
-NOT_PASSED = ("log_extra", "log_metric", "environments")
+# TRL passes its environments; Postgrad's run in other processes and have ended when it scores.
+NOT_PASSED = ("environments",)
 # Arguments of functions that are called in another way.
 OTHER_CALLS = ("response", "solution_str", "queries")
 # What only some callers have, and why the others do not.
@@ -34,7 +37,9 @@ _REASONS = {
     COMPLETION_IDS: "only the texts of the responses are known here",
     TRAINER_STATE: "no run trains here (in a Session: score(batch, reward, global_step=0))",
 }
-_RESERVED = ("prompt", "completion", COMPLETION_IDS, TRAINER_STATE)  # columns TRL does not pass
+# What TRL passes besides the columns, whatever the columns are.
+_PASSED = ("prompts", COMPLETIONS, COMPLETION_IDS, TRAINER_STATE, LOG_EXTRA, LOG_METRIC)
+_RESERVED = ("prompt", "completion", *_PASSED[2:])  # columns TRL does not pass
 
 # completion_ids and trainer_state, where they are known; each is made if a function takes it.
 LazyArguments = Mapping[str, Callable[[], Any]]
@@ -44,7 +49,7 @@ NO_ARGUMENTS: LazyArguments = {}
 def is_trl_reward(function: Any) -> bool:
     """Return whether a function scores a list of completions, as in TRL.
 
-    One that needs a single response, such as verl's, is none if completion_ids and trainer_state
+    One that needs a single response, such as verl's, is none if the arguments that only TRL passes
     have defaults.
     """
     parameters = _parameters(function)
@@ -52,7 +57,7 @@ def is_trl_reward(function: Any) -> bool:
         return True
     required = [name for name, parameter in parameters.items() if _is_required(parameter)]
     names = parameters if set(required).isdisjoint(OTHER_CALLS) else required
-    return COMPLETION_IDS in names or TRAINER_STATE in names
+    return not set(names).isdisjoint(_PASSED[2:])
 
 
 class TrlReward:
@@ -90,8 +95,8 @@ class TrlReward:
         if is_required and name in (*OTHER_CALLS, *NOT_PASSED):
             raise ConfigError(
                 f"{self.label} is a reward function of TRL and takes {name}, which is not "
-                f"available; the columns of the rows, prompts, {COMPLETIONS}, {COMPLETION_IDS} and "
-                f"{TRAINER_STATE} are. Give it a default, or write def reward(response, problem)"
+                f"available; the columns of the rows and {', '.join(_PASSED)} are. Give it a "
+                "default, or write def reward(response, problem)"
             )
         (self.required if is_required else self.optional).append(name)
 
@@ -101,8 +106,7 @@ class TrlReward:
         `available` says which of completion_ids and trainer_state score() will get.
         """
         self._check_available(available)
-        passed = ("prompts", COMPLETIONS, COMPLETION_IDS, TRAINER_STATE)
-        needed = [name for name in self.required if name not in passed]
+        needed = [name for name in self.required if name not in _PASSED]
         for problem in problems:
             columns = _columns_of(problem)
             for name in needed:
@@ -126,15 +130,18 @@ class TrlReward:
         problems: Sequence[Problem],
         responses: Sequence[str],
         lazy_arguments: LazyArguments = NO_ARGUMENTS,
+        log: RewardLog | None = None,
     ) -> list[Any]:
-        """Return one number or Failure per response.
+        """Return one number or Failure per response; `log` gets what the function logs.
 
         Raises:
             ConfigError: the function needs completion_ids or trainer_state, and it is not known.
         """
         self._check_available(lazy_arguments)
         arguments = self._arguments(problems, responses)
-        for name, make in lazy_arguments.items():
+        log = log or RewardLog()
+        logs = {LOG_EXTRA: lambda: log.log_extra, LOG_METRIC: lambda: log.log_metric}
+        for name, make in {**lazy_arguments, **logs}.items():
             if self.takes_any or name in self.required or name in self.optional:
                 arguments[name] = make()
         if inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
 from postgrad.algorithms.classmate_rewards import combine
+from postgrad.data.ground_truth import with_ground_truth
 from postgrad.methods.ports import LIVE
 from postgrad.methods.step import Step
 from postgrad.methods.support.thinking import Thinking
@@ -39,7 +39,7 @@ def consistency(method: Thinking, classmates: Panel, batch: Batch, step: Step) -
     """(rows,) how often the classmates' answers equal the policy's own output."""
     problems: list[Problem] = []
     for problem, output in zip(step.problems(batch), batch.rows["output"], strict=True):
-        problems.append(replace(problem, ground_truth=output or "-"))
+        problems.append(with_ground_truth(problem, output or "-"))
     texts = batch.rows["classmate_texts"]
     agreement, _ = classmates.score(method.ports.scorer, problems, texts)
     return combine(method.sign * agreement, method.settings.classmate_shares)

@@ -6,6 +6,7 @@ from torch import Tensor
 from postgrad.errors import RunError, did_you_mean
 from postgrad.methods.base import Method, Step
 from postgrad.types import Batch
+from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 
 
 def refill(method: Method, batch: Batch, step: Step) -> Batch:
@@ -63,9 +64,12 @@ def _informative_rows(batch: Batch, metric: str) -> Batch:
 
 
 def _with_equal_parts(batches: list[Batch]) -> list[Batch]:
-    """Adds the reward parts that only some of the batches have, as NaN, to the others."""
+    """Adds what only some of the batches have to the others: reward parts as NaN, logs as None."""
     names = {name for batch in batches for name in batch.rows if name.startswith("reward/")}
+    logs = {name for batch in batches for name in batch.rows if name.startswith(LOG_PREFIX)}
     for batch in batches:
         for name in names - set(batch.rows):
             batch.rows[name] = torch.full((len(batch),), torch.nan)
+        for name in logs - set(batch.rows):
+            batch.rows[name] = [None] * len(batch)
     return batches

@@ -116,8 +116,7 @@ def connect_scorer(
         term.role: models[term.role] for term in scorer.model_terms if term.role in models
     }
     if "verifier" in models:
-        scorer.backend = models["verifier"]
-        scorer.local_pool.close()
+        scorer.use_backend(models["verifier"])
     if "judge" in models:
         judge = config.reward.judge
         scorer.judge = _build_judge(

@@ -194,7 +194,8 @@ class Thinking(Grpo):
             step = Step(0, Feed(problems))
             batch = self.validation_batch(problems, one, step)
             find = step.data.find
-            answers = batch_answers([batch, *step.failed], find, self.config.seed)
+            batches = [batch, *step.failed]
+            answers = batch_answers(batches, find, self.config.seed, step.log.means())
             self.answers[one.name] = answers
             metrics[f"validation/{one.name}"] = mean_score(answers)
             num_failures += step.metrics["reward/failures"]

@@ -584,6 +584,14 @@ function answerCard(line) {
   const facts = [
     ["score", number(line.score)],
     ...parts.map(([name, part]) => [name, number(part)]),
+    ...Object.entries(line.log || {}).map(([name, value]) => [
+      name,
+      typeof value === "number"
+        ? number(value)
+        : typeof value === "string"
+          ? value
+          : JSON.stringify(value),
+    ]),
     line.answer !== undefined && line.answer !== null
       ? ["parsed answer", String(line.answer)]
       : null,

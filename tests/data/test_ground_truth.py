@@ -1,0 +1,75 @@
+"""A replaced ground truth is in every place where a verifier or a reward function reads it."""
+
+from typing import Any
+
+import pytest
+
+from postgrad.data.ground_truth import with_ground_truth
+from postgrad.data.pairs import paired_problem
+from postgrad.data.problems import problems_of_rows
+from postgrad.problem import Problem, Score
+from postgrad.user_code import PythonObject
+from postgrad.verifiers.functions import WeightedReward
+from postgrad.verifiers.scorer import Scorer
+
+ROWS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": "2+2=", "ground_truth": "4"}, "ground_truth"),
+    ({"prompt": "2+2=", "answer": 4}, "answer"),
+    ({"prompt": "2+2=", "solution": "4"}, "solution"),
+    ({"question": "2+2=", "answer": "two and two\n#### 4"}, "answer"),
+    ({"problem": "2+2=", "solution": "It is \\boxed{4}."}, "solution"),
+    ({"instruction": "2+2=", "output": "4"}, "output"),
+    ({"question": "2+2=", "choices": ["3", "4"], "answer": 1}, "answer"),
+]
+VERL = {
+    "prompt": [{"role": "user", "content": "2+2="}],
+    "reward_model": {"ground_truth": 4, "style": "rule"},
+}
+
+
+def seen_by_trl(problem: Problem) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+
+    def reward(completions, **columns):
+        seen.update(columns)
+        return [0.0]
+
+    scorer = Scorer(PythonObject("test", [WeightedReward(1.0, "reward", reward)]))
+    assert scorer.score([problem], ["x"]) == [Score(0.0)]
+    return seen
+
+
+@pytest.mark.parametrize(("row", "column"), ROWS)
+def test_functions_of_trl_read_the_new_truth(row, column):
+    (problem,) = problems_of_rows([row], "rows")
+    before = dict(row)
+    seen = seen_by_trl(with_ground_truth(problem, "five"))
+    assert seen[column] == ["five"] == seen["ground_truth"]
+    assert problem.row == before and problem.ground_truth != "five"
+
+
+def test_functions_of_verl_and_trl_read_the_new_truth_of_verl_rows():
+    (problem,) = problems_of_rows([VERL], "rows")
+    changed = with_ground_truth(problem, "five")
+    assert seen_by_trl(changed)["reward_model"] == [{"ground_truth": "five", "style": "rule"}]
+    seen: list[Any] = []
+
+    def verl(solution_str, ground_truth):
+        seen.append(ground_truth)
+        return 1.0
+
+    scorer = Scorer(PythonObject("test", [WeightedReward(1.0, "reward", verl)]))
+    scorer.score([problem, changed], ["x", "x"])
+    assert seen == [4, "five"] and VERL["reward_model"]["ground_truth"] == 4
+
+
+def test_a_generated_problem_has_no_row():
+    problem = with_ground_truth(Problem("u", ({"role": "user", "content": "?"},), "4"), "five")
+    assert seen_by_trl(problem)["ground_truth"] == ["five"] and problem.row == {}
+
+
+def test_a_paired_problem_has_its_question_and_truth_in_the_columns():
+    row = {"prompt": "2+2=", "answer": "4", "paired_similar_q": "3+3=", "paired_similar_q_gt": "6"}
+    (problem,) = problems_of_rows([row], "rows")
+    seen = seen_by_trl(paired_problem(problem))
+    assert (seen["prompts"], seen["answer"], seen["ground_truth"]) == (["3+3="], ["6"], ["6"])
