@@ -186,6 +186,13 @@ SCHEMAS = (
         partial(read_question_answer, question="prompt", answer="solution"),
         matches=_has_no_ground_truth,
     ),
+    # Before "input and output": the input of Alpaca belongs to its instruction.
+    Schema("instruction and output", ("instruction", "output"), read_instruction),
+    Schema(
+        "instruction and response",
+        ("instruction", "response"),
+        partial(read_instruction, output="response"),
+    ),
     *(
         Schema(
             f"{prompt} and {response}",
@@ -218,12 +225,6 @@ SCHEMAS = (
         read_open_math_reasoning,
     ),
     Schema("MATH", ("problem", "solution"), read_math),
-    Schema("instruction and output", ("instruction", "output"), read_instruction),
-    Schema(
-        "instruction and response",
-        ("instruction", "response"),
-        partial(read_instruction, output="response", context="context"),
-    ),
     Schema("chat", ("messages",), read_chat),
     Schema("ShareGPT", ("conversations",), read_sharegpt),
     Schema(
