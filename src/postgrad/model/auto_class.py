@@ -19,7 +19,7 @@ def auto_class_of(config: Any) -> Any:
     kind = type(config)
     if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return AutoModelForCausalLM
-    full_model = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind]
+    full_model: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind]
     declared = config.architectures or ()
     if kind in MODEL_FOR_CAUSAL_LM_MAPPING and full_model.__name__ not in declared:
         return AutoModelForCausalLM
