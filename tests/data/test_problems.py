@@ -146,6 +146,67 @@ def test_instruction_and_output(tmp_path: Path):
     assert second.messages[0]["content"] == "Sort.\n\nb a"
 
 
+@pytest.mark.parametrize("given", ["", None])
+def test_the_input_of_alpaca_belongs_to_its_instruction(given, tmp_path: Path):
+    """The columns input and output alone are a schema, too; the instruction must not be lost."""
+    rows = [
+        {"instruction": "Sort.", "input": "b a", "output": "a b"},
+        {"instruction": "Name it.", "input": given, "output": "Bob"},
+    ]
+    for ordered in (rows, rows[::-1]):
+        problems = load_problems(jsonl(tmp_path, *ordered))
+        texts = [problem.messages[0]["content"] for problem in problems]
+        assert sorted(texts) == ["Name it.", "Sort.\n\nb a"]
+
+
+def test_the_input_of_an_instruction_with_a_response_is_read(tmp_path: Path):
+    row = {"instruction": "Sort.", "input": "b a", "response": "a b"}
+    problem = load_problems(jsonl(tmp_path, row))[0]
+    assert problem.messages[0]["content"] == "Sort.\n\nb a"
+    assert problem.demonstrations == ("a b",) and problem.extra == {}
+
+
+def test_a_history_before_an_instruction_is_refused(tmp_path: Path):
+    row = {"instruction": "Sort.", "input": "", "output": "a b", "history": []}
+    assert load_problems(jsonl(tmp_path, row))
+    assert "history" in refused(jsonl(tmp_path, row | {"history": [["Hi", "Hello"]]}))
+
+
+def test_messages_as_json_text(tmp_path: Path):
+    """Parquet files of other tools hold nested columns as text."""
+    turns = [USER, {"role": "assistant", "content": "2"}]
+    problem = load_problems(jsonl(tmp_path, {"messages": json.dumps(turns)}))[0]
+    assert problem.messages == (USER,) and problem.demonstrations == ("2",)
+    sharegpt = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    problem = load_problems(jsonl(tmp_path, {"conversations": json.dumps(sharegpt)}))[0]
+    assert problem.demonstrations == ("Hello",)
+    row = VERL | {name: json.dumps(VERL[name]) for name in ("prompt", "reward_model")}
+    problem = load_problems(jsonl(tmp_path, row))[0]
+    assert problem.messages == (SYSTEM, USER) and problem.ground_truth == "2"
+
+
+def test_a_prompt_in_brackets_stays_a_text(tmp_path: Path):
+    for text in ("[1, 2]", '[{"a": 1}]', "[]", "[not JSON"):
+        problem = load_problems(jsonl(tmp_path, {"prompt": text, "answer": "3"}))[0]
+        assert problem.messages[0]["content"] == text
+
+
+def test_tools_of_sharegpt(tmp_path: Path):
+    call = {"name": "weather", "arguments": {"city": "Rome"}}
+    turns = [
+        {"from": "human", "value": "Weather in Rome?"},
+        {"from": "function_call", "value": json.dumps(call)},
+        {"from": "observation", "value": "sunny"},
+        {"from": "gpt", "value": "It is sunny."},
+    ]
+    problem = load_problems(jsonl(tmp_path, {"conversations": turns}))[0]
+    roles = [message["role"] for message in problem.messages]
+    assert roles == ["user", "assistant", "tool"]
+    assert problem.messages[1]["tool_calls"][0]["function"] == call
+    turns[1]["value"] = "weather(Rome)"
+    assert "function_call" in refused(jsonl(tmp_path, {"conversations": turns}))
+
+
 def test_chat(tmp_path: Path):
     row = {"messages": [SYSTEM, USER, {"role": "assistant", "content": "2"}], "topic": "sums"}
     problem = load_problems(jsonl(tmp_path, row))[0]

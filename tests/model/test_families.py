@@ -471,6 +471,16 @@ def test_context_of_models_without_positions():
         assert context_length(AutoConfig.for_model(model_type)) == length
 
 
+def test_context_ends_where_rotary_positions_change_with_the_length():
+    """Beyond it, a long row would change the log-probs of short rows in the same pass."""
+    rotary = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 16.0}
+    rotary |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rotary["original_max_position_embeddings"] = 32
+    model = make_family("phi3", rope_parameters=rotary, original_max_position_embeddings=32)
+    assert context_length(model.config) == 32
+    assert context_length(make_family("phi3").config) == 512
+
+
 def test_a_window_as_long_as_the_context_is_not_exceeded():
     for window, context, longest in ((64, 64, 20), (64, 66, 66), (64, 4096, 71)):
         model = make_family("mistral", sliding_window=window, max_position_embeddings=context)

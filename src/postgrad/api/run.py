@@ -160,10 +160,13 @@ class Run:
 
     def load(self, step: int | str = "latest") -> tuple[Any, Any]:
         """The transformers model and the tokenizer of a checkpoint."""
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoConfig, AutoTokenizer
+
+        from postgrad.model.auto_class import auto_class_of
 
         path = self.checkpoint(step) / "policy"
-        return AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+        auto_class = auto_class_of(AutoConfig.from_pretrained(path))
+        return auto_class.from_pretrained(path), AutoTokenizer.from_pretrained(path)
 
     def save(self, folder: str | Path, step: int | str = "latest") -> Path:
         """Write the trained model as a Hugging Face folder, as `postgrad export` does.

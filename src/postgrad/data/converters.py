@@ -5,6 +5,7 @@ the row's own or "". Columns that the converter does not use go into `extra`. `g
 in schemas without an answer to check a response against.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +30,13 @@ from postgrad.data.rows import (
 from postgrad.problem import Conversation, Message, Problem
 
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
-SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}  # other names are roles already
+SHAREGPT_ROLES = {  # other names are roles already
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+}
 
 
 def read_verl(row: Row, stem: str) -> Problem:
@@ -295,25 +302,31 @@ def _read_question(row: Row, name: str) -> tuple[Message, ...]:
     return read_messages(row, name) if name == "prompt" else user_turn(text_of(row, name))
 
 
-def read_instruction(
-    row: Row, stem: str, output: str = "output", context: str = "input"
-) -> Problem:
+def read_instruction(row: Row, stem: str, output: str = "output") -> Problem:
     """Alpaca: `output` is both the ground truth for a judge and a demonstration.
 
-    The optional column `context` is appended to the instruction. Dolly calls them `response` and
-    `context`.
+    The optional column `input`, which Dolly calls `context`, is appended to the instruction.
+
+    Raises:
+        RowError: a column is no text, or `history` has turns before the instruction.
     """
     content = text_of(row, "instruction")
     text = text_of(row, output)
-    if row.get(context):
-        content = f"{content}\n\n{text_of(row, context)}"
+    for context in ("input", "context"):
+        if row.get(context):
+            content = f"{content}\n\n{text_of(row, context)}"
+    if row.get("history"):
+        raise RowError(
+            "column history: turns before the instruction are not read from it; "
+            "write the row as a conversation in a column messages"
+        )
     return Problem(
         uid=uid_of(row),
         messages=user_turn(content),
         ground_truth=truth_of(text, output),
         data_source=data_source_of(row, stem),
         demonstrations=(text,),
-        extra=unused_columns(row, "instruction", context, output),
+        extra=unused_columns(row, "instruction", "input", "context", output),
     )
 
 
@@ -368,8 +381,31 @@ def _sharegpt_message(turn: Row) -> Row:
         return turn
     speaker = turn["from"]
     message = {key: value for key, value in turn.items() if key not in ("from", "value")}
+    if speaker == "function_call":
+        return {"role": "assistant", "content": None, "tool_calls": _sharegpt_calls(turn)}
     role = SHAREGPT_ROLES.get(speaker, speaker)
     return {"role": role, "content": turn.get("value"), **message}
+
+
+def _sharegpt_calls(turn: Row) -> list[Any]:
+    """The calls of a turn from `function_call`: JSON text of one {name, arguments}, or of several.
+
+    Raises:
+        RowError: the value is no such text.
+    """
+    value = turn.get("value")
+    try:
+        calls = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        calls = None
+    if isinstance(calls, dict):
+        calls = [calls]
+    if not isinstance(calls, list) or not calls:
+        raise RowError(
+            "conversations: the value of a turn from function_call must be JSON text "
+            f"{{name, arguments}}, not {str(value)[:50]!r}"
+        )
+    return [{"type": "function", "function": call} for call in calls]
 
 
 def _read_reply(row: Row, name: str, prompt: tuple[Message, ...]) -> str:

@@ -10,6 +10,44 @@ from postgrad.problem import Message, Problem
 SYSTEM_COLUMNS = ("system", "system_prompt")  # the text of a system message
 
 
+# Columns that some files hold as JSON text, and csv files always do.
+MESSAGE_COLUMNS = ("prompt", "completion", "messages", "conversations", "chosen", "rejected")
+
+
+def parse_nested(row: Row) -> Row:
+    """The row with messages and `reward_model` that are JSON text as lists and objects.
+
+    Other texts stay as they are: a prompt may be any text, also one in brackets.
+    """
+    parsed: Row = {}
+    for name in MESSAGE_COLUMNS:
+        if _starts_with(row.get(name), "["):
+            value = _try_json(row[name])
+            if isinstance(value, list) and value and all(map(_is_turn, value)):
+                parsed[name] = value
+    if _starts_with(row.get("reward_model"), "{"):
+        value = _try_json(row["reward_model"])
+        if isinstance(value, dict):
+            parsed["reward_model"] = value
+    return {**row, **parsed} if parsed else row
+
+
+def _starts_with(value: Any, bracket: str) -> bool:
+    return isinstance(value, str) and value.lstrip()[:1] == bracket
+
+
+def _try_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_turn(value: Any) -> bool:
+    """Whether a value is a message {role, content}, or ShareGPT's {from, value}."""
+    return isinstance(value, dict) and ({"role", "content"} <= value.keys() or "from" in value)
+
+
 def read_messages(row: Row, name: str) -> tuple[Message, ...]:
     """A list of {role, content}, or a string for one user message.
 

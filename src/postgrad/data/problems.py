@@ -7,6 +7,7 @@ from pathlib import Path
 from postgrad.data.arithmetic import arithmetic_source
 from postgrad.data.generated import reasoning_gym_source, seeds_source
 from postgrad.data.hub_source import hub_files, rename_columns
+from postgrad.data.messages import parse_nested
 from postgrad.data.readers import exists, extension, files_in, read_rows, split_columns
 from postgrad.data.rows import Row, RowError
 from postgrad.data.schemas import recognize
@@ -121,6 +122,7 @@ def _convert(
         try:
             if columns:
                 row = rename_columns(row, columns)
+            row = parse_nested(row)
             refuse_unsupported(row)
             schema = schema or recognize(row)
             yield f"{label}: {location}", replace(schema.read(row, stem), row=row)

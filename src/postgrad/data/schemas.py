@@ -198,6 +198,14 @@ SCHEMAS = (
         matches=_has_no_ground_truth,
         truth="solution",
     ),
+    # Before "input and output": the input of Alpaca belongs to its instruction.
+    Schema("instruction and output", ("instruction", "output"), read_instruction, truth="output"),
+    Schema(
+        "instruction and response",
+        ("instruction", "response"),
+        partial(read_instruction, output="response"),
+        truth="response",
+    ),
     *(
         Schema(
             f"{prompt} and {response}",
@@ -233,13 +241,6 @@ SCHEMAS = (
         truth="expected_answer",
     ),
     Schema("MATH", ("problem", "solution"), read_math, truth="solution"),
-    Schema("instruction and output", ("instruction", "output"), read_instruction, truth="output"),
-    Schema(
-        "instruction and response",
-        ("instruction", "response"),
-        partial(read_instruction, output="response", context="context"),
-        truth="response",
-    ),
     Schema("chat", ("messages",), read_chat),
     Schema("ShareGPT", ("conversations",), read_sharegpt),
     Schema(

@@ -6,11 +6,16 @@ from postgrad.errors import RunError
 
 # Names of the longest row in tokens. Most families have the first one.
 NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
+# Rotary positions whose angles change for all tokens of a pass once one row exceeds a length.
+LENGTH_DEPENDENT_ROTARY = ("dynamic", "longrope")
 NO_LIMIT = 1 << 20  # tokens; recurrent models and those with ALiBi accept rows of any length
 
 
 def context_length(config: Any) -> int:
     """Return the most tokens of a row, prompt and response together.
+
+    Where rotary positions depend on the length of a pass (Phi-3 with 128k tokens), it is the
+    length up to which they do not: a short row beside a long one would get other numbers.
 
     Args:
         config: a transformers configuration; of a model with several parts, the text model's
@@ -20,8 +25,18 @@ def context_length(config: Any) -> int:
     for name in NAMES:
         value = getattr(text_config, name, None)
         if isinstance(value, int) and value > 0:
-            return value
+            return min(value, _fixed_rotary_length(text_config))
     return NO_LIMIT
+
+
+def _fixed_rotary_length(text_config: Any) -> int:
+    """Return the longest row whose rotary positions do not depend on its length."""
+    rotary = getattr(text_config, "rope_parameters", None) or {}
+    if rotary.get("rope_type") not in LENGTH_DEPENDENT_ROTARY:
+        return NO_LIMIT
+    name = "original_max_position_embeddings"
+    length = rotary.get(name) or getattr(text_config, name, None)
+    return length if isinstance(length, int) and length > 0 else NO_LIMIT
 
 
 def check_token_id(largest: int, config: Any) -> None:

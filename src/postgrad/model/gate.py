@@ -245,7 +245,7 @@ class Gate:
         if self.verdict is None:
             self.batch = probe_rows(self.model)
             with eval_mode(self.model):
-                self.stock = stock_logprobs(self.model, self.batch)
+                self.stock = self._stock_logprobs(self.batch)
                 if self.stock.isnan().any():  # no verdict about the architecture, so none is kept
                     raise ConfigError(
                         "the model's log-probs are not numbers (NaN): its weights are damaged; "
@@ -253,6 +253,18 @@ class Gate:
                     )
                 self.rounding = measure_rounding(self.model, self.batch, self.stock)
                 self.parameters = stock_parameters(self.model)
+
+    def _stock_logprobs(self, batch: Batch) -> Tensor:
+        try:
+            return stock_logprobs(self.model, batch)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # code of other people fails in many ways
+            raise ConfigError(
+                f"{type(self.model).__name__} is not supported: its own forward pass of a text "
+                f"fails ({type(error).__name__}: {first_line(error)}); correct its config.json, or "
+                "train a model of another family"
+            ) from error
 
     def decide(self) -> Support:
         """Choose the kind of pass, leave the model with the attention it needs, and note it.

@@ -17,6 +17,7 @@ from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, did_you_mean, first_line
 from postgrad.files import create_folder_once
 from postgrad.log_level import DEBUG, log_level
+from postgrad.model.auto_class import auto_class_of
 from postgrad.model.device import DTYPES, supports_triton
 from postgrad.model.folder_checks import check_folder
 from postgrad.model.gate import Gate
@@ -47,8 +48,6 @@ def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
     Raises: ConfigError, one line, for a path that cannot be loaded.
     """
     _silence_transformers()
-    from transformers import AutoModelForCausalLM
-
     base = config
     adapters: list[str] = []
     while is_adapter(path := resolve_path(base.path, seed)):
@@ -60,7 +59,7 @@ def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
                 "write a full model into base_model_name_or_path of adapter_config.json"
             )
     model, info = _from_pretrained(
-        AutoModelForCausalLM,
+        auto_class_of(model_config(base, seed)),
         base,
         seed,
         dtype=DTYPES[config.dtype],

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import RunError
+from postgrad.model.auto_class import auto_class_of
 from postgrad.model.device import DTYPES
 from postgrad.model.load import disable_dropout, load_tokenizer, model_config
 from postgrad.model.loaded import Loaded
@@ -26,11 +27,10 @@ BUFFER = "buffer/"  # marks names of buffers
 
 def load_on_meta(config: ModelConfig, seed: int = 0) -> Loaded:
     """Return the model that load() would return, without weights, and its tokenizer."""
-    from transformers import AutoModelForCausalLM
-
+    stock_config = model_config(config, seed)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            model_config(config, seed),
+        model = auto_class_of(stock_config).from_config(
+            stock_config,
             dtype=DTYPES[config.dtype],
             trust_remote_code=config.trust_remote_code,
         )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import Config
 from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, copy_to_host
+from postgrad.model.auto_class import auto_class_of
 from postgrad.model.device import copy_async, peak_memory_bytes
 from postgrad.model.load import save
 from postgrad.model.loaded import Loaded
@@ -342,13 +343,11 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         p.copy_(tensors[name])
 
 
-def read_weights(
-    folder: Path, names: Iterable[str], loader: str = "AutoModelForCausalLM"
-) -> dict[str, Tensor]:
+def read_weights(folder: Path, names: Iterable[str], loader: str = "") -> dict[str, Tensor]:
     """Return the weights of a saved folder by parameter name; `names` are those needed.
 
     Some models are stored under other names, such as experts one by one; transformers then
-    translates the names.
+    translates the names. `loader` is the auto class that does; by default a language model's.
     """
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("model*.safetensors")):
@@ -356,7 +355,11 @@ def read_weights(
     if any(name not in tensors for name in names):
         import transformers
 
-        model = getattr(transformers, loader).from_pretrained(folder, dtype="auto")
+        if loader:
+            auto_class = getattr(transformers, loader)
+        else:
+            auto_class = auto_class_of(transformers.AutoConfig.from_pretrained(folder))
+        model = auto_class.from_pretrained(folder, dtype="auto")
         tensors |= dict(model.named_parameters())
     return tensors
 

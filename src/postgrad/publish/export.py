@@ -18,6 +18,7 @@ from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, RunError, first_line
 from postgrad.files import atomic_folder
 from postgrad.model import lora
+from postgrad.model.auto_class import auto_class_of
 from postgrad.model.load import load, save
 from postgrad.model.weights import LazyTensor, copy_model_files, read_lazy_weights, write_weights
 from postgrad.publish import verl_shards
@@ -257,11 +258,12 @@ def _adapter_scale(folder: Path) -> float:
 
 def _expected_weights(model_files: Path) -> Expected:
     """Return the weights that config.json describes. Raises ConfigError."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     try:
+        config = AutoConfig.from_pretrained(model_files)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_files))
+            model = auto_class_of(config).from_config(config)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = first_line(error)
         raise ConfigError(f"{model_files}/config.json describes no model: {reason}") from error

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError, first_line
+from postgrad.model.auto_class import auto_class_of
 from postgrad.model.context import context_length
 from postgrad.model.device import DTYPES
 from postgrad.model.experts import count_experts
@@ -119,8 +120,6 @@ def build_model(
 
     Raises ConfigError if transformers cannot build the model.
     """
-    from transformers import AutoModelForCausalLM
-
     model_config = copy.deepcopy(model_config)
     text_config = model_config.get_text_config()
     if num_blocks is not None:
@@ -131,7 +130,7 @@ def build_model(
         text_config.vocab_size = vocabulary
         text_config.pad_token_id = None
     try:
-        model = AutoModelForCausalLM.from_config(
+        model = auto_class_of(model_config).from_config(
             model_config,
             dtype=DTYPES[config.model.dtype],
             attn_implementation=None if stock else register_attention(),

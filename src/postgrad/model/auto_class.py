@@ -1,0 +1,26 @@
+"""Which of transformers' auto classes builds a model: a language model, or one that also sees."""
+
+from typing import Any
+
+
+def auto_class_of(config: Any) -> Any:
+    """Return the auto class for a transformers configuration.
+
+    It is AutoModelForCausalLM if that knows the configuration. A model of text and images, such as
+    Qwen3-VL, needs AutoModelForImageTextToText. So does one whose language model alone could be
+    loaded (Qwen3.5): its checkpoints would lose the weights that read images.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    )
+
+    kind = type(config)
+    if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForCausalLM
+    full_model: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind]
+    declared = config.architectures or ()
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING and full_model.__name__ not in declared:
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText

@@ -1,0 +1,140 @@
+"""Models of text and images: their language model is trained, all of their weights are kept."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_runs import config_of, random_batch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from postgrad.config.schema import ModelConfig
+from postgrad.errors import ConfigError
+from postgrad.model.auto_class import auto_class_of
+from postgrad.model.gate import Gate, stock_logprobs
+from postgrad.model.load import load
+from postgrad.model.passes.support import support_of
+from postgrad.model.policy import FrozenPolicy
+from postgrad.model.tiny import tiny_tokenizer
+from postgrad.training.driver import train
+from postgrad.training.report import Reporter
+
+TEXT: dict[str, Any] = {
+    "vocab_size": 18,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "pad_token_id": 16,
+    "eos_token_id": 17,
+    "bos_token_id": None,
+}
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+LINEAR |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_hidden_layers": 4}
+QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
+QWEN_VISION |= {"out_hidden_size": 32}
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
+VISION |= {"num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+# model type -> settings, and the expected kind of pass
+MODELS: dict[str, tuple[dict[str, Any], str]] = {
+    "qwen3_vl": (
+        {
+            "text_config": {**TEXT, "rope_parameters": MROPE},
+            "vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [0]},
+        },
+        "packed",
+    ),
+    "qwen2_5_vl": (
+        {"text_config": {**TEXT, "rope_parameters": MROPE}, "vision_config": QWEN_VISION},
+        "packed",
+    ),
+    "mistral3": (
+        {
+            "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None},
+            "vision_config": {**VISION, "model_type": "pixtral"},
+        },
+        "packed",
+    ),
+    "qwen3_5": ({"text_config": {**TEXT, **LINEAR}, "vision_config": QWEN_VISION}, "rows"),
+}
+TOKENS = {"image_token_id": 12, "video_token_id": 13, "vision_start_token_id": 14}
+TOKENS |= {"vision_end_token_id": 15, "image_token_index": 12}
+
+
+def save_model(folder: Path, model_type: str) -> Path:
+    config = AutoConfig.for_model(model_type, **MODELS[model_type][0])
+    for name, token in TOKENS.items():
+        if hasattr(config, name):
+            setattr(config, name, token)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.mul_(4.0)
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def read_folder(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", MODELS)
+def test_log_probs_are_those_of_the_stock_model(model_type, tmp_path):
+    folder = save_model(tmp_path, model_type)
+    loaded = load(ModelConfig(path=str(folder), device="cpu", dtype="float32"), torch.device("cpu"))
+    assert support_of(loaded.model).passes == MODELS[model_type][1]
+    batch = random_batch(seed=0)
+    ours = FrozenPolicy(config_of("grpo", folder), loaded).logprobs(batch)["logprobs"]
+    stock = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    torch.testing.assert_close(ours, stock_logprobs(stock, batch), atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen3_5"])
+def test_a_checkpoint_keeps_what_reads_images(model_type, tmp_path):
+    folder = save_model(tmp_path / "model", model_type)
+    steps = ["training.steps=2", "training.checkpoint_every=1", "training.keep_checkpoints=2"]
+    sizes = ["training.problems_per_step=4", "rollout.max_response_tokens=6", f"runs={tmp_path}"]
+    config = config_of("sft", folder, *steps, *sizes)
+    train(config, Reporter())
+    trained = tmp_path / "test" / "checkpoints" / "step-2" / "policy"
+    before = read_folder(folder)
+    after = read_folder(trained)
+    shutil.rmtree(trained.parent)
+    train(config, Reporter())  # continues from the first step
+    again = read_folder(trained)
+    assert all(torch.equal(after[name], again[name]) for name in after)
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and not any("visual" in name for name in changed)
+    names = AutoConfig.from_pretrained(trained).architectures
+    assert names == AutoConfig.from_pretrained(folder).architectures
+
+
+def test_a_language_model_is_loaded_as_one():
+    assert auto_class_of(AutoConfig.for_model("qwen3")) is AutoModelForCausalLM
+    assert auto_class_of(AutoConfig.for_model("qwen3_5_text")) is AutoModelForCausalLM
+    assert auto_class_of(AutoConfig.for_model("qwen3_vl")) is AutoModelForImageTextToText
+    config = AutoConfig.for_model("qwen3_5")
+    assert auto_class_of(config) is AutoModelForCausalLM
+    config.architectures = ["Qwen3_5ForConditionalGeneration"]
+    assert auto_class_of(config) is AutoModelForImageTextToText
+
+
+def test_a_model_whose_own_pass_fails_is_refused(tiny, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    model.model.layers[0].mlp.down_proj = torch.nn.Linear(3, 3)
+    with pytest.raises(ConfigError, match="forward pass") as caught:
+        Gate(model, tmp_path).measure()
+    assert "\n" not in str(caught.value)
