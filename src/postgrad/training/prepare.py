@@ -197,9 +197,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     encoder = method.row_encoder(prompts)
     prompt_lengths = [len(encoder.encode(problem)) for problem in [*train, *held_out]]
     if method.trains_on_demonstrations:
-        _check_given_rows(
-            config, encoder, prompt_lengths, [*train, *held_out], method.mixes_rows
-        )
+        _check_given_rows(config, encoder, prompt_lengths, [*train, *held_out], method.mixes_rows)
     else:
         _check_context(config, prompt_lengths)
     if method.needs_verifier():  # validation samples responses
