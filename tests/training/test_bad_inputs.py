@@ -197,6 +197,28 @@ def test_only_the_rows_of_a_method_that_does_not_sample_must_fit_the_context(
     assert main(["train", recipe, *overrides]) == 0
 
 
+@pytest.mark.slow
+def test_each_row_must_fit_the_context_and_for_kto_each_prompt_with_each_response(
+    home, capsys, tiny
+):
+    """A long prompt with a short response, and the other way round, in a context of 512."""
+    lengths = [(400, 2), (2, 400)] * 2
+    rows = [
+        {"prompt": "1" * prompt + "=", "completion": "2" * response, "label": True}
+        for prompt, response in lengths
+    ]
+    (home / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = (
+        "data.train=mixed.jsonl",
+        "data.max_prompt_tokens=500",
+        "rollout.max_response_tokens=500",
+    )
+    code, line = train_and_fail(home, capsys, tiny, *settings, recipe="kto")
+    assert code == 2 and "401 tokens" in line and "context of 512" in line
+    overrides = overrides_of(tiny, *SMALL, "runs=runs", "training.steps=1", *settings)
+    assert main(["train", "sft", *overrides]) == 0
+
+
 def finished(model, home, *overrides) -> dict[str, bytes]:
     """Train a run to its end and return its files."""
     train(
