@@ -232,6 +232,22 @@ def test_prompt_and_response(tmp_path: Path):
     assert (second.messages, second.ground_truth, second.extra) == ((USER,), "2", {})
 
 
+@pytest.mark.parametrize("column", ["question", "instruction", "input", "query"])
+def test_pairs_whose_prompt_has_another_name(tmp_path: Path, column: str):
+    row = {"system": "Be brief.", column: "Hi", "chosen": "Ho", "rejected": "No"}
+    (problem,) = load_problems(jsonl(tmp_path, row))
+    contents = [message["content"] for message in problem.messages]
+    assert contents == ["Be brief.", "Hi"]
+    assert (problem.extra["chosen"], problem.extra["rejected"]) == ("Ho", "No")
+
+
+def test_transcripts_of_pairs_keep_their_own_prompt(tmp_path: Path):
+    start = "\n\nHuman: hello\n\nAssistant:"
+    row = {"question": "other", "chosen": f"{start} hi", "rejected": f"{start} no"}
+    (problem,) = load_problems(jsonl(tmp_path, row))
+    assert [message["content"] for message in problem.messages] == ["hello"]
+
+
 def test_preference_pairs(tmp_path: Path):
     chat = [USER, {"role": "assistant", "content": "2"}]
     rows = [

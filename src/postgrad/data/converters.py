@@ -93,10 +93,10 @@ def _read_response(row: Row) -> tuple[str, ...]:
     return () if row.get("response") is None else (text_of(row, "response"),)
 
 
-def read_preference(row: Row, stem: str) -> Problem:
-    """A prompt with a chosen and a rejected reply."""
-    messages = read_messages(row, "prompt")
-    extra = unused_columns(row, "prompt", "ground_truth")
+def read_preference(row: Row, stem: str, prompt: str = "prompt") -> Problem:
+    """A prompt, in the column of that name, with a chosen and a rejected reply."""
+    messages = _read_question(row, prompt)
+    extra = unused_columns(row, prompt, "ground_truth")
     for name in ("chosen", "rejected"):
         extra[name] = _read_reply(row, name, messages)
     return Problem(

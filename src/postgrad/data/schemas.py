@@ -142,6 +142,12 @@ def _is_text_alone(row: Row) -> bool:
     return not (columns | ANSWER_COLUMNS | {"ground_truth"}) - {"text", "label"} & row.keys()
 
 
+def _chosen_is_reply(row: Row) -> bool:
+    """Whether `chosen` is a reply, not a transcript that contains the prompt (HH-RLHF)."""
+    chosen = row["chosen"]
+    return isinstance(chosen, str) and not chosen.lstrip().startswith("Human:")
+
+
 # The first schema that fits is used, so the more specific ones come first.
 SCHEMAS = (
     Schema("verl", ("prompt", "reward_model"), read_verl, truth="reward_model"),
@@ -151,6 +157,15 @@ SCHEMAS = (
         ("chosen", "rejected"),
         read_dialogue_pair,
         matches=lambda row: isinstance(row["chosen"], list),
+    ),
+    *(
+        Schema(
+            f"{prompt} with pairs",
+            (prompt, "chosen", "rejected"),
+            partial(read_preference, prompt=prompt),
+            matches=_chosen_is_reply,
+        )
+        for prompt in ("question", "instruction", "input", "query")
     ),
     Schema("HH-RLHF", ("chosen", "rejected"), read_transcript_pair),
     Schema("prompt and response", ("prompt", "response"), read_prompt_response),
