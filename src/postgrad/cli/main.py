@@ -142,10 +142,23 @@ def run(argv: list[str], ends_process: bool = False) -> int:
         return 1
 
 
+# Commands of other programs -> the one that does this here.
+OTHER_NAMES = {
+    "chat": "serve",
+    "evaluate": "eval",
+    "infer": "generate",
+    "merge": "export",
+    "resume": "train",
+    "sample": "generate",
+}
+
+
 def _suggest_command(name: str) -> str:
     """Returns a hint for a command that does not exist: it may be a recipe, as in `trl grpo`."""
     from postgrad.config.compose import recipe_names
 
+    if name in OTHER_NAMES:
+        return f"use postgrad {COMMANDS[OTHER_NAMES[name]][1]}"
     if name in recipe_names():
         return f"it is a recipe: postgrad train {name} key=value ..."
     return did_you_mean(name, COMMANDS)
