@@ -233,7 +233,8 @@ def test_what_is_no_reward_model_is_refused(trained, fresh, tmp_path):
     for path, words in ((fresh, "not a reward model"), (tmp_path / "none", "no such folder")):
         with pytest.raises(ConfigError, match=words) as caught:
             run("grpo", fresh, tmp_path / "runs", f"reward.verifier=model:{path}")
-        assert "reward_model" in str(caught.value)
+        assert f"reward.verifier=model:{path}: " in str(caught.value)
+        assert "model.path" not in str(caught.value)
     with pytest.raises(ConfigError, match="is not a reward model"):
         Scorer("model:http://host/v1#model")
     pairs = [

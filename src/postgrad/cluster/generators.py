@@ -86,7 +86,7 @@ def add_generators(
 def open_reward_models(config: EngineConfig, verifier: str) -> dict[str, JudgeModel]:
     """Returns the reward models of reward.verifier by role, loaded in this process."""
     return {
-        term.role: _make_verifier(config, term, load_reward_model(config, term.role, term.path))
+        term.role: _make_verifier(config, term, load_reward_model(config, term.path))
         for term in model_terms(verifier)
     }
 

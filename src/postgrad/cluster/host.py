@@ -96,7 +96,7 @@ def build_role(
     if policy is not None and is_base_model(config, role):
         return BaseModelPolicy(config, policy)
     if role.kind == "scores":
-        return load_reward_model(config, name, role.path)
+        return load_reward_model(config, role.path)
     loaded = load_role(config, name, role.path or config.model.path)
     if role.kind == "critic":
         return LocalCritic(config, loaded, method, role.lr)  # type: ignore[arg-type]
@@ -106,14 +106,16 @@ def build_role(
     return FrozenPolicy(config, loaded)
 
 
-def load_reward_model(config: Config | EngineConfig, name: str, path: str) -> RewardModel:
-    """Returns the reward model at a path. Raises: ConfigError that names the role."""
+def load_reward_model(config: Config | EngineConfig, path: str) -> RewardModel:
+    """Returns the reward model at a path. Raises: ConfigError that names its setting."""
     settings = dataclasses.replace(config.model, path=path)
     try:
         model_class = StepModel if scores_steps(settings, config.seed) else RewardModel
         return model_class(settings, choose_device(config.model.device), config.seed)
     except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from error
+        # The message is about model.path, which is the policy's setting.
+        reason = str(error).removeprefix(f"model.path={path}").removeprefix(":").strip()
+        raise ConfigError(f"reward.verifier=model:{path}: {reason}") from error
 
 
 def load_role(
