@@ -1,5 +1,6 @@
 """Models of text and images: their language model is trained, all of their weights are kept."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,15 @@ def test_a_language_model_is_loaded_as_one():
     assert auto_class_of(config) is AutoModelForCausalLM
     config.architectures = ["Qwen3_5ForConditionalGeneration"]
     assert auto_class_of(config) is AutoModelForImageTextToText
+
+
+def test_code_of_a_model_is_not_taken_for_transformers_own_of_the_same_name(tmp_path):
+    code = "from transformers import LlamaConfig\n\n\nclass LlavaConfig(LlamaConfig):\n"
+    (tmp_path / "own.py").write_text(f"{code}    model_type = 'own_llava'\n")
+    settings = {"model_type": "own_llava", "auto_map": {"AutoConfig": "own.LlavaConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    config = AutoConfig.from_pretrained(tmp_path, trust_remote_code=True)
+    assert auto_class_of(config) is AutoModelForCausalLM
 
 
 def test_a_model_whose_own_pass_fails_is_refused(tiny, tmp_path):
