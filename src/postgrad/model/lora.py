@@ -379,8 +379,7 @@ def merge_adapter(model: Any, folder: str) -> Any:
     missing = [name for name in loaded.missing_keys if ".lora_" in name]
     if missing:  # peft warns and leaves these layers as they are
         raise ConfigError(
-            f"model.path={folder}: the adapter does not fit its base model: it lacks "
-            f"{missing[0]}"
+            f"model.path={folder}: the adapter does not fit its base model: it lacks {missing[0]}"
         )
     return adapted.merge_and_unload().requires_grad_(True)  # peft froze the base model
 
