@@ -17,7 +17,7 @@ def auto_class_of(config: Any) -> Any:
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     )
-    from transformers.utils import TRANSFORMERS_DYNAMIC_MODULE_NAME
+    from transformers.utils.hub import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
     kind = type(config)
     is_remote_code = kind.__module__.startswith(f"{TRANSFORMERS_DYNAMIC_MODULE_NAME}.")
