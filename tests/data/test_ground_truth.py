@@ -68,6 +68,12 @@ def test_a_generated_problem_has_no_row():
     assert seen_by_trl(problem)["ground_truth"] == ["five"] and problem.row == {}
 
 
+def test_a_row_unlike_the_first_of_its_file():
+    rows = [{"prompt": "2+2="}, {"prompt": "3+3=", "output": "6"}]
+    for problem in problems_of_rows(rows, "rows"):
+        assert with_ground_truth(problem, "five").row["ground_truth"] == "five"
+
+
 def test_a_paired_problem_has_its_question_and_truth_in_the_columns():
     row = {"prompt": "2+2=", "answer": "4", "paired_similar_q": "3+3=", "paired_similar_q_gt": "6"}
     (problem,) = problems_of_rows([row], "rows")

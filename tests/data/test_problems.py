@@ -172,6 +172,40 @@ def test_a_history_before_an_instruction_is_refused(tmp_path: Path):
     assert "history" in refused(jsonl(tmp_path, row | {"history": [["Hi", "Hello"]]}))
 
 
+def test_the_ground_truth_beside_an_output_is_read(tmp_path: Path):
+    row = {"instruction": "Sum.", "input": "1 1", "output": "It is 2.", "ground_truth": 2}
+    (problem,) = load_problems(jsonl(tmp_path, row))
+    assert (problem.ground_truth, problem.demonstrations) == ("2", ("It is 2.",))
+    assert problem.extra == {}
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_an_input_of_an_instruction_that_is_a_number_is_refused(number: int, tmp_path: Path):
+    row = {"instruction": "Double it.", "input": number, "output": "x"}
+    assert "input" in refused(jsonl(tmp_path, row))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"question": "1+1?", "response": "2"},
+        {"query": "1+1?", "response": "2"},
+        {"problem": "1+1?", "answer": "2", "output": "x"},
+        {"problem": "1+1?", "solution": "\\boxed{2}", "output": "x"},
+    ],
+)
+def test_an_instruction_beside_a_question_is_not_the_prompt(columns, tmp_path: Path):
+    (problem,) = load_problems(jsonl(tmp_path, {"instruction": "Solve it.", **columns}))
+    assert problem.messages[0]["content"] == "1+1?"
+
+
+def test_an_instruction_with_an_input_and_a_label_is_not_read_without_it(tmp_path: Path):
+    row = {"instruction": "Classify.", "input": "Great!", "label": "good"}
+    assert "instruction" in refused(jsonl(tmp_path, row))
+    (problem,) = load_problems(jsonl(tmp_path, row | {"output": "good"}))
+    assert problem.messages[0]["content"] == "Classify.\n\nGreat!"
+
+
 def test_messages_as_json_text(tmp_path: Path):
     """Parquet files of other tools hold nested columns as text."""
     turns = [USER, {"role": "assistant", "content": "2"}]
@@ -186,9 +220,30 @@ def test_messages_as_json_text(tmp_path: Path):
 
 
 def test_a_prompt_in_brackets_stays_a_text(tmp_path: Path):
-    for text in ("[1, 2]", '[{"a": 1}]', "[]", "[not JSON"):
+    flight = '[{"from": "Rome", "to": "Oslo"}]'
+    cast = '[{"role": "king", "content": "a crown"}]'
+    for text in ("[1, 2]", '[{"a": 1}]', "[]", "[not JSON", flight, cast):
         problem = load_problems(jsonl(tmp_path, {"prompt": text, "answer": "3"}))[0]
         assert problem.messages[0]["content"] == text
+        problem = load_problems(jsonl(tmp_path, {"prompt": "Write.", "completion": text}))[0]
+        assert problem.demonstrations == (text,)
+        row = {"prompt": "Write.", "chosen": text, "rejected": "no"}
+        assert load_problems(jsonl(tmp_path, row))[0].extra["chosen"] == text
+
+
+def test_a_call_in_json_text_needs_no_content(tmp_path: Path):
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    turns = [USER, call, {"role": "tool", "content": "2"}]
+    row = {"prompt": json.dumps(turns), "answer": "2"}
+    (problem,) = load_problems(jsonl(tmp_path, row))
+    assert [message["role"] for message in problem.messages] == ["user", "assistant", "tool"]
+
+
+@pytest.mark.parametrize("column", ["messages", "conversations"])
+def test_json_text_of_messages_may_have_other_roles(column: str, tmp_path: Path):
+    turns = [USER, {"role": "critic", "content": "Sure?"}, {"role": "assistant", "content": "2"}]
+    (problem,) = load_problems(jsonl(tmp_path, {column: json.dumps(turns)}))
+    assert [message["role"] for message in problem.messages] == ["user", "critic"]
 
 
 def test_tools_of_sharegpt(tmp_path: Path):
@@ -203,6 +258,8 @@ def test_tools_of_sharegpt(tmp_path: Path):
     roles = [message["role"] for message in problem.messages]
     assert roles == ["user", "assistant", "tool"]
     assert problem.messages[1]["tool_calls"][0]["function"] == call
+    weighted = [turns[0], turns[1] | {"weight": 0}, *turns[2:]]
+    assert "weight" in refused(jsonl(tmp_path, {"conversations": weighted}))
     turns[1]["value"] = "weather(Rome)"
     assert "function_call" in refused(jsonl(tmp_path, {"conversations": turns}))
 
@@ -239,6 +296,14 @@ def test_pairs_whose_prompt_has_another_name(tmp_path: Path, column: str):
     contents = [message["content"] for message in problem.messages]
     assert contents == ["Be brief.", "Hi"]
     assert (problem.extra["chosen"], problem.extra["rejected"]) == ("Ho", "No")
+
+
+def test_the_input_of_an_instruction_with_pairs_is_read(tmp_path: Path):
+    row = {"instruction": "Sort.", "input": "b a", "chosen": "a b", "rejected": "b a"}
+    (problem,) = load_problems(jsonl(tmp_path, row))
+    assert problem.messages[0]["content"] == "Sort.\n\nb a"
+    assert problem.extra == {"chosen": "a b", "rejected": "b a"}
+    assert "history" in refused(jsonl(tmp_path, row | {"history": [["Hi", "Hello"]]}))
 
 
 def test_transcripts_of_pairs_keep_their_own_prompt(tmp_path: Path):

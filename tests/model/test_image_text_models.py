@@ -1,5 +1,6 @@
 """Models of text and images: their language model is trained, all of their weights are kept."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,20 @@ def test_a_checkpoint_keeps_what_reads_images(model_type, tmp_path):
     assert names == AutoConfig.from_pretrained(folder).architectures
 
 
+@pytest.mark.slow
+def test_an_adapter_of_the_language_model_alone_is_merged(tmp_path):
+    peft = pytest.importorskip("peft")
+    folder = save_model(tmp_path / "model", "qwen3_5")
+    language_model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    options = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(language_model, options)
+    adapted.save_pretrained(tmp_path / "adapter")
+    expected = adapted.merge_and_unload().model.layers[3].self_attn.q_proj.weight
+    config = ModelConfig(path=str(tmp_path / "adapter"), device="cpu", dtype="float32")
+    merged = load(config, torch.device("cpu")).model.model.language_model.layers[3]
+    torch.testing.assert_close(merged.self_attn.q_proj.weight, expected)
+
+
 def test_a_language_model_is_loaded_as_one():
     assert auto_class_of(AutoConfig.for_model("qwen3")) is AutoModelForCausalLM
     assert auto_class_of(AutoConfig.for_model("qwen3_5_text")) is AutoModelForCausalLM
@@ -130,6 +145,15 @@ def test_a_language_model_is_loaded_as_one():
     assert auto_class_of(config) is AutoModelForCausalLM
     config.architectures = ["Qwen3_5ForConditionalGeneration"]
     assert auto_class_of(config) is AutoModelForImageTextToText
+
+
+def test_code_of_a_model_is_not_taken_for_transformers_own_of_the_same_name(tmp_path):
+    code = "from transformers import LlamaConfig\n\n\nclass LlavaConfig(LlamaConfig):\n"
+    (tmp_path / "own.py").write_text(f"{code}    model_type = 'own_llava'\n")
+    settings = {"model_type": "own_llava", "auto_map": {"AutoConfig": "own.LlavaConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    config = AutoConfig.from_pretrained(tmp_path, trust_remote_code=True)
+    assert auto_class_of(config) is AutoModelForCausalLM
 
 
 def test_a_model_whose_own_pass_fails_is_refused(tiny, tmp_path):

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from families import make_family
+from safetensors.torch import load_file, save_file
 from tiny_runs import config_of, metrics_of, random_batch, stock_model, stock_outputs
 
 from postgrad.cluster.host import build_host
@@ -78,6 +79,20 @@ def test_an_adapter_that_cannot_be_merged_is_refused(tiny, tmp_path):
     peft.get_peft_model(base, settings).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="PROMPT_TUNING cannot be merged"):
         merge_adapter(load(config_of("grpo", tiny).model, CPU).model, str(tmp_path))
+
+
+def test_an_adapter_that_lacks_weights_of_the_base_model_is_refused(tiny, tmp_path):
+    model = load(config_of("grpo", tiny).model, CPU).model
+    options = peft.LoraConfig(r=2, target_modules=["q_proj"])
+    adapted = peft.get_peft_model(model, options)
+    adapted.save_pretrained(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors.pop(next(iter(tensors)))
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match="does not fit") as caught:
+        merge_adapter(adapted.unload(), str(tmp_path))
+    assert "lora_A" in str(caught.value)
 
 
 def test_layers_that_peft_refuses_are_refused_in_one_line():

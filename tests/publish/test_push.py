@@ -13,6 +13,7 @@ from fake_hub import TOKEN, Hub, serving_hub
 
 from postgrad.cli.main import main
 from postgrad.publish import push as pushing
+from postgrad.publish.card import model_card
 
 CONFIG = """name: counting
 seed: 3
@@ -238,3 +239,17 @@ def test_each_step_has_its_branch(hub, run_of, capsys):
     assert code == 0 and hub.branches[-1] == "best" and "/tree/best" in out
     assert run_push(capsys, run_of, "me/model", "step=all", "branch=x")[0] == 2
     assert run_push(capsys, run_of / "checkpoints", "me/model", "step=all")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("architecture", "auto_class"),
+    [
+        ("Qwen3ForCausalLM", "AutoModelForCausalLM"),
+        ("Qwen3VLForConditionalGeneration", "AutoModelForImageTextToText"),
+        ("Qwen3ForSequenceClassification", "AutoModelForSequenceClassification"),
+    ],
+)
+def test_the_card_loads_the_model_with_its_class(architecture, auto_class, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    text = model_card("me/model", tmp_path, tmp_path, None)
+    assert f'{auto_class}.from_pretrained("me/model")' in text

@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
         return 0
     upload = find_upload(arguments.source, arguments.step, arguments.lora)
     if arguments.card:
-        print(model_card(arguments.name, upload.run, upload.step))
+        print(model_card(arguments.name, upload.folder, upload.run, upload.step))
         return 0
     address = push(upload, arguments.name, arguments.private, print, arguments.branch)
     print(f"pushed: {address}")

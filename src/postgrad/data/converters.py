@@ -30,6 +30,7 @@ from postgrad.data.rows import (
 from postgrad.problem import Conversation, Message, Problem
 
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
+INSTRUCTION_CONTEXTS = ("input", "context")  # what an instruction is about; both are optional
 SHAREGPT_ROLES = {  # other names are roles already
     "human": "user",
     "gpt": "assistant",
@@ -94,9 +95,17 @@ def _read_response(row: Row) -> tuple[str, ...]:
 
 
 def read_preference(row: Row, stem: str, prompt: str = "prompt") -> Problem:
-    """A prompt, in the column of that name, with a chosen and a rejected reply."""
-    messages = _read_question(row, prompt)
-    extra = unused_columns(row, prompt, "ground_truth")
+    """A prompt, in the column of that name, with a chosen and a rejected reply.
+
+    The prompt `instruction` has the column `input` or `context` after it, as in Alpaca.
+    """
+    used = (prompt, "ground_truth")
+    if prompt == "instruction":
+        messages = user_turn(_read_instruction_text(row))
+        used += INSTRUCTION_CONTEXTS
+    else:
+        messages = _read_question(row, prompt)
+    extra = unused_columns(row, *used)
     for name in ("chosen", "rejected"):
         extra[name] = _read_reply(row, name, messages)
     return Problem(
@@ -303,31 +312,35 @@ def _read_question(row: Row, name: str) -> tuple[Message, ...]:
 
 
 def read_instruction(row: Row, stem: str, output: str = "output") -> Problem:
-    """Alpaca: `output` is both the ground truth for a judge and a demonstration.
+    """Alpaca: `output` is a demonstration, and the ground truth of a row without ground_truth."""
+    text = text_of(row, output)
+    used = ("instruction", *INSTRUCTION_CONTEXTS, output, "ground_truth")
+    return Problem(
+        uid=uid_of(row),
+        messages=user_turn(_read_instruction_text(row)),
+        ground_truth=optional_truth(row) or truth_of(text, output),
+        data_source=data_source_of(row, stem),
+        demonstrations=(text,),
+        extra=unused_columns(row, *used),
+    )
 
-    The optional column `input`, which Dolly calls `context`, is appended to the instruction.
+
+def _read_instruction_text(row: Row) -> str:
+    """The instruction with the optional column `input`, which Dolly calls `context`, after it.
 
     Raises:
         RowError: a column is no text, or `history` has turns before the instruction.
     """
     content = text_of(row, "instruction")
-    text = text_of(row, output)
-    for context in ("input", "context"):
-        if row.get(context):
+    for context in INSTRUCTION_CONTEXTS:
+        if row.get(context) or row.get(context) == 0:  # a number is refused, also this one
             content = f"{content}\n\n{text_of(row, context)}"
     if row.get("history"):
         raise RowError(
             "column history: turns before the instruction are not read from it; "
             "write the row as a conversation in a column messages"
         )
-    return Problem(
-        uid=uid_of(row),
-        messages=user_turn(content),
-        ground_truth=truth_of(text, output),
-        data_source=data_source_of(row, stem),
-        demonstrations=(text,),
-        extra=unused_columns(row, "instruction", "input", "context", output),
-    )
+    return content
 
 
 def read_chat(row: Row, stem: str, column: str = "messages") -> Problem:
@@ -382,7 +395,8 @@ def _sharegpt_message(turn: Row) -> Row:
     speaker = turn["from"]
     message = {key: value for key, value in turn.items() if key not in ("from", "value")}
     if speaker == "function_call":
-        return {"role": "assistant", "content": None, "tool_calls": _sharegpt_calls(turn)}
+        calls = _sharegpt_calls(turn)
+        return {"role": "assistant", "content": None, "tool_calls": calls, **message}
     role = SHAREGPT_ROLES.get(speaker, speaker)
     return {"role": role, "content": turn.get("value"), **message}
 

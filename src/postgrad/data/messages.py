@@ -9,21 +9,26 @@ from postgrad.problem import Message, Problem
 
 SYSTEM_COLUMNS = ("system", "system_prompt")  # the text of a system message
 
+# Columns that may be a text or messages. JSON text is messages if all of it has these roles.
+TEXT_COLUMNS = ("prompt", "completion", "chosen", "rejected")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 
 # Columns that some files hold as JSON text, and csv files always do.
-MESSAGE_COLUMNS = ("prompt", "completion", "messages", "conversations", "chosen", "rejected")
+MESSAGE_COLUMNS = (*TEXT_COLUMNS, "messages", "conversations")
 
 
 def parse_nested(row: Row) -> Row:
     """The row with messages and `reward_model` that are JSON text as lists and objects.
 
-    Other texts stay as they are: a prompt may be any text, also one in brackets.
+    Other texts stay as they are: a prompt or a reply may be any text, also a list in JSON.
     """
     parsed: Row = {}
     for name in MESSAGE_COLUMNS:
         if _starts_with(row.get(name), "["):
             value = _try_json(row[name])
-            if isinstance(value, list) and value and all(map(_is_turn, value)):
+            if not isinstance(value, list) or not value:
+                continue
+            if name not in TEXT_COLUMNS or all(map(_is_message, value)):
                 parsed[name] = value
     if _starts_with(row.get("reward_model"), "{"):
         value = _try_json(row["reward_model"])
@@ -43,9 +48,11 @@ def _try_json(text: str) -> Any:
         return None
 
 
-def _is_turn(value: Any) -> bool:
-    """Whether a value is a message {role, content}, or ShareGPT's {from, value}."""
-    return isinstance(value, dict) and ({"role", "content"} <= value.keys() or "from" in value)
+def _is_message(value: Any) -> bool:
+    """Whether a value is a message {role, content} of a chat; calls may replace the content."""
+    if not isinstance(value, dict) or value.get("role") not in ROLES:
+        return False
+    return "content" in value or "tool_calls" in value
 
 
 def read_messages(row: Row, name: str) -> tuple[Message, ...]:

@@ -124,6 +124,11 @@ def _has_no_ground_truth(row: Row) -> bool:
     return "ground_truth" not in row
 
 
+def _has_no_instruction(row: Row) -> bool:
+    """Whether `input` is a prompt of its own, not what an instruction is about (Alpaca)."""
+    return "instruction" not in row
+
+
 def _label_is_truth(row: Row) -> bool:
     """A label is a ground truth, unless it says whether a response is desirable."""
     return _has_no_ground_truth(row) and not isinstance(row["label"], bool)
@@ -213,35 +218,33 @@ SCHEMAS = (
         matches=_has_no_ground_truth,
         truth="solution",
     ),
-    # Before "input and output": the input of Alpaca belongs to its instruction.
-    Schema("instruction and output", ("instruction", "output"), read_instruction, truth="output"),
+    *(
+        Schema(
+            f"{prompt} and response",
+            (prompt, "response"),
+            partial(read_prompt_response, response="response", prompt=prompt),
+        )
+        for prompt in ("question", "query")
+    ),
     Schema(
-        "instruction and response",
-        ("instruction", "response"),
-        partial(read_instruction, output="response"),
-        truth="response",
+        "input and output",
+        ("input", "output"),
+        partial(read_prompt_response, response="output", prompt="input"),
+        matches=_has_no_instruction,
     ),
-    *(
-        Schema(
-            f"{prompt} and {response}",
-            (prompt, response),
-            partial(read_prompt_response, response=response, prompt=prompt),
-        )
-        for prompt, response in (
-            ("question", "response"),
-            ("query", "response"),
-            ("input", "output"),
-        )
+    Schema(
+        "prompt and label",
+        ("prompt", "label"),
+        partial(read_question_answer, question="prompt", answer="label"),
+        matches=_label_is_truth,
+        truth="label",
     ),
-    *(
-        Schema(
-            f"{prompt} and label",
-            (prompt, "label"),
-            partial(read_question_answer, question=prompt, answer="label"),
-            matches=_label_is_truth,
-            truth="label",
-        )
-        for prompt in ("prompt", "input")
+    Schema(
+        "input and label",
+        ("input", "label"),
+        partial(read_question_answer, question="input", answer="label"),
+        matches=lambda row: _label_is_truth(row) and _has_no_instruction(row),
+        truth="label",
     ),
     Schema(
         "problem and answer",
@@ -256,6 +259,13 @@ SCHEMAS = (
         truth="expected_answer",
     ),
     Schema("MATH", ("problem", "solution"), read_math, truth="solution"),
+    Schema("instruction and output", ("instruction", "output"), read_instruction, truth="output"),
+    Schema(
+        "instruction and response",
+        ("instruction", "response"),
+        partial(read_instruction, output="response"),
+        truth="response",
+    ),
     Schema("chat", ("messages",), read_chat),
     Schema("ShareGPT", ("conversations",), read_sharegpt),
     Schema(

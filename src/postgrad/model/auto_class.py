@@ -8,16 +8,20 @@ def auto_class_of(config: Any) -> Any:
 
     It is AutoModelForCausalLM if that knows the configuration. A model of text and images, such as
     Qwen3-VL, needs AutoModelForImageTextToText. So does one whose language model alone could be
-    loaded (Qwen3.5): its checkpoints would lose the weights that read images.
+    loaded (Qwen3.5): its checkpoints would lose the weights that read images. A configuration of
+    the model's own code counts as a language model's: transformers knows its own ones by the names
+    of their classes, and another one may have the same name.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     )
+    from transformers.utils.hub import TRANSFORMERS_DYNAMIC_MODULE_NAME
 
     kind = type(config)
-    if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+    is_remote_code = kind.__module__.startswith(f"{TRANSFORMERS_DYNAMIC_MODULE_NAME}.")
+    if is_remote_code or kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return AutoModelForCausalLM
     full_model: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind]
     declared = config.architectures or ()

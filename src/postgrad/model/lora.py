@@ -361,8 +361,10 @@ def merge_adapter(model: Any, folder: str) -> Any:
     peft = import_peft()
     if Path(folder).is_dir():
         check_folder(Path(folder), with_weights=True)
+    names = _adapter_names(model)
     try:
-        adapted = peft.PeftModel.from_pretrained(model, folder)
+        adapted = peft.PeftModel.from_pretrained(model, folder, key_mapping=names)
+        loaded = adapted.load_adapter(folder, ADAPTER_NAME, key_mapping=names)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         reason = first_line(error)
         raise ConfigError(
@@ -374,7 +376,23 @@ def merge_adapter(model: Any, folder: str) -> Any:
             f"model.path={folder}: an adapter of the kind {kind.value!s} cannot be merged into "
             "its base model; give a model folder, or a LoRA adapter"
         )
+    missing = [name for name in loaded.missing_keys if ".lora_" in name]
+    if missing:  # peft warns and leaves these layers as they are
+        raise ConfigError(
+            f"model.path={folder}: the adapter does not fit its base model: it lacks {missing[0]}"
+        )
     return adapted.merge_and_unload().requires_grad_(True)  # peft froze the base model
+
+
+def _adapter_names(model: Any) -> dict[str, str]:
+    """Return how to rename an adapter's weights for the model: patterns and replacements.
+
+    An adapter may be of the language model alone, which is a part of a model of text and images.
+    """
+    names: dict[str, str] = dict(getattr(model, "_checkpoint_conversion_mapping", None) or {})
+    if any(name.startswith("model.language_model.layers.") for name, _ in model.named_modules()):
+        names[r"^model\.layers\."] = "model.language_model.layers."
+    return names
 
 
 def save_merged(loaded: Loaded, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The model card (README.md) of a published model, written from its run folder."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,12 @@ from postgrad.config.stored import CONFIG_FILE, read_stored_config
 from postgrad.training.log import read_metrics
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+# The end of a class's name in config.json, and the auto class that loads it.
+AUTO_CLASSES = {
+    "ForConditionalGeneration": "AutoModelForImageTextToText",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+}
 SHOWN_METRICS = (  # (metric, label)
     ("reward/mean", "mean reward"),
     ("validation/accuracy", "held-out accuracy, greedy"),
@@ -28,11 +35,12 @@ SHOWN_SETTINGS = (  # (setting, label)
 )
 
 
-def model_card(name: str, run: Path | None, step: int | None) -> str:
+def model_card(name: str, folder: Path, run: Path | None, step: int | None) -> str:
     """Return the card of the model `name`, as Markdown.
 
     Args:
         name: user/name on the hub.
+        folder: the files of the model.
         run: the run folder; None if the model is not from a run, then the card is short.
         step: the checkpoint's step, if known.
     """
@@ -44,7 +52,11 @@ def model_card(name: str, run: Path | None, step: int | None) -> str:
         return "\n".join([*lines, "A model folder published with Postgrad.", ""])
     origin = f"method **{method or 'unknown'}** from `{base or 'an unknown model'}`"
     checkpoint = f" (checkpoint of step {step})" if step is not None else ""
-    lines += [f"Trained with Postgrad's {origin}{checkpoint}.", "", *_usage(name)]
+    lines += [
+        f"Trained with Postgrad's {origin}{checkpoint}.",
+        "",
+        *_usage(name, _auto_class(folder)),
+    ]
     lines += ["## Data", "", f"- training: `{_value(config, 'data.train')}`"]
     if _value(config, "data.validation"):
         lines.append(f"- held out: `{_value(config, 'data.validation')}`")
@@ -68,12 +80,24 @@ def _front_matter(method: Any, base: str) -> list[str]:
     return [*lines, "---", ""]
 
 
-def _usage(name: str) -> list[str]:
+def _auto_class(folder: Path) -> str:
+    """Return the name of the auto class that loads the model; a language model's by default."""
+    try:
+        declared = json.loads((folder / "config.json").read_text()).get("architectures")
+    except (OSError, ValueError):  # an adapter has no config.json
+        declared = None
+    for ending, auto_class in AUTO_CLASSES.items():
+        if declared and str(declared[0]).endswith(ending):
+            return auto_class
+    return "AutoModelForCausalLM"
+
+
+def _usage(name: str, auto_class: str) -> list[str]:
     return [
         "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"from transformers import {auto_class}, AutoTokenizer",
         "",
-        f'model = AutoModelForCausalLM.from_pretrained("{name}")',
+        f'model = {auto_class}.from_pretrained("{name}")',
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
         "```",
         "",

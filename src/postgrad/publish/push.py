@@ -119,7 +119,7 @@ def push(
     files = _files(upload.folder)
     card = None
     if not any(file.name == CARD for file in files):
-        card = model_card(name, upload.run, upload.step)
+        card = model_card(name, upload.folder, upload.run, upload.step)
     size = sum(file.stat().st_size for file in files) / 2**30
     visibility = "private" if private else "public"
     note(
