@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import postgrad
 
 
-def trl_reward(completions, log_metric, **columns):
+def trl_reward(completions, environments, **columns):
     return [0.0 for _ in completions]
 
 
@@ -56,7 +56,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"data": "missing.jsonl"}, "missing.jsonl: no such file"),
     ({"data": [{**ROWS[0], "when": Path()}]}, "column when"),
     ({"data": ROWS[:2]}, "problems_per_step"),
-    ({"reward": trl_reward}, "log_metric, which is not available"),
+    ({"reward": trl_reward}, "environments, which is not available"),
     ({"reward": trl_reward_of_a_column}, "needs a column answer"),
     ({"reward": one_argument}, "response, problem"),
     ({"reward": lambda response, problem, answer: 1.0}, "also needs answer"),
