@@ -5,7 +5,6 @@ the row's own or "". Columns that the converter does not use go into `extra`. `g
 in schemas without an answer to check a response against.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -27,17 +26,11 @@ from postgrad.data.rows import (
     unused_columns,
     user_turn,
 )
+from postgrad.data.sharegpt import sharegpt_message
 from postgrad.problem import Conversation, Message, Problem
 
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
 INSTRUCTION_CONTEXTS = ("input", "context")  # what an instruction is about; both are optional
-SHAREGPT_ROLES = {  # other names are roles already
-    "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "observation": "tool",
-    "function_response": "tool",
-}
 
 
 def read_verl(row: Row, stem: str) -> Problem:
@@ -385,41 +378,8 @@ def read_sharegpt(row: Row, stem: str) -> Problem:
         raise RowError(
             f"conversations must be a list of turns {{from, value}}, not {type_name(turns)}"
         )
-    messages = [_sharegpt_message(turn) for turn in turns]
+    messages = [sharegpt_message(turn) for turn in turns]
     return read_chat(row | {"conversations": messages}, stem, "conversations")
-
-
-def _sharegpt_message(turn: Row) -> Row:
-    if "from" not in turn:
-        return turn
-    speaker = turn["from"]
-    message = {key: value for key, value in turn.items() if key not in ("from", "value")}
-    if speaker == "function_call":
-        calls = _sharegpt_calls(turn)
-        return {"role": "assistant", "content": None, "tool_calls": calls, **message}
-    role = SHAREGPT_ROLES.get(speaker, speaker)
-    return {"role": role, "content": turn.get("value"), **message}
-
-
-def _sharegpt_calls(turn: Row) -> list[Any]:
-    """The calls of a turn from `function_call`: JSON text of one {name, arguments}, or of several.
-
-    Raises:
-        RowError: the value is no such text.
-    """
-    value = turn.get("value")
-    try:
-        calls = json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        calls = None
-    if isinstance(calls, dict):
-        calls = [calls]
-    if not isinstance(calls, list) or not calls:
-        raise RowError(
-            "conversations: the value of a turn from function_call must be JSON text "
-            f"{{name, arguments}}, not {str(value)[:50]!r}"
-        )
-    return [{"type": "function", "function": call} for call in calls]
 
 
 def _read_reply(row: Row, name: str, prompt: tuple[Message, ...]) -> str:
