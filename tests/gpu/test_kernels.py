@@ -74,9 +74,9 @@ def test_packed_attention_and_its_gradients_equal_a_dense_mask(
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
-def test_rms_norm_swiglu_and_rotary_and_their_gradients_equal_plain_torch(dtype, bound):
+def test_rms_norm_swiglu_and_heads_and_their_gradients_equal_plain_torch(dtype, bound):
+    from postgrad.model.passes.kernels.heads import HeadNorms, Rotations, projected_heads
     from postgrad.model.passes.kernels.rms_norm import rms_norm
-    from postgrad.model.passes.kernels.rotary import rotary
     from postgrad.model.passes.kernels.swiglu import swiglu
 
     torch.manual_seed(0)
@@ -87,8 +87,8 @@ def test_rms_norm_swiglu_and_rotary_and_their_gradients_equal_plain_torch(dtype,
     def assert_close(ours, theirs, inputs, doubles):
         grad_out = torch.randn_like(ours)
         pairs = zip(
-            (ours, *torch.autograd.grad(ours, inputs, grad_out)),
-            (theirs, *torch.autograd.grad(theirs, doubles, grad_out.double())),
+            (ours, *torch.autograd.grad(ours, inputs, grad_out, retain_graph=True)),
+            (theirs, *torch.autograd.grad(theirs, doubles, grad_out.double(), retain_graph=True)),
             strict=True,
         )
         for a, b in pairs:
@@ -103,18 +103,25 @@ def test_rms_norm_swiglu_and_rotary_and_their_gradients_equal_plain_torch(dtype,
         (X, W),
     )
     assert_close(swiglu(torch.cat([x, u], 1)), torch.nn.functional.silu(X) * U, (x, u), (X, U))
-    q, k = new(50, 9, 64), new(50, 3, 64)
+    qkv = new(50, 15 * 64)
     angle = torch.rand(50, 32, device="cuda").repeat(1, 2) * 6
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-    for number, x in enumerate((q, k)):
-        X = x.detach().double().requires_grad_()
-        half = torch.cat([-X[..., 32:], X[..., :32]], -1)
-        assert_close(
-            rotary(q, k, cos, sin)[number],
-            X * cos.double()[:, None] + half * sin.double()[:, None],
-            (x,),
-            (X,),
-        )
+    weights = [new(64), new(64)]
+    for norms in (None, HeadNorms(*weights, 1e-5, False)):
+        heads = projected_heads(qkv, Rotations(9, 3, cos, sin), norms)
+        inputs = (qkv,) if norms is None else (qkv, *weights)
+        doubles = [t.detach().double().requires_grad_() for t in inputs]
+        parts = doubles[0].unflatten(1, (15, 64)).split([9, 3, 3], 1)
+        for number in range(2):
+            X = parts[number]
+            if norms is not None:
+                X = X * torch.rsqrt(X.square().mean(-1, keepdim=True) + 1e-5) * doubles[1 + number]
+            half = torch.cat([-X[..., 32:], X[..., :32]], -1)
+            theirs = X * cos.double()[:, None] + half * sin.double()[:, None]
+            used = [0] if norms is None else [0, 1 + number]
+            assert_close(
+                heads[number], theirs, [inputs[i] for i in used], [doubles[i] for i in used]
+            )
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 1.5e-2)])

@@ -180,9 +180,7 @@ def lora_output(module: Any, x: Tensor) -> Tensor | None:
 
     Returns None without an adapter, or if it is disabled.
     """
-    if not hasattr(module, "base_layer") or module.disable_adapters:
-        return None
-    if ADAPTER_NAME not in module.lora_A:  # the layer has room for an adapter, but has none now
+    if not has_active_adapter(module):
         return None
     dropped = module.lora_dropout[ADAPTER_NAME](x)
     out = module.lora_B[ADAPTER_NAME](module.lora_A[ADAPTER_NAME](dropped))
@@ -197,20 +195,40 @@ class AdapterProducts(NamedTuple):
     scaling: float
 
 
+def has_active_adapter(module: Any) -> bool:
+    """Return whether a layer has an adapter that is switched on."""
+    # A layer may have room for an adapter, but none now.
+    return (
+        hasattr(module, "base_layer")
+        and not module.disable_adapters
+        and ADAPTER_NAME in module.lora_A
+    )
+
+
 def adapter_products(module: Any) -> AdapterProducts | None:
     """Return the products of a layer's active adapter; None if it does anything else.
 
     That is dropout, or an exchange with other ranks, which hooks do.
     """
-    if not hasattr(module, "base_layer") or module.disable_adapters:
-        return None
-    if ADAPTER_NAME not in module.lora_A:
+    if not has_active_adapter(module):
         return None
     layers = [module.lora_A[ADAPTER_NAME], module.lora_B[ADAPTER_NAME], base_layer(module)]
     is_hooked = any(has_hooks(layer) for layer in layers)
     if is_hooked or not isinstance(module.lora_dropout[ADAPTER_NAME], nn.Identity):
         return None
     return AdapterProducts(*lora_matrices(module), module.scaling[ADAPTER_NAME])
+
+
+def joined_adapters(modules: list[Any]) -> list[AdapterProducts | None] | None:
+    """Return the products of each layer's adapter, None for a layer without an active one.
+
+    Returns None if no layer has one, or if one does anything else.
+    """
+    adapters = [adapter_products(module) for module in modules]
+    is_active = [has_active_adapter(module) for module in modules]
+    if not any(is_active) or is_active != [adapter is not None for adapter in adapters]:
+        return None
+    return adapters
 
 
 def has_hooks(layer: nn.Module) -> bool:

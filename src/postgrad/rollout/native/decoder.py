@@ -22,9 +22,9 @@ from postgrad.model.detachable import DetachableMemory, driver_library
 from postgrad.model.device import capture_graph, supports_graph_capture
 from postgrad.model.passes.head import upcast_logits
 from postgrad.model.passes.kernels import NO_FP_FUSION
+from postgrad.model.passes.kernels.heads import HEADS_BLOCK
 from postgrad.model.passes.kernels.install import Norm
-from postgrad.model.passes.kernels.launch import warp_config
-from postgrad.model.passes.kernels.packed_attention import LOG2E
+from postgrad.model.passes.kernels.launch import LOG2E, warp_config
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import CHUNK
 from postgrad.model.passes.support import (
@@ -48,7 +48,6 @@ from postgrad.rollout.native.tables import (
 )
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
-HEADS_BLOCK = 8  # heads per program of write_cache
 BUSY_PROGRAMS = 512  # programs of attention that keep a device busy
 
 

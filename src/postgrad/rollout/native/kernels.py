@@ -13,13 +13,13 @@ lines are named below. The kernels skip a row whose ALIVE is 0.
 import triton
 import triton.language as tl
 
+from postgrad.model.passes.kernels.heads import apply_rotary, norm_halves
 from postgrad.model.passes.kernels.packed_attention import (
     first_visible_block,
     merge_chunk,
     online_softmax_step,
 )
-from postgrad.model.passes.kernels.rms_norm import rms_norm_row, scale_normalized
-from postgrad.model.passes.kernels.rotary import apply_rotary
+from postgrad.model.passes.kernels.rms_norm import rms_norm_row
 
 # Lines of the state table; tables.py explains them.
 TOKEN = tl.constexpr(0)
@@ -117,7 +117,7 @@ def write_cache(
     tl.store(value_at, low, mask=value_mask)
     tl.store(value_at + D // 2, high, mask=value_mask)
     if NORM:
-        low, high = _norm_halves(
+        low, high = norm_halves(
             low, high, is_query, q_weight, k_weight, half, in_half, eps, D, CENTERED
         )
     position = (tl.load(state + NUM_SHARED * rows + row) + own).to(tl.int64)
@@ -136,28 +136,6 @@ def write_cache(
     key_mask = is_key[:, None] & in_half[None, :]
     tl.store(key_at, new_low, mask=key_mask)
     tl.store(key_at + D // 2, new_high, mask=key_mask)
-
-
-@triton.jit
-def _norm_halves(
-    low, high, is_query, q_weight, k_weight, half, in_half, eps,
-    D: tl.constexpr, CENTERED: tl.constexpr,
-):  # fmt: skip
-    """RMSNorm of heads given as two halves, rounded as rms_norm_row rounds."""
-    kind = low.dtype
-    low_f32 = low.to(tl.float32)
-    high_f32 = high.to(tl.float32)
-    mean_square = (tl.sum(low_f32 * low_f32, 1) + tl.sum(high_f32 * high_f32, 1)) / D
-    inverse_rms = tl.rsqrt(mean_square + eps)[:, None]
-    q_low = tl.load(q_weight + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    q_high = tl.load(q_weight + D // 2 + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    k_low = tl.load(k_weight + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    k_high = tl.load(k_weight + D // 2 + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
-    weight_low = tl.where(is_query[:, None], q_low, k_low)
-    weight_high = tl.where(is_query[:, None], q_high, k_high)
-    new_low = scale_normalized(low_f32 * inverse_rms, weight_low, kind, CENTERED)
-    new_high = scale_normalized(high_f32 * inverse_rms, weight_high, kind, CENTERED)
-    return new_low.to(kind), new_high.to(kind)
 
 
 @triton.jit

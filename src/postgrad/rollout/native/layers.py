@@ -6,9 +6,8 @@ A block is described by data, so the decode step has one code path for all famil
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import linear
 
-from postgrad.model.lora import add_lora_outputs, base_layer
+from postgrad.model.lora import base_layer
 from postgrad.model.passes.kernels.install import Norm, is_gelu, read_norm
 from postgrad.model.passes.kernels.linear import decode_linear
 from postgrad.model.passes.kernels.swiglu import swiglu_forward
@@ -41,7 +40,7 @@ class Layer:
         self.mlp = block.mlp
 
     def project_qkv(self, x: Tensor) -> Tensor:
-        return add_lora_outputs(decode_linear(x, self.qkv), self.qkv_modules, x)
+        return decode_linear(x, self.qkv, self.qkv_modules)
 
     def apply_mlp(self, x: Tensor) -> Tensor:
         """Return the MLP's output for x (rows, width); experts are routed by the stock module."""
@@ -49,7 +48,7 @@ class Layer:
         if hasattr(mlp, "experts"):
             return mlp(x[None])[0]
         modules = [mlp.gate_proj, mlp.up_proj]
-        gate_up = add_lora_outputs(decode_linear(x, mlp.fused_params), modules, x)
+        gate_up = decode_linear(x, mlp.fused_params, modules)
         return project(mlp.down_proj, swiglu_forward(gate_up, is_gelu(mlp)))
 
 
@@ -63,4 +62,4 @@ def known_norm(module: Any) -> Norm:
 def project(module: Any, x: Tensor) -> Tensor:
     """Apply one linear layer and its LoRA adapter, if it has one."""
     base = base_layer(module)
-    return add_lora_outputs(linear(x, base.weight, base.bias), [module], x)
+    return decode_linear(x, (base.weight, base.bias), [module])

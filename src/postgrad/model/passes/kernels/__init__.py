@@ -1,7 +1,7 @@
 """Triton kernels for CUDA devices, forward and backward; one file per operation.
 
 - `packed_attention`: causal attention over packed tokens whose responses share their prompt.
-- `rms_norm`, `rotary`, `swiglu`, `linear`: the rest of a transformer block.
+- `rms_norm`, `heads`, `swiglu`, `linear`: the rest of a transformer block.
 - `logprobs`: log-prob and entropy of the target tokens from their logits.
 - `install`: replaces the forward methods of a stock model's modules by these kernels.
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from transformers.activations import GELUTanh, SiLUActivation
 
 from postgrad.model.gradient_sums import has_master
-from postgrad.model.lora import adapter_products, add_lora_outputs, base_layer, has_hooks
+from postgrad.model.lora import adapter_products, base_layer, has_hooks
 from postgrad.model.passes.attention import attention
 from postgrad.model.passes.divided import AnyPacking, DividedTokens
+from postgrad.model.passes.kernels.heads import HeadNorms, Rotations, projected_heads
 from postgrad.model.passes.kernels.linear import fuse_linears, fused_linear
 from postgrad.model.passes.kernels.packed_attention import packed_attention
 from postgrad.model.passes.kernels.rms_norm import rms_norm
-from postgrad.model.passes.kernels.rotary import rotary
 from postgrad.model.passes.kernels.swiglu import swiglu, swiglu_down, swiglu_down_with_adapter
 from postgrad.model.passes.packing import Packing
 from postgrad.model.passes.support import window_of
@@ -112,18 +112,17 @@ def _attention_forward(
     x = hidden_states[0]
     projections = [module.q_proj, module.k_proj, module.v_proj]
     if hasattr(module, "fused_params"):
-        widths = [p.out_features for p in projections]
-        outputs = _fused_outputs(module, projections, x).split(widths, dim=1)
+        qkv = fused_linear(x, module.fused_params, projections)
+        num_heads = module.q_proj.out_features // module.head_dim
     else:
         outputs = [projection(x) for projection in projections]
-    q, k, v = (output.unflatten(1, (-1, module.head_dim)) for output in outputs)
-    if hasattr(module, "q_norm"):
-        q = module.q_norm(q)
-        k = module.k_norm(k)
-    q, k = rotary(q, k, cos[0], sin[0])
-    v = v.contiguous()  # otherwise autograd would keep all three projections for v
+        qkv = torch.cat(outputs, dim=1)
+        num_heads = outputs[0].shape[1] // module.head_dim  # of this rank
+    num_key_heads = (qkv.shape[1] // module.head_dim - num_heads) // 2
+    rotations = Rotations(num_heads, num_key_heads, cos[0], sin[0])
+    q, k, v = projected_heads(qkv, rotations, _head_norms(module))
     if isinstance(packing, DividedTokens):
-        query, key, value = (part.transpose(0, 1)[None] for part in (q, k, v))
+        query, key, value = (part.transpose(0, 1)[None] for part in (q, k, v.contiguous()))
         options = {"sliding_window": window_of(module) or None, "packing": packing}
         out, _ = attention(module, query, key, value, None, module.scaling, **options)
         return module.o_proj(out.reshape(1, len(x), -1)), None
@@ -136,24 +135,34 @@ def _attention_forward(
     return _output_projection(module.o_proj, out.view(1, len(x), -1)), None
 
 
+def _head_norms(module: Any) -> HeadNorms | None:
+    """Return the norms of an attention layer's query and key heads, if it has them."""
+    if not hasattr(module, "q_norm"):
+        return None
+    query, key = read_norm(module.q_norm), read_norm(module.k_norm)
+    assert query is not None and key is not None
+    return HeadNorms(query.weight, key.weight, query.eps, query.centered)
+
+
 def _output_projection(projection: Any, x: Tensor) -> Tensor:
-    """Return the projection of x (1, tokens, width); its product adds the gradient if it can."""
-    is_plain = type(projection) is nn.Linear and not has_hooks(projection)
-    if not is_plain or not has_master(projection.weight):
+    """Return the projection of x (1, tokens, width).
+
+    One product adds the weight's gradient, or an adapter's output, if it can.
+    """
+    layer = base_layer(projection)
+    if type(layer) not in (nn.Linear, QuantizedLinear) or has_hooks(projection):
         return projection(x)
-    return fused_linear(x[0], (projection.weight, projection.bias), [projection])[None]
-
-
-def _fused_outputs(module: Any, projections: list[Any], x: Tensor) -> Tensor:
-    """Return the outputs of layers that read x, concatenated, by one product."""
-    return add_lora_outputs(fused_linear(x, module.fused_params, projections), projections, x)
+    if adapter_products(projection) is None and not has_master(layer.weight):
+        return projection(x)
+    weight = layer.quantized if isinstance(layer, QuantizedLinear) else layer.weight
+    return fused_linear(x[0], (weight, layer.bias), [projection])[None]
 
 
 def _mlp_forward(module: Any, hidden_states: Tensor) -> Tensor:
     x = hidden_states.reshape(-1, hidden_states.shape[-1])
     projections = [module.gate_proj, module.up_proj]
     if hasattr(module, "fused_params"):
-        gate_up = _fused_outputs(module, projections, x)
+        gate_up = fused_linear(x, module.fused_params, projections)
     else:
         gate_up = torch.cat([projection(x) for projection in projections], dim=1)
     out = _down_projection(module.down_proj, gate_up, is_gelu(module))

@@ -3,8 +3,12 @@
 from typing import Any, NamedTuple
 
 import torch
+import triton
+from torch import Tensor
 
 from postgrad.model.passes.packing import BLOCK_M, BLOCK_N
+
+LOG2E = 1.4426950408889634
 
 
 class WarpConfig(NamedTuple):
@@ -74,3 +78,19 @@ def warp_config(width: int, dtype: torch.dtype) -> WarpConfig:
         return WIDEST._replace(**WIDEST_FLOAT32) if dtype == torch.float32 else WIDEST
     config = NARROW if width <= 64 else WIDE
     return config._replace(**FLOAT32) if dtype == torch.float32 else config
+
+
+def token_head_strides(*tensors: Tensor) -> list[int]:
+    """Return the strides along tokens and heads of each tensor."""
+    return [stride for t in tensors for stride in t.stride()[:2]]
+
+
+def shape_arguments(q: Tensor, k: Tensor) -> dict[str, Any]:
+    """Return the compile-time sizes of the attention of q and k, (tokens, heads, width)."""
+    width = q.shape[2]
+    return {
+        "GROUP": q.shape[1] // k.shape[1],
+        "D": width,
+        "WIDTH": max(16, triton.next_power_of_2(width)),
+        "PRECISE": q.dtype == torch.float32,
+    }

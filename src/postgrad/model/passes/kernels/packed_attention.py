@@ -24,10 +24,14 @@ from torch import Tensor
 
 from postgrad.model.passes.attention_memo import keep_result, take_result
 from postgrad.model.passes.kernels import NO_FP_FUSION
-from postgrad.model.passes.kernels.launch import warp_config
+from postgrad.model.passes.kernels import wide_attention as wide
+from postgrad.model.passes.kernels.launch import (
+    LOG2E,
+    shape_arguments,
+    token_head_strides,
+    warp_config,
+)
 from postgrad.model.passes.packing import BLOCK_M, BLOCK_N, CHUNK, Packing
-
-LOG2E = 1.4426950408889634
 
 
 @triton.jit
@@ -295,31 +299,45 @@ class _PackedAttention(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         packing: Packing = ctx.packing
         scale: float = ctx.scale
-        tokens, heads, width = q.shape
+        _, heads, width = q.shape
         grad = grads[0].contiguous()
         delta = torch.empty_like(lse)
         dq = torch.empty_like(q, memory_format=torch.contiguous_format)
         # One program per query head keeps the long prompt tiles parallel.
         # _sum_query_heads sums the heads of one key head afterwards.
         dk, dv = (torch.empty(q.shape, dtype=torch.float32, device=q.device) for _ in range(2))
-        shape = _shape_arguments(q, k)
-        config = warp_config(width, q.dtype)
-        _packed_attention_backward_queries[(len(packing.query_tiles), heads)](
-            q, k, v, out, grad, lse, delta, dq, packing.query_tiles, packing.positions,
-            scale, scale * LOG2E, tokens,
-            *_strides(q, k, v, grad, dq), **shape, M=BLOCK_M, WINDOW=ctx.window,
-            **config.query_grad,
-        )  # fmt: skip
-        _packed_attention_backward_keys[(len(packing.key_tiles), heads)](
-            q, k, v, grad, lse, delta, dk, dv, packing.key_tiles, packing.positions,
-            scale, scale * LOG2E, tokens,
-            *_strides(q, k, v, grad, dk), **shape, N=BLOCK_N, WINDOW=ctx.window, **config.key_grad,
-        )  # fmt: skip
+        tensors = (q, k, v, out, grad, lse, delta, dq, dk, dv)
+        if wide.supports(q, ctx.window):
+            wide.compute_gradients(*tensors, packing, scale)
+        else:
+            _compute_gradients(*tensors, packing, scale, ctx.window)
         dk_out, dv_out = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
         _sum_query_heads[(triton.cdiv(k.numel(), 1024),)](
-            dk, dv, dk_out, dv_out, k.numel(), GROUP=shape["GROUP"], D=width, BLOCK=1024
+            dk, dv, dk_out, dv_out, k.numel(), GROUP=heads // k.shape[1], D=width, BLOCK=1024
         )
         return dq, dk_out, dv_out, None, None, None
+
+
+def _compute_gradients(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, lse: Tensor, delta: Tensor,
+    dq: Tensor, dk: Tensor, dv: Tensor, packing: Packing, scale: float, window: int,
+) -> None:  # fmt: skip
+    """Write the gradients dq, and dk and dv of each query head."""
+    shape = shape_arguments(q, k)
+    config = warp_config(q.shape[2], q.dtype)
+    tokens, heads, _ = q.shape
+    _packed_attention_backward_queries[(len(packing.query_tiles), heads)](
+        q, k, v, out, grad, lse, delta, dq, packing.query_tiles, packing.positions,
+        scale, scale * LOG2E, tokens,
+        *token_head_strides(q, k, v, grad, dq), **shape, M=BLOCK_M, WINDOW=window,
+        **config.query_grad,
+    )  # fmt: skip
+    _packed_attention_backward_keys[(len(packing.key_tiles), heads)](
+        q, k, v, grad, lse, delta, dk, dv, packing.key_tiles, packing.positions,
+        scale, scale * LOG2E, tokens,
+        *token_head_strides(q, k, v, grad, dk), **shape, N=BLOCK_N, WINDOW=window,
+        **config.key_grad,
+    )  # fmt: skip
 
 
 def _attend(
@@ -327,14 +345,17 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs, and (heads, tokens) base-2 logarithms of the sums of weights."""
     tokens, heads, width = q.shape
-    config = warp_config(width, q.dtype)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(heads, tokens, dtype=torch.float32, device=q.device)
+    if wide.supports(q, window):
+        wide.attend(q, k, v, out, lse, packing, scale)
+        return out, lse
+    config = warp_config(width, q.dtype)
     _packed_attention_forward[(len(packing.query_tiles), heads)](
         q, k, v, out, lse, packing.query_tiles, packing.positions, scale * LOG2E, tokens,
-        *_strides(q, k, v, out), **_shape_arguments(q, k), N=BLOCK_N, M=BLOCK_M, CHUNK=CHUNK,
-        WINDOW=window, num_warps=config.forward_warps, num_stages=config.forward_stages,
-        **NO_FP_FUSION,
+        *token_head_strides(q, k, v, out), **shape_arguments(q, k), N=BLOCK_N, M=BLOCK_M,
+        CHUNK=CHUNK, WINDOW=window, num_warps=config.forward_warps,
+        num_stages=config.forward_stages, **NO_FP_FUSION,
     )  # fmt: skip
     return out, lse
 
@@ -349,18 +370,3 @@ def packed_attention(
     k and v may have further tokens after those of q, which shared segments refer to.
     """
     return _PackedAttention.apply(q, k, v, packing, scale, window)  # type: ignore[return-value]
-
-
-def _strides(*tensors: Tensor) -> list[int]:
-    """Return the strides along tokens and heads of each tensor."""
-    return [stride for t in tensors for stride in t.stride()[:2]]
-
-
-def _shape_arguments(q: Tensor, k: Tensor) -> dict[str, Any]:
-    width = q.shape[2]
-    return {
-        "GROUP": q.shape[1] // k.shape[1],
-        "D": width,
-        "WIDTH": max(16, triton.next_power_of_2(width)),
-        "PRECISE": q.dtype == torch.float32,
-    }

@@ -154,8 +154,8 @@ class _SwigluDown(torch.autograd.Function):
 class _SwigluDownWithAdapter(torch.autograd.Function):
     """SwiGLU, the frozen down projection after it and its adapter.
 
-    Adds as peft's forward does. The backward pass recomputes the output of SwiGLU, which the
-    gradient of the adapter's first matrix needs.
+    The backward pass recomputes the output of SwiGLU, which the gradient of the adapter's first
+    matrix needs.
     """
 
     @staticmethod
@@ -173,16 +173,18 @@ class _SwigluDownWithAdapter(torch.autograd.Function):
         inner = linear(activated, first)
         ctx.save_for_backward(gate_up, first, second, inner)
         ctx.weight, ctx.scaling, ctx.gelu = weight, scaling, gelu
-        return linear(activated, dense(weight), bias) + linear(inner, second) * scaling
+        out = linear(activated, dense(weight), bias)
+        return out.addmm_(inner, second.T, alpha=scaling)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         gate_up, first, second, inner = ctx.saved_tensors
-        scaled = grads[0] * ctx.scaling
-        grad_inner = scaled @ second
-        grad_activated = grads[0] @ dense(ctx.weight) + grad_inner @ first
+        grad = grads[0]
+        grad_inner = (grad @ second).mul_(ctx.scaling)
+        grad_activated = (grad @ dense(ctx.weight)).addmm_(grad_inner, first)
         dx, activated = _swiglu_gradient(gate_up, grad_activated, ctx.gelu, recompute=True)
-        return dx, None, None, grad_inner.T @ activated, scaled.T @ inner, None, None
+        grad_second = grad.T @ inner * ctx.scaling
+        return dx, None, None, grad_inner.T @ activated, grad_second, None, None
 
 
 def swiglu(gate_up: Tensor, gelu: bool = False) -> Tensor:
