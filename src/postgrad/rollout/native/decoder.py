@@ -317,7 +317,7 @@ class Decoder:
             num_warps=2, **NO_FP_FUSION,
         )  # fmt: skip
         group_size = self.num_heads // self.num_key_heads
-        config = warp_config(self.head_dim, self.dtype)
+        config = warp_config(self.head_dim, self.dtype, rows * self.num_key_heads)
         chunk = CHUNK
         if not config.same_bits and rows * self.num_key_heads >= BUSY_PROGRAMS:
             chunk = triton.next_power_of_2(self.sizes.row_pages)  # one program reads a whole row

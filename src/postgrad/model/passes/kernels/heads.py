@@ -243,7 +243,7 @@ class _ProjectedHeads(torch.autograd.Function):
         _heads_forward[(tokens, _num_blocks(rotations))](
             qkv, q, k, v, cos, sin, qkv if q_weight is None else q_weight,
             qkv if k_weight is None else k_weight, eps, qkv.stride(0), **shape,
-            num_warps=2, **NO_FP_FUSION,
+            num_warps=4, **NO_FP_FUSION,
         )  # fmt: skip
         saved = qkv if has_norms else qkv.new_empty(0)
         ctx.save_for_backward(saved, cos, sin, q_weight, k_weight)
@@ -267,7 +267,7 @@ class _ProjectedHeads(torch.autograd.Function):
         _heads_backward[(programs, _num_blocks(rotations))](
             qkv, dq, dk, dv, d_qkv, dw, cos, sin, dq if q_weight is None else q_weight,
             dq if k_weight is None else k_weight, ctx.eps, tokens,
-            qkv.stride(0), dv.stride(0), dv.stride(1), **shape, num_warps=2,
+            qkv.stride(0), dv.stride(0), dv.stride(1), **shape, num_warps=4,
         )  # fmt: skip
         if not has_norms:
             return d_qkv, *[None] * 5
