@@ -24,13 +24,13 @@ def write_results(file: Path) -> None:
     figures = {"measured": measured, "estimated": estimated}
     rows.write_row(file, STEP.name, "postgrad", failed="time limit")
     rows.write_row(file, STEP.name, "postgrad", result=step, **figures)
-    for number, seconds in ((1, 80.0), (2, 60.0)):
-        peer = {"step": number, "step_s": seconds, "device_gib": 100.0}
+    for number, seconds in ((1, 50.0), (2, 60.0)):
+        peer = {"step": number, "step_s": seconds, "memory_gib": 100.0}
         rows.write_row(file, "step 4b 32 x 8 x 1024", "trl with vllm", **peer)
     speed = {"result": {"tokens_per_second": 25_000.4, "memory_gib": 44.0}, **figures}
     rows.write_row(file, ROLLOUT.name, "postgrad", **speed)
     name = "rollout 4b 32 x 8 x 1024"
-    rows.write_row(file, name, "vllm", tokens_per_second=20_000.0)
+    rows.write_row(file, name, "vllm", tokens_per_second=20_000.0, version="0.26.0")
     rows.write_row(file, name, "vllm without log-probs", failed="ImportError: no vllm")
 
 
@@ -54,9 +54,9 @@ def test_figures_of_a_page_come_from_the_files(tmp_path: Path) -> None:
     page, missing = speed_table.write_tables((ROOT / "docs/results.md").read_text(), results)
     assert missing == []
     assert "20.0 s (9.0 sampling, 11.0 update), 90.5 GiB" in page
-    assert "trl with vllm: 60.0 s, 100 GiB of the device (ratio 3.00)" in page
-    assert "25,000 tokens/s, 44.0 GiB" in page and "vllm: 20,000 tokens/s (ratio 1.25)" in page
-    assert "vllm without log-probs: failed: ImportError: no vllm" in page
+    assert "TRL with vLLM: 60.0 s, 100.0 GiB (ratio 3.00)" in page
+    assert "25,000 tokens/s, 44.0 GiB" in page and "vLLM 0.26: 20,000 tokens/s (ratio 1.25)" in page
+    assert "vLLM without log-probs: failed: ImportError: no vllm" in page
     assert "99.5 / 90.5 (+10%)" in page
     # What has no results keeps its place.
     assert "<!-- speed: serve -->\nNot measured yet.\n<!-- end of speed -->" in page

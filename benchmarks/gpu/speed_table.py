@@ -28,7 +28,12 @@ PUBLISHED = {  # row of fit_check.py: (tokens per second, GiB) of prime-rl on an
     "row-4b-lora-65k": (4_200, 42.0),
 }
 LONGEST = "Unsloth published 110,000 tokens on 80 GB"
-PEERS = ("vllm", "vllm without log-probs", "trl with vllm", "unsloth with vllm")
+PEERS = {  # by their names in the result files
+    "vllm": "vLLM",
+    "vllm without log-probs": "vLLM without log-probs",
+    "trl with vllm": "TRL with vLLM",
+    "unsloth with vllm": "Unsloth with vLLM",
+}
 
 
 class Results:
@@ -131,7 +136,11 @@ def peer_cells(key: str, work: Work, results: Results, ours: Row | None) -> str:
         found = results.find(name, system) if work.work != "update" else []
         if not found:
             continue
-        cells.append(f"{system}: {_peer_figures(found, ours)}")
+        name = PEERS[system]
+        if version := found[-1].get("version"):
+            program, *rest = name.split(" ", 1)
+            name = " ".join([program, ".".join(str(version).split(".")[:2]), *rest])
+        cells.append(f"{name}: {_peer_figures(found, ours)}")
     return "; ".join(cells) or "not measured"
 
 
@@ -142,10 +151,11 @@ def _peer_figures(found: Sequence[Row], ours: Row | None) -> str:
         speed = max(row["tokens_per_second"] for row in found)
         ratio = _ratio(ours["result"]["tokens_per_second"] / speed if ours else None)
         return f"{speed:,.0f} tokens/s{ratio}"
-    best = min(found, key=lambda row: row["step_s"])
+    later = [row for row in found if row["step"] > 1]  # the first step may compile
+    best = min(later or found, key=lambda row: row["step_s"])
     ratio = _ratio(best["step_s"] / ours["result"]["step_s"] if ours else None)
-    memory = f", {best['device_gib']:.0f} GiB of the device" if "device_gib" in best else ""
-    first = " (its first step)" if best["step"] == 1 else ""
+    memory = f", {best['memory_gib']:.1f} GiB" if "memory_gib" in best else ""
+    first = "" if later else " (its first step)"
     return f"{best['step_s']:.1f} s{first}{memory}{ratio}"
 
 

@@ -1,9 +1,8 @@
 """The formulas of `postgrad doctor --fit` for a GPU against what an H200 measured.
 
 benchmarks/gpu/measured.json has the figures of docs/results.md and docs/lab.md with their commands.
-`cache_stays` marks those from before the cache gave its memory to the update, `captured_last_pass`
-one from before short passes beside long ones were no longer captured. Times are given only where
-the kernels have not changed since by more than a quarter.
+`cache_stays` marks those from before the cache gave its memory to the update. Times are given only
+where the kernels have not changed since by more than a quarter.
 """
 
 import json
@@ -48,10 +47,7 @@ def slow_but_one(line: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("line", [slow_but_one(line) for line in MEASURED])
 def test_memory_is_within_10_and_time_within_30_percent(line: dict[str, Any]) -> None:
     estimated = estimate(line)
-    if line.get("captured_last_pass"):
-        assert 0.75 * line["memory_gib"] < estimated["memory_gib"] < 0.9 * line["memory_gib"]
-    else:
-        assert estimated["memory_gib"] == pytest.approx(line["memory_gib"], rel=0.1)
+    assert estimated["memory_gib"] == pytest.approx(line["memory_gib"], rel=0.1)
     for stage in ("sample_s", "update_s"):
         if stage in line:
             assert estimated[stage] == pytest.approx(line[stage], rel=0.3)
@@ -59,7 +55,7 @@ def test_memory_is_within_10_and_time_within_30_percent(line: dict[str, Any]) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("constant", "factor"), [("TRAINING_PRODUCTS", 0.5), ("ACTIVATION_TRAFFIC", 4.0)]
+    ("constant", "factor"), [("TRAINING_PRODUCTS", 0.5), ("ACTIVATION_TRAFFIC", 6.0)]
 )
 def test_wrong_constants_are_noticed(
     constant: str, factor: float, monkeypatch: pytest.MonkeyPatch

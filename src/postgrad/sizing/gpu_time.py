@@ -21,12 +21,12 @@ from postgrad.sizing.plan import Plan, StepLayout
 from postgrad.sizing.simulate import ModelSize, measure_size
 
 # Shares of the arithmetic of a large square product.
-TRAINING_PRODUCTS = 0.96  # 4B, passes of 7,000 tokens
+TRAINING_PRODUCTS = 0.92  # 4B, passes of 7,000 tokens
 DECODE_PRODUCTS = 0.71  # 4B, 256 rows: 562 TFLOP/s
-# Packed attention: LONG · keys / (keys + HALF_KEYS), where keys is the mean per query. The backward
-# pass reaches 23% for rows of 1,025 tokens and 55% for one row of 16,384.
-LONG_ATTENTION = 0.6
-HALF_ATTENTION_KEYS = 800
+# Packed attention of wide heads: LONG · keys / (keys + HALF_KEYS), where keys is the mean per query.
+# Forward and backward together reach 32% for rows of 1,025 tokens and 69% for one row of 16,384.
+LONG_ATTENTION = 0.77
+HALF_ATTENTION_KEYS = 860
 # Operations per pair of query and key, and per column of the heads: two products forward; seven
 # backward, because both gradient kernels compute the scores again.
 ATTENTION_FORWARD = 4
@@ -34,10 +34,11 @@ ATTENTION_BACKWARD = 14
 # Share of the bandwidth at which a decode step reads keys and values.
 DECODE_ATTENTION = 0.86
 # Bytes moved per byte of kept activations by norms, gates, rotary positions, sums and copies,
-# forward and backward: 0.32 s for 33,000 tokens of 4B.
-ACTIVATION_TRAFFIC = 12.7
+# forward and backward: 0.18 s for 33,000 tokens of 4B.
+ACTIVATION_TRAFFIC = 7.1
 FORWARD_TRAFFIC_SHARE = 1 / 3
-# Bytes moved per weight and pass to add a gradient to the float32 sums: 0.13 s for five passes.
+# Bytes moved per weight and captured pass to add a gradient to the float32 sums: 0.13 s for five
+# passes of 4B. In other passes the products add it.
 GRADIENT_TRAFFIC = 28
 # Bytes per logit: written and read forward and backward in float32, its gradient in bfloat16.
 LOGIT_TRAFFIC = 22
@@ -149,7 +150,8 @@ class GpuClock:
             traffic *= 1 + FORWARD_TRAFFIC_SHARE
         seconds += self._attention_s(work, shape, attention)
         traffic += LOGIT_TRAFFIC * work.response_tokens * shape.size.vocabulary
-        traffic += GRADIENT_TRAFFIC * shape.size.trained * work.num_passes
+        if self._is_captured(work, shape):
+            traffic += GRADIENT_TRAFFIC * shape.size.trained * work.num_passes
         return max(seconds + traffic / self.gpu.bandwidth, self._launches_s(work, shape))
 
     def _attention_s(self, work: Work, shape: Shape, operations: float) -> float:
@@ -160,10 +162,13 @@ class GpuClock:
 
     def _launches_s(self, work: Work, shape: Shape) -> float:
         """Return the host's seconds for passes that are not captured as graphs."""
-        tokens = work.tokens // max(1, work.num_passes)
-        if self.captures and is_captured(self.plan.config, shape.size, tokens):
+        if self._is_captured(work, shape):
             return 0.0
         return LAUNCH_S * work.num_passes * shape.size.blocks
+
+    def _is_captured(self, work: Work, shape: Shape) -> bool:
+        tokens = work.tokens // max(1, work.num_passes)
+        return self.captures and is_captured(self.plan.config, shape.size, tokens)
 
     def _kept_bytes(self, shape: Shape) -> float:
         """Return the activations of one token in all blocks, without checkpointing."""

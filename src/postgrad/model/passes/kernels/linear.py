@@ -93,8 +93,7 @@ class _LinearWithAdapters(torch.autograd.Function):
             grad_seconds.append(grad.T @ value * adapter.scaling)
         dx = None
         if ctx.needs_input_grad[0]:
-            firsts = torch.cat([adapter.first for adapter in active])
-            dx = (grad_out @ dense(ctx.weight)).addmm_(grad_inner, firsts)
+            dx = (grad_out @ dense(ctx.weight)).addmm_(grad_inner, _joined_firsts(active))
         grad_firsts = iter((grad_inner.T @ x).split(ranks))
         by_matrix: list[Tensor | None] = []
         for grad_second in grad_seconds:
@@ -122,12 +121,18 @@ def add_adapters(
     Returns the values between the two matrices of all adapters, (tokens, sum of ranks).
     """
     active = [adapter for adapter in adapters if adapter is not None]
-    inner = linear(x, torch.cat([adapter.first for adapter in active]))
+    inner = linear(x, _joined_firsts(active))
     values = iter(inner.split([len(adapter.first) for adapter in active], 1))
     for part, adapter in zip(out.split(widths, 1), adapters, strict=True):
         if adapter is not None:
             part.addmm_(next(values), adapter.second.T, alpha=adapter.scaling)
     return inner
+
+
+def _joined_firsts(adapters: Sequence[AdapterProducts]) -> Tensor:
+    """Return the first matrices of the adapters as one, (sum of ranks, width)."""
+    firsts = [adapter.first for adapter in adapters]
+    return firsts[0] if len(firsts) == 1 else torch.cat(firsts)
 
 
 def fuse_linears(modules: list[Any]) -> FusedParams:
