@@ -66,6 +66,27 @@ def _visible(keys, keys_end, rows, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def _key_range(
+    PART: tl.constexpr, first, end, own_start, shared_start, shared_end, N: tl.constexpr
+):
+    """Return start, stop and end of a part of the keys that a query tile sees.
+
+    Parts 0 and 2 are whole blocks of the shared and the own keys that every query sees, without a
+    mask. Parts 1 and 3 are what follows them.
+    """
+    if PART < 2:
+        segment_start, whole, keys_end = shared_start, shared_end - shared_start, shared_end
+    else:
+        segment_start, whole, keys_end = own_start, first - own_start, end
+    middle = segment_start + whole // N * N
+    if PART % 2 == 0:
+        start, stop = segment_start, middle
+    else:
+        start, stop = middle, keys_end
+    return start, stop, keys_end
+
+
+@triton.jit
 def _forward_blocks(
     acc, row_max, row_sum, q, k_ptr, v_ptr, start, stop, keys_end, rows, cols,
     k_token, v_token, scale_log2,
@@ -174,24 +195,12 @@ def _wide_attention_forward(
     row_max = tl.full([HEADS * M], float("-inf"), tl.float32)
     row_sum = tl.zeros([HEADS * M], tl.float32)
     acc = tl.zeros([HEADS * M, WIDTH], tl.float32)
-    shared_stop = shared_start + (shared_end - shared_start) // N * N
-    own_stop = own_start + (first - own_start) // N * N
-    acc, row_max, row_sum = _forward_blocks(
-        acc, row_max, row_sum, q, k_ptr, v_ptr, shared_start, shared_stop, shared_end, rows, cols,
-        k_token, v_token, scale_log2, False, False, N, D, WIDTH, precision,
-    )  # fmt: skip
-    acc, row_max, row_sum = _forward_blocks(
-        acc, row_max, row_sum, q, k_ptr, v_ptr, shared_stop, shared_end, shared_end, rows, cols,
-        k_token, v_token, scale_log2, True, False, N, D, WIDTH, precision,
-    )  # fmt: skip
-    acc, row_max, row_sum = _forward_blocks(
-        acc, row_max, row_sum, q, k_ptr, v_ptr, own_start, own_stop, end, rows, cols,
-        k_token, v_token, scale_log2, False, False, N, D, WIDTH, precision,
-    )  # fmt: skip
-    acc, row_max, row_sum = _forward_blocks(
-        acc, row_max, row_sum, q, k_ptr, v_ptr, own_stop, end, end, rows, cols,
-        k_token, v_token, scale_log2, True, True, N, D, WIDTH, precision,
-    )  # fmt: skip
+    for part in tl.static_range(4):
+        start, stop, keys_end = _key_range(part, first, end, own_start, shared_start, shared_end, N)
+        acc, row_max, row_sum = _forward_blocks(
+            acc, row_max, row_sum, q, k_ptr, v_ptr, start, stop, keys_end, rows, cols,
+            k_token, v_token, scale_log2, part % 2 == 1, part == 3, N, D, WIDTH, precision,
+        )  # fmt: skip
     acc = acc / row_sum[:, None]
     out_offsets = rows.to(tl.int64) * out_token + heads * out_head
     out = acc.to(out_ptr.dtype.element_ty)
@@ -231,24 +240,12 @@ def _wide_attention_query_gradient(
     k_ptr += key_head * k_head
     v_ptr += key_head * v_head
     dq = tl.zeros([HEADS * M, WIDTH], tl.float32)
-    shared_stop = shared_start + (shared_end - shared_start) // N * N
-    own_stop = own_start + (first - own_start) // N * N
-    dq = _query_gradient_blocks(
-        dq, q, grad, lse, delta, k_ptr, v_ptr, shared_start, shared_stop, shared_end, rows, cols,
-        k_token, v_token, scale_log2, False, False, N, D, WIDTH, precision,
-    )  # fmt: skip
-    dq = _query_gradient_blocks(
-        dq, q, grad, lse, delta, k_ptr, v_ptr, shared_stop, shared_end, shared_end, rows, cols,
-        k_token, v_token, scale_log2, True, False, N, D, WIDTH, precision,
-    )  # fmt: skip
-    dq = _query_gradient_blocks(
-        dq, q, grad, lse, delta, k_ptr, v_ptr, own_start, own_stop, end, rows, cols,
-        k_token, v_token, scale_log2, False, False, N, D, WIDTH, precision,
-    )  # fmt: skip
-    dq = _query_gradient_blocks(
-        dq, q, grad, lse, delta, k_ptr, v_ptr, own_stop, end, end, rows, cols,
-        k_token, v_token, scale_log2, True, True, N, D, WIDTH, precision,
-    )  # fmt: skip
+    for part in tl.static_range(4):
+        start, stop, keys_end = _key_range(part, first, end, own_start, shared_start, shared_end, N)
+        dq = _query_gradient_blocks(
+            dq, q, grad, lse, delta, k_ptr, v_ptr, start, stop, keys_end, rows, cols,
+            k_token, v_token, scale_log2, part % 2 == 1, part == 3, N, D, WIDTH, precision,
+        )  # fmt: skip
     dq_offsets = (rows.to(tl.int64) * dq_token + heads * dq_head)[:, None] + cols[None, :]
     tl.store(dq_ptr + dq_offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=in_row)
 
@@ -280,18 +277,17 @@ def _wide_attention_key_gradient(
     # The first N queries are the tile's own tokens; those after them see all of its keys.
     own_stop = tl.minimum(first + (M if M > N else N), visible_until)
     full_stop = own_stop + (visible_until - own_stop) // M * M
-    dk, dv = _key_gradient_blocks(
-        dk, dv, k, v, q_ptr, grad_ptr, lse_ptr, delta_ptr, first, own_stop, visible_until,
-        keys, cols, q_token, grad_token, scale_log2, True, M, D, WIDTH, precision,
-    )  # fmt: skip
-    dk, dv = _key_gradient_blocks(
-        dk, dv, k, v, q_ptr, grad_ptr, lse_ptr, delta_ptr, own_stop, full_stop, visible_until,
-        keys, cols, q_token, grad_token, scale_log2, False, M, D, WIDTH, precision,
-    )  # fmt: skip
-    dk, dv = _key_gradient_blocks(
-        dk, dv, k, v, q_ptr, grad_ptr, lse_ptr, delta_ptr, full_stop, visible_until, visible_until,
-        keys, cols, q_token, grad_token, scale_log2, True, M, D, WIDTH, precision,
-    )  # fmt: skip
+    for part in tl.static_range(3):
+        if part == 0:
+            start, stop = first, own_stop
+        elif part == 1:
+            start, stop = own_stop, full_stop
+        else:
+            start, stop = full_stop, visible_until
+        dk, dv = _key_gradient_blocks(
+            dk, dv, k, v, q_ptr, grad_ptr, lse_ptr, delta_ptr, start, stop, visible_until,
+            keys, cols, q_token, grad_token, scale_log2, part != 1, M, D, WIDTH, precision,
+        )  # fmt: skip
     mask = in_tile[:, None] & (cols < D)[None, :]
     offsets = (keys.to(tl.int64) * d_token)[:, None] + head * d_head + cols[None, :]
     tl.store(dk_ptr + offsets, dk * scale, mask=mask)
