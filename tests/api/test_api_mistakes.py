@@ -60,6 +60,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"reward": trl_reward_of_a_column}, "needs a column answer"),
     ({"reward": one_argument}, "response, problem"),
     ({"reward": lambda response, problem, answer: 1.0}, "also needs answer"),
+    ({"reward": lambda solution_str, ground_truth, limit: 1.0}, "also needs limit"),
     ({"reward": "exakt"}, "did you mean exact"),
     ({"reward": 3}, "int is not a reward"),
     ({"reward": [odd, "exact"], "reward_weights": [1.0]}, "one weight per reward"),

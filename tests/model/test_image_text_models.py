@@ -105,6 +105,8 @@ def test_log_probs_are_those_of_the_stock_model(model_type, tmp_path):
 @pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen3_5"])
 def test_a_checkpoint_keeps_what_reads_images(model_type, tmp_path):
     folder = save_model(tmp_path / "model", model_type)
+    processor = '{"image_processor_type": "Qwen2VLImageProcessor"}'
+    (folder / "preprocessor_config.json").write_text(processor)
     steps = ["training.steps=2", "training.checkpoint_every=1", "training.keep_checkpoints=2"]
     sizes = ["training.problems_per_step=4", "rollout.max_response_tokens=6", f"runs={tmp_path}"]
     config = config_of("sft", folder, *steps, *sizes)
@@ -119,6 +121,7 @@ def test_a_checkpoint_keeps_what_reads_images(model_type, tmp_path):
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed and not any("visual" in name for name in changed)
+    assert (trained / "preprocessor_config.json").read_text() == processor
     names = AutoConfig.from_pretrained(trained).architectures
     assert names == AutoConfig.from_pretrained(folder).architectures
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from postgrad.errors import RunError
 from postgrad.model.divisions import REPLICATED, Division, join_parts
 from postgrad.model.loaded import Loaded
+from postgrad.model.processor_files import save_tokenizer
 from postgrad.model.weights import write_index
 
 LAYOUT = "layout"  # key of a file's metadata
@@ -83,7 +84,7 @@ class ModelFiles:
         # save_pretrained removes weights that it did not write, so it gets a folder of its own.
         with tempfile.TemporaryDirectory(dir=self.path) as folder:
             model.save_pretrained(folder, state_dict={})
-            self.loaded.tokenizer.save_pretrained(folder)
+            save_tokenizer(self.loaded, Path(folder))
             for file in Path(folder).iterdir():
                 if file.suffix != ".safetensors":
                     file.replace(self.path / file.name)

@@ -26,6 +26,7 @@ from postgrad.model.loaded import Loaded
 from postgrad.model.lora import base_model_config, is_adapter, merge_adapter
 from postgrad.model.passes.attention import register_attention
 from postgrad.model.passes.recompute import keep_attention, offload_block_inputs
+from postgrad.model.processor_files import save_tokenizer
 from postgrad.model.quantized import quantize_linears
 from postgrad.packages import is_installed
 
@@ -215,7 +216,7 @@ def disable_dropout(model: nn.Module) -> None:
 def save(loaded: Loaded, folder: Path) -> None:
     """Write a stock Hugging Face folder, which from_pretrained reads."""
     loaded.model.save_pretrained(folder)
-    loaded.tokenizer.save_pretrained(folder)
+    save_tokenizer(loaded, folder)
 
 
 def save_weights(loaded: Loaded, weights: dict[str, Tensor], folder: Path) -> None:

@@ -24,6 +24,7 @@ from postgrad.config.schema import LoraConfig, ModelConfig
 from postgrad.errors import ConfigError, did_you_mean, first_line
 from postgrad.model.folder_checks import check_folder
 from postgrad.model.loaded import Loaded
+from postgrad.model.processor_files import save_tokenizer
 from postgrad.model.quantized import QuantizedLinear, quantized_modules
 from postgrad.packages import is_installed
 
@@ -416,4 +417,4 @@ def _adapter_names(model: Any) -> dict[str, str]:
 def save_merged(loaded: Loaded, folder: Path) -> None:
     """Write a stock Hugging Face folder with the adapters merged."""
     loaded.model.save_pretrained(folder, state_dict=merged_weights(loaded.model, buffers=True))
-    loaded.tokenizer.save_pretrained(folder)
+    save_tokenizer(loaded, folder)

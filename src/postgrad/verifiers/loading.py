@@ -18,6 +18,8 @@ ANSWER_NAMES = ("answer", "gold", "label", "reference", "solution", "target")
 PROMPT_NAMES = ("prompt", "prompts", "question", "questions", "problem", "problems")
 # Arguments that are lists with one entry per response, and who calls functions so.
 LIST_ARGUMENTS = {"completions": "TRL", "queries": "OpenRLHF"}
+VERL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+REQUIRED = "required_names"  # attribute of an adapted function
 
 
 def load_function(path: str, kind: str) -> Any:
@@ -57,7 +59,7 @@ def as_verifier(function: Any, label: str) -> Verifier:
         return function
     names = list(signature.parameters)
     if "solution_str" in names:
-        return _adapt(function, partial(_verl_arguments, names))
+        return _adapt(function, partial(_verl_arguments, names), VERL_ARGUMENTS)
     for name, trainer in LIST_ARGUMENTS.items():
         if name in names:
             raise ConfigError(
@@ -66,7 +68,7 @@ def as_verifier(function: Any, label: str) -> Verifier:
                 "problem.extra hold the columns of the row"
             )
     if names[1:2] == ["ground_truth"]:
-        return _adapt(function, partial(_cs336_arguments, names[0]))
+        return _adapt(function, partial(_cs336_arguments, names[0]), names[:2])
     if names and names[0] in PROMPT_NAMES:
         raise ConfigError(
             f"{label}{signature}: the first argument {names[0]} would be a response; "
@@ -92,10 +94,17 @@ def required_arguments(function: Any) -> list[str]:
     """The arguments after response and problem that have no default; none of wrapped functions."""
     if hasattr(function, "__wrapped__"):
         return []
+    if hasattr(function, REQUIRED):
+        return getattr(function, REQUIRED)
     try:
         parameters = list(inspect.signature(function).parameters.values())[2:]
     except (TypeError, ValueError):  # some functions written in C have no signature
         return []
+    return _without_defaults(parameters)
+
+
+def _without_defaults(parameters: Sequence[inspect.Parameter]) -> list[str]:
+    """The names of parameters that every call must give."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     required = [one for one in parameters if one.default is one.empty]
     return [one.name for one in required if one.kind not in variadic]
@@ -111,8 +120,13 @@ def _run_to_its_end(function: Any) -> Any:
     return call
 
 
-def _adapt(function: Any, arguments: Callable[[str, Problem], dict[str, Any]]) -> Verifier:
-    """The function as a verifier; `arguments` makes its arguments. Async if the function is."""
+def _adapt(
+    function: Any, arguments: Callable[[str, Problem], dict[str, Any]], given: Sequence[str]
+) -> Verifier:
+    """The function as a verifier; `arguments` makes its `given` arguments.
+
+    It is async if the function is.
+    """
 
     async def async_verifier(response: str, problem: Problem, **options: Any) -> Any:
         return await function(**arguments(response, problem), **options)
@@ -120,7 +134,11 @@ def _adapt(function: Any, arguments: Callable[[str, Problem], dict[str, Any]]) -
     def verifier(response: str, problem: Problem, **options: Any) -> Any:
         return function(**arguments(response, problem), **options)
 
-    return async_verifier if inspect.iscoroutinefunction(function) else verifier
+    adapted = async_verifier if inspect.iscoroutinefunction(function) else verifier
+    parameters = inspect.signature(function).parameters.values()
+    others = [parameter for parameter in parameters if parameter.name not in given]
+    setattr(adapted, REQUIRED, _without_defaults(others))
+    return adapted
 
 
 def _verl_arguments(names: Sequence[str], response: str, problem: Problem) -> dict[str, Any]:
@@ -129,12 +147,13 @@ def _verl_arguments(names: Sequence[str], response: str, problem: Problem) -> di
     The ground truth has the type that it has in the data.
     """
     reward_model = problem.extra.get("reward_model") or {}
-    arguments = {
-        "data_source": problem.data_source,
-        "solution_str": response,
-        "ground_truth": reward_model.get("ground_truth", problem.ground_truth),
-        "extra_info": problem.extra.get("extra_info") or {},
-    }
+    values = (
+        problem.data_source,
+        response,
+        reward_model.get("ground_truth", problem.ground_truth),
+        problem.extra.get("extra_info") or {},
+    )
+    arguments = dict(zip(VERL_ARGUMENTS, values, strict=True))
     return {name: value for name, value in arguments.items() if name in names}
 
 

@@ -1,0 +1,47 @@
+"""A model's tokenizer and the files of its processor of images, which checkpoints keep."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from postgrad.model.auto_class import auto_class_of
+from postgrad.model.hub import hub_is_reachable
+from postgrad.model.loaded import Loaded
+
+PROCESSOR_FILES = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+
+
+def save_tokenizer(loaded: Loaded, folder: Path) -> None:
+    """Write the tokenizer, and for a model of text and images what its processor was loaded from.
+
+    Without these files other programs could not give images to the trained model.
+    """
+    loaded.tokenizer.save_pretrained(folder)
+    if auto_class_of(loaded.model.config).__name__ != "AutoModelForImageTextToText":
+        return
+    for name in PROCESSOR_FILES:
+        file = _find_file(str(loaded.tokenizer.name_or_path), name)
+        target = folder / name
+        if file is not None and not target.exists():
+            shutil.copyfile(file, target)
+
+
+def _find_file(source: str, name: str) -> Path | None:
+    """Return a file of a model folder, or of a model on the hub; None if it has none."""
+    if Path(source).exists():
+        file = Path(source) / name
+        return file if file.is_file() else None
+    from transformers.utils.hub import cached_file
+
+    options: dict[str, Any] = {
+        "local_files_only": not hub_is_reachable(),
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_connection_errors": False,
+        "_raise_exceptions_for_gated_repo": False,
+    }
+    found = cached_file(source, name, **options)
+    return None if found is None else Path(found)
