@@ -212,3 +212,12 @@ print("same")
 @pytest.mark.slow
 def test_packed_passes_add_the_gradients_of_every_matrix(tiny):
     run_interpreted(PROGRAM, tiny, str(Path(__file__).parents[1]))
+
+
+def test_an_estimate_follows_the_product_without_calling_it(monkeypatch):
+    """The call of torch 2.11 does not work on tensors without data."""
+    monkeypatch.setattr(torch, "addmm", None)
+    meta = {"device": "meta", "dtype": torch.bfloat16}
+    total = torch.zeros(6, 5, device="meta")
+    gradient_sums.add_product(total, torch.zeros(6, 7, **meta), torch.zeros(7, 5, **meta))
+    assert total.shape == (6, 5)

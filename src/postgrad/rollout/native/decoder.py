@@ -22,7 +22,6 @@ from postgrad.model.detachable import DetachableMemory, driver_library
 from postgrad.model.device import capture_graph, supports_graph_capture
 from postgrad.model.passes.head import upcast_logits
 from postgrad.model.passes.kernels import NO_FP_FUSION
-from postgrad.model.passes.kernels.heads import HEADS_BLOCK
 from postgrad.model.passes.kernels.install import Norm
 from postgrad.model.passes.kernels.launch import LOG2E, warp_config
 from postgrad.model.passes.packing import BLOCK_N as PAGE
@@ -49,6 +48,7 @@ from postgrad.rollout.native.tables import (
 
 STATIC_ROTARY = ("default", "linear", "llama3", "yarn")
 BUSY_PROGRAMS = 512  # programs of attention that keep a device busy
+HEADS_BLOCK = 8  # heads per program of write_cache
 
 
 def unsupported_reason(model: Any) -> str:

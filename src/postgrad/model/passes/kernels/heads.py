@@ -19,8 +19,8 @@ from torch import Tensor
 from postgrad.model.passes.kernels import NO_FP_FUSION
 from postgrad.model.passes.kernels.rms_norm import scale_normalized
 
-HEADS_BLOCK = 8  # heads per program
-# Programs of the backward pass per HEADS_BLOCK heads; each sums the gradients of the norms' weights
+PROGRAM_VALUES = 1024  # of the heads of one program
+# Programs of the backward pass per block of heads; each sums the gradients of the norms' weights
 # over its share of the tokens.
 MAX_PROGRAMS = 512
 
@@ -277,8 +277,15 @@ class _ProjectedHeads(torch.autograd.Function):
         return d_qkv, None, dw_q, dw_k, None, None
 
 
+def _heads_block(rotations: Rotations) -> int:
+    """Return the heads per program."""
+    width = triton.next_power_of_2(rotations.cos.shape[1])
+    return max(1, PROGRAM_VALUES // width)
+
+
 def _num_blocks(rotations: Rotations) -> int:
-    return triton.cdiv(rotations.num_heads + 2 * rotations.num_key_heads, HEADS_BLOCK)
+    num_heads = rotations.num_heads + 2 * rotations.num_key_heads
+    return triton.cdiv(num_heads, _heads_block(rotations))
 
 
 def _shape_arguments(rotations: Rotations, has_norms: bool, centered: bool) -> dict[str, Any]:
@@ -288,7 +295,7 @@ def _shape_arguments(rotations: Rotations, has_norms: bool, centered: bool) -> d
         "KEY_HEADS": rotations.num_key_heads,
         "D": width,
         "HALF": triton.next_power_of_2(width // 2),
-        "HEADS_BLOCK": HEADS_BLOCK,
+        "HEADS_BLOCK": _heads_block(rotations),
         "NORM": has_norms,
         "CENTERED": centered,
     }
