@@ -1,5 +1,7 @@
 """Offloaded block inputs and chunked MLPs change neither log-probs nor gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 from tiny_runs import config_of, random_batch
@@ -78,12 +80,10 @@ def test_small_tensors_and_weights_stay():
     assert store.pack(weight) is weight
 
 
-@pytest.mark.parametrize("grad", [True, False])
-def test_chunked_mlps_compute_the_same(tiny, grad):
-    plain = checkpointed_host(tiny)
-    chunked = checkpointed_host(tiny)
+def count_tokens(policy: Any) -> list[int]:
+    """Returns a list that gets the tokens of every call of an MLP."""
     sizes: list[int] = []
-    for block in chunked.policy.model.base_model.layers:
+    for block in policy.model.base_model.layers:
         inner = block.mlp.forward
 
         def counted(hidden_states, inner=inner):
@@ -91,6 +91,14 @@ def test_chunked_mlps_compute_the_same(tiny, grad):
             return inner(hidden_states)
 
         block.mlp.forward = counted
+    return sizes
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_chunked_mlps_compute_the_same(tiny, grad):
+    plain = checkpointed_host(tiny)
+    chunked = checkpointed_host(tiny)
+    plain_sizes, sizes = (count_tokens(host.policy) for host in (plain, chunked))
     recompute.chunk_mlps(chunked.policy.model, chunk_tokens=5)
     batch = random_batch(3)
     if grad:
@@ -101,6 +109,7 @@ def test_chunked_mlps_compute_the_same(tiny, grad):
         logprobs = [h.policy.logprobs(batch)["logprobs"] for h in (plain, chunked)]
         torch.testing.assert_close(*logprobs, rtol=1e-6, atol=1e-6)
     assert max(sizes) == 5
+    assert sum(sizes) == sum(plain_sizes), "chunks are not computed more often"
 
 
 def test_offload_needs_an_accelerator(tiny):

@@ -181,18 +181,80 @@ def chunk_mlps(model: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
     for block in getattr(model.base_model, "layers", ()):
         mlp = getattr(block, "mlp", None)
         if mlp is not None and hasattr(mlp, "down_proj"):
-            mlp.forward = partial(_chunked_forward, mlp.forward, chunk_tokens)
+            mlp.forward = partial(_chunked_forward, mlp, mlp.forward, chunk_tokens)
 
 
-def _chunked_forward(forward: Any, chunk_tokens: int, hidden_states: Tensor) -> Tensor:
+def _chunked_forward(mlp: Any, forward: Any, chunk_tokens: int, hidden_states: Tensor) -> Tensor:
     """Return forward(hidden_states) of (batch, length, width), computed chunk by chunk."""
     tokens = hidden_states.flatten(0, -2)
     if len(tokens) <= chunk_tokens:
         return forward(hidden_states)
-    outputs: list[Tensor] = []
-    for chunk in tokens.split(chunk_tokens):
-        if torch.is_grad_enabled():
-            outputs.append(checkpoint(forward, chunk[None], use_reentrant=False)[0])  # type: ignore[index]
-        else:
-            outputs.append(forward(chunk[None])[0])
-    return torch.cat(outputs).view(hidden_states.shape)
+    if not torch.is_grad_enabled():
+        return _run_chunks(forward, tokens, chunk_tokens).view(hidden_states.shape)
+    parameters = [p for p in mlp.parameters() if p.requires_grad]
+    # The input is kept before anything is computed. Where nothing after the MLP keeps a tensor,
+    # the recomputation of the block ends here, and the MLP is computed again only in chunks.
+    kept = _KeptInput()
+    tokens = _KeepInput.apply(tokens, kept)
+    out = _ChunkedMlp.apply(tokens, forward, chunk_tokens, kept, *parameters)
+    return out.view(hidden_states.shape)  # type: ignore[union-attr]
+
+
+def _run_chunks(forward: Any, tokens: Tensor, chunk_tokens: int) -> Tensor:
+    return torch.cat([forward(chunk[None])[0] for chunk in tokens.split(chunk_tokens)])
+
+
+class _KeptInput:
+    """The context whose saved tensor is the input of an MLP."""
+
+    context: Any = None
+
+
+class _KeepInput(torch.autograd.Function):
+    """Returns its input and saves it for another function's backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, kept: _KeptInput) -> Tensor:
+        ctx.save_for_backward(tokens)
+        kept.context = ctx
+        return tokens.view_as(tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return grads[0], None
+
+
+class _ChunkedMlp(torch.autograd.Function):
+    """Computes an MLP chunk by chunk, and again in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens: Tensor,
+        forward: Any,
+        chunk_tokens: int,
+        kept: _KeptInput,
+        *parameters: Tensor,
+    ) -> Tensor:
+        ctx.forward, ctx.chunk_tokens, ctx.kept = forward, chunk_tokens, kept
+        ctx.parameters = parameters
+        return _run_chunks(forward, tokens, chunk_tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (tokens,) = ctx.kept.context.saved_tensors
+        grad_tokens: list[Tensor] = []
+        sums: list[Tensor | None] = [None] * len(ctx.parameters)
+        parts = zip(tokens.split(ctx.chunk_tokens), grads[0].split(ctx.chunk_tokens), strict=True)
+        for chunk, grad in parts:
+            chunk = chunk.detach().requires_grad_()
+            with torch.enable_grad():
+                out = ctx.forward(chunk[None])[0]
+            inputs = [chunk, *ctx.parameters]
+            first, *others = torch.autograd.grad(out, inputs, grad, allow_unused=True)
+            grad_tokens.append(first)
+            for i, other in enumerate(others):  # None where a product added it
+                before = sums[i]
+                if other is not None:
+                    sums[i] = other if before is None else before + other
+        return torch.cat(grad_tokens), None, None, None, *sums
