@@ -31,6 +31,8 @@ GIB = 2**30
 
 
 LORA = "model.lora.rank=16"
+OFFLOADED = "optimizer.kind=adamw_offloaded"
+SHORT = "training.token_budget=4096"
 ONE_STEP = ("--warmup", "0", "--steps", "1")
 
 
@@ -65,7 +67,8 @@ ROWS = {
     "rollout-1.7b": Row("rollout", "1.7b", 128, 8, 512, options=("--steps", "1")),
     "step-4b": Row("step", "4b", 32, 8, 1024, options=("--steps", "1")),
     "step-1.7b": Row("step", "1.7b", 64, 16, 512, options=("--steps", "1")),
-    "step-8b": Row("step", "8b", 16, 8, 512, ("optimizer.kind=adamw_offloaded",), ("--steps", "1")),
+    "step-8b": Row("step", "8b", 16, 8, 512, (OFFLOADED,), ("--steps", "1")),
+    "step-8b-short": Row("step", "8b", 16, 8, 512, (OFFLOADED, SHORT), ("--steps", "1")),
     # As many blocks keep their attention as stay below the memory that prime-rl published.
     "row-0.6b-16k": Row("update", "0.6b", 1, 1, 16_284, recompute(0)),
     "row-0.6b-65k": Row("update", "0.6b", 1, 1, 65_436, recompute(8)),
@@ -83,7 +86,7 @@ ROWS = {
     "step-0.6b-small": Row("step", "0.6b", 16, 8, 256),
     "step-1.7b-small": Row("step", "1.7b", 16, 8, 256),
     "update-4b": Row("update", "4b", 4, 8, 1024),
-    "update-4b-short": Row("update", "4b", 4, 8, 1024, ("training.token_budget=4096",)),
+    "update-4b-short": Row("update", "4b", 4, 8, 1024, (SHORT,)),
     "update-4b-recompute": Row("update", "4b", 1, 1, 16_284, recompute(0)),
 }
 SMALL = ("--steps", "1")

@@ -3,7 +3,9 @@
 #   bash benchmarks/gpu/speed.sh OUT SECONDS SMOLLM2 TRAIN_JSONL
 # SMOLLM2 is a folder of SmolLM2-135M-Instruct, TRAIN_JSONL the training problems of GSM8K.
 # OUT/speed.jsonl gets a line per result. What has one is not repeated: the same command continues
-# after SECONDS. A peer that is not installed or fails leaves a line with the reason.
+# after SECONDS, also from a copy of the results in benchmarks/gpu/speed.jsonl. A peer that is not
+# installed or fails leaves a line with the reason. The 8B steps hold 98 GB of page-locked host
+# memory beside the model folders in OUT/models.
 # Then: python benchmarks/gpu/speed_table.py OUT/speed.jsonl --page docs/results.md
 set -u
 out=$1 end=$((SECONDS + $2)) smollm2=$3 gsm8k=$4
@@ -60,7 +62,7 @@ fit 150 rollout-1.7b step-1.7b
 peer "rollout 1.7b 128 x 8 x 512" vllm 120 vllm --shape 1.7b --rows 1024 --tokens 512
 peer "step 1.7b 64 x 16 x 512" "trl with vllm" 200 trl --shape 1.7b --problems 64 --samples 16 \
   --tokens 512
-fit 120 step-8b
+fit 200 step-8b step-8b-short
 fit 120 step-4b-lora
 peer "step 4b 32 x 8 x 1024" "unsloth with vllm" 200 unsloth --shape 4b --problems 32 --tokens 1024
 fit 180 row-0.6b-16k row-0.6b-65k row-4b-lora-16k row-4b-lora-65k
