@@ -18,6 +18,7 @@ from postgrad.model.gate import Gate, stock_logprobs
 from postgrad.model.load import load
 from postgrad.model.passes.support import support_of
 from postgrad.model.policy import FrozenPolicy
+from postgrad.model.processor_files import save_tokenizer
 from postgrad.model.tiny import tiny_tokenizer
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
@@ -124,6 +125,18 @@ def test_a_checkpoint_keeps_what_reads_images(model_type, tmp_path):
     assert (trained / "preprocessor_config.json").read_text() == processor
     names = AutoConfig.from_pretrained(trained).architectures
     assert names == AutoConfig.from_pretrained(folder).architectures
+
+
+@pytest.mark.slow
+def test_a_model_whose_source_is_gone_is_saved_without_its_processor(tmp_path):
+    folder = save_model(tmp_path / "model", "qwen2_5_vl")
+    loaded = load(ModelConfig(path=str(folder), device="cpu", dtype="float32"), torch.device("cpu"))
+    for source in (str(folder), "", "nobody/no-such-model"):
+        shutil.rmtree(folder, ignore_errors=True)
+        loaded.tokenizer.name_or_path = loaded.model.config._name_or_path = source
+        save_tokenizer(loaded, tmp_path / "saved")
+    names = {file.name for file in (tmp_path / "saved").iterdir()}
+    assert "tokenizer.json" in names and "preprocessor_config.json" not in names
 
 
 @pytest.mark.slow

@@ -132,6 +132,27 @@ def test_a_function_with_verl_arguments_gets_them_by_name(tmp_path):
     assert load_verifier(find_verifier(f"{tmp_path}/theirs.py:short").path)("1234", problem) == 3
 
 
+def test_a_further_argument_of_a_verl_function_must_be_given(tmp_path):
+    (tmp_path / "theirs.py").write_text(
+        "import functools\n"
+        "def compute_score(solution_str, ground_truth, limit):\n"
+        "    return float(len(solution_str) < limit)\n"
+        "def with_limit(function):\n"
+        "    @functools.wraps(function)\n"
+        "    def call(**arguments):\n"
+        "        return function(limit=3, **arguments)\n"
+        "    return call\n"
+        "limited = with_limit(compute_score)\n"
+    )
+    path = f"{tmp_path}/theirs.py:compute_score"
+    with pytest.raises(ConfigError, match="compute_score also needs limit"):
+        find_verifier(path)
+    find_verifier(path, {"limit": 3.0})
+    limited = load_verifier(find_verifier(f"{tmp_path}/theirs.py:limited").path)
+    problem = Problem("u", ({"role": "user", "content": "1+1"},), "2", "sums")
+    assert limited("12", problem) == 1.0
+
+
 def test_verl_arguments_keep_the_type_of_the_ground_truth(tmp_path):
     (tmp_path / "theirs.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"

@@ -117,6 +117,15 @@ def has_own_memory(device: torch.device) -> bool:
     return device.type in ("cuda", "npu", "xpu")
 
 
+@cache
+def shared_memory_bytes(device: torch.device) -> int:
+    """Return the shared memory that a program of a kernel may use; without a GPU, no limit."""
+    if device.type != "cuda":
+        return sys.maxsize
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", sys.maxsize)
+
+
 # ---- graphs
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from postgrad.errors import ConfigError, first_line
 from postgrad.files import atomic_write_text
 from postgrad.model.context import context_length
+from postgrad.model.device import describe_device
 from postgrad.model.passes import attention
 from postgrad.model.passes.head import token_outputs
 from postgrad.model.passes.layout import make_micro_batches_of_kind
@@ -369,7 +370,7 @@ def fingerprint(model: Any, more_sources: Sequence[Path] = ()) -> str:
         json.dumps(config, sort_keys=True, default=str),
         str(parameter.dtype),
         "4bit" if quantized_modules(model) else "",
-        parameter.device.type,
+        describe_device(parameter.device),
         torch.__version__,
         transformers.__version__,
         *(hashlib.sha256(file.read_bytes()).hexdigest() for file in sources),

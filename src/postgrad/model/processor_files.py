@@ -23,18 +23,19 @@ def save_tokenizer(loaded: Loaded, folder: Path) -> None:
     loaded.tokenizer.save_pretrained(folder)
     if auto_class_of(loaded.model.config).__name__ != "AutoModelForImageTextToText":
         return
+    sources = [str(loaded.tokenizer.name_or_path), str(loaded.model.config._name_or_path)]
     for name in PROCESSOR_FILES:
-        file = _find_file(str(loaded.tokenizer.name_or_path), name)
+        found = [file for source in sources if (file := _find_file(source, name)) is not None]
         target = folder / name
-        if file is not None and not target.exists():
-            shutil.copyfile(file, target)
+        if found and not target.exists():
+            shutil.copyfile(found[0], target)
 
 
 def _find_file(source: str, name: str) -> Path | None:
     """Return a file of a model folder, or of a model on the hub; None if it has none."""
-    if Path(source).exists():
+    if not source or Path(source).is_absolute() or Path(source).exists():
         file = Path(source) / name
-        return file if file.is_file() else None
+        return file if source and file.is_file() else None
     from transformers.utils.hub import cached_file
 
     options: dict[str, Any] = {
@@ -43,5 +44,8 @@ def _find_file(source: str, name: str) -> Path | None:
         "_raise_exceptions_for_connection_errors": False,
         "_raise_exceptions_for_gated_repo": False,
     }
-    found = cached_file(source, name, **options)
+    try:
+        found = cached_file(source, name, **options)
+    except OSError:  # also a model that is no longer on the hub: the checkpoint matters more
+        return None
     return None if found is None else Path(found)

@@ -135,9 +135,11 @@ def _adapt(
         return function(**arguments(response, problem), **options)
 
     adapted = async_verifier if inspect.iscoroutinefunction(function) else verifier
-    parameters = inspect.signature(function).parameters.values()
-    others = [parameter for parameter in parameters if parameter.name not in given]
-    setattr(adapted, REQUIRED, _without_defaults(others))
+    required: list[str] = []
+    if not hasattr(function, "__wrapped__"):  # a decorator may give arguments of its own
+        parameters = inspect.signature(function).parameters.values()
+        required = _without_defaults([one for one in parameters if one.name not in given])
+    setattr(adapted, REQUIRED, required)
     return adapted
 
 

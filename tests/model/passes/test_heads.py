@@ -39,6 +39,7 @@ def compare(heads, key_heads, width, has_norms, centered):
     ours = projected_heads(qkv, Rotations(heads, key_heads, cos, sin), norms)
     wanted = reference(qkv, heads, key_heads, cos, sin, norms)
     grads = [torch.randn_like(out) for out in wanted]
+    grads[2] = grads[2][..., :1].expand_as(grads[2])  # as a sum's gradient is
     inputs = [qkv, *weights]
     ours = [*ours, *torch.autograd.grad(ours, inputs, grads)]
     wanted = [*wanted, *torch.autograd.grad(wanted, inputs, grads)]

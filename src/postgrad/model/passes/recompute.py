@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -191,13 +192,28 @@ def _chunked_forward(mlp: Any, forward: Any, chunk_tokens: int, hidden_states: T
         return forward(hidden_states)
     if not torch.is_grad_enabled():
         return _run_chunks(forward, tokens, chunk_tokens).view(hidden_states.shape)
+    if _has_dropout(mlp):  # torch's checkpoint draws the same random numbers again
+        parts = [
+            checkpoint(forward, chunk[None], use_reentrant=False)[0]  # type: ignore[index]
+            for chunk in tokens.split(chunk_tokens)
+        ]
+        return torch.cat(parts).view(hidden_states.shape)
     parameters = [p for p in mlp.parameters() if p.requires_grad]
+    if not parameters and not tokens.requires_grad:
+        return _run_chunks(forward, tokens, chunk_tokens).view(hidden_states.shape)
+    if not tokens.requires_grad:  # otherwise torch would not keep it
+        tokens = tokens.detach().requires_grad_()
     # The input is kept before anything is computed. Where nothing after the MLP keeps a tensor,
     # the recomputation of the block ends here, and the MLP is computed again only in chunks.
     kept = _KeptInput()
     tokens = _KeepInput.apply(tokens, kept)
     out = _ChunkedMlp.apply(tokens, forward, chunk_tokens, kept, *parameters)
     return out.view(hidden_states.shape)  # type: ignore[union-attr]
+
+
+def _has_dropout(mlp: nn.Module) -> bool:
+    """Return whether the MLP, or an adapter in it, draws random numbers."""
+    return any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in mlp.modules())
 
 
 def _run_chunks(forward: Any, tokens: Tensor, chunk_tokens: int) -> Tensor:
@@ -241,6 +257,7 @@ class _ChunkedMlp(torch.autograd.Function):
         return _run_chunks(forward, tokens, chunk_tokens)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (tokens,) = ctx.kept.context.saved_tensors
         grad_tokens: list[Tensor] = []

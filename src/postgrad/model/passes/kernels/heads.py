@@ -255,7 +255,7 @@ class _ProjectedHeads(torch.autograd.Function):
         qkv, cos, sin, q_weight, k_weight = ctx.saved_tensors
         rotations: Rotations = ctx.rotations
         dq, dk = (grad.contiguous() for grad in grads[:2])
-        dv = grads[2]
+        dv = grads[2] if grads[2].stride(2) == 1 else grads[2].contiguous()
         tokens, heads, width = dq.shape
         key_heads = dk.shape[1]
         has_norms = q_weight is not None

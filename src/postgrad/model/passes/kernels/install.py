@@ -152,9 +152,11 @@ def _output_projection(projection: Any, x: Tensor) -> Tensor:
     layer = base_layer(projection)
     if type(layer) not in (nn.Linear, QuantizedLinear) or has_hooks(projection):
         return projection(x)
-    if adapter_products(projection) is None and not has_master(layer.weight):
-        return projection(x)
+    # The attribute `weight` of a 4-bit layer is a dequantized copy.
     weight = layer.quantized if isinstance(layer, QuantizedLinear) else layer.weight
+    adds_gradient = isinstance(weight, Tensor) and has_master(weight)
+    if adapter_products(projection) is None and not adds_gradient:
+        return projection(x)
     return fused_linear(x[0], (weight, layer.bias), [projection])[None]
 
 

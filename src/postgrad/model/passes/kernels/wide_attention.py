@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from postgrad.model.device import shared_memory_bytes
 from postgrad.model.passes.kernels.launch import LOG2E, shape_arguments, token_head_strides
 from postgrad.model.passes.packing import BLOCK_M, BLOCK_N, Packing
 
@@ -24,6 +25,9 @@ MAX_WIDTH = 128
 # Measured on an H200 (docs/lab.md) with one and two query heads per program.
 ONE_HEAD: dict[str, int] = {"HEADS": 1, "N": BLOCK_N, "num_warps": 4, "num_stages": 2}
 TWO_HEADS: dict[str, int] = {"HEADS": 2, "N": BLOCK_N, "num_warps": 8, "num_stages": 3}
+# For GPUs with 99 KiB of shared memory per program, such as an L40S. Others have 163 KiB or more.
+FEWER_STAGES: dict[str, int] = {"num_stages": 2}
+QUERY_GRADIENT_BYTES = 128 << 10
 KEY_GRADIENT: dict[str, int] = {"M": 64, "num_warps": 4, "num_stages": 2}
 
 
@@ -300,9 +304,15 @@ def supports(q: Tensor, window: int) -> bool:
     return is_wide and not window and q.dtype in (torch.bfloat16, torch.float16)
 
 
-def _query_config(q: Tensor, k: Tensor) -> dict[str, int]:
-    """Return the launch parameters of the kernels that work on query tiles."""
-    return ONE_HEAD if q.shape[1] // k.shape[1] % 2 else TWO_HEADS
+def _query_config(q: Tensor, k: Tensor, needed_bytes: int = 0) -> dict[str, int]:
+    """Return the launch parameters of the kernels that work on query tiles.
+
+    `needed_bytes` of shared memory are those of TWO_HEADS; where a GPU has less, fewer blocks are
+    loaded ahead.
+    """
+    if q.shape[1] // k.shape[1] % 2:
+        return ONE_HEAD
+    return TWO_HEADS if shared_memory_bytes(q.device) >= needed_bytes else TWO_HEADS | FEWER_STAGES
 
 
 def attend(
@@ -322,7 +332,7 @@ def compute_gradients(
 ) -> None:  # fmt: skip
     """Write the gradients dq, and dk and dv of each query head."""
     shape = shape_arguments(q, k)
-    config = _query_config(q, k)
+    config = _query_config(q, k, QUERY_GRADIENT_BYTES)
     scales = (scale, scale * LOG2E, len(q))
     _wide_attention_query_gradient[(len(packing.query_tiles), q.shape[1] // config["HEADS"])](
         q, k, v, out, grad, lse, delta, dq, packing.query_tiles, *scales,
