@@ -75,7 +75,7 @@ def test_packed_attention_and_its_gradients_equal_a_dense_mask(
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
 def test_rms_norm_swiglu_and_heads_and_their_gradients_equal_plain_torch(dtype, bound):
-    from postgrad.model.passes.kernels.heads import HeadNorms, Rotations, projected_heads
+    from postgrad.model.passes.kernels.heads import HeadNorms, projected_heads
     from postgrad.model.passes.kernels.rms_norm import rms_norm
     from postgrad.model.passes.kernels.swiglu import swiglu
 
@@ -108,7 +108,7 @@ def test_rms_norm_swiglu_and_heads_and_their_gradients_equal_plain_torch(dtype, 
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     weights = [new(64), new(64)]
     for norms in (None, HeadNorms(*weights, 1e-5, False)):
-        heads = projected_heads(qkv, Rotations(9, 3, cos, sin), norms)
+        heads = projected_heads(qkv, 9, cos, sin, norms)
         inputs = (qkv,) if norms is None else (qkv, *weights)
         doubles = [t.detach().double().requires_grad_() for t in inputs]
         parts = doubles[0].unflatten(1, (15, 64)).split([9, 3, 3], 1)

@@ -23,23 +23,30 @@ def save_tokenizer(loaded: Loaded, folder: Path) -> None:
     loaded.tokenizer.save_pretrained(folder)
     if auto_class_of(loaded.model.config).__name__ != "AutoModelForImageTextToText":
         return
-    sources = [str(loaded.tokenizer.name_or_path), str(loaded.model.config._name_or_path)]
+    names = (str(loaded.tokenizer.name_or_path), str(loaded.model.config._name_or_path))
+    sources = [source for source in dict.fromkeys(names) if source]
+    is_offline = not all(map(_is_folder, sources)) and not hub_is_reachable()
     for name in PROCESSOR_FILES:
-        found = [file for source in sources if (file := _find_file(source, name)) is not None]
-        target = folder / name
-        if found and not target.exists():
-            shutil.copyfile(found[0], target)
+        found = [_find_file(source, name, is_offline) for source in sources]
+        file = next((file for file in found if file is not None), None)
+        if file is not None:
+            shutil.copyfile(file, folder / name)
 
 
-def _find_file(source: str, name: str) -> Path | None:
+def _is_folder(source: str) -> bool:
+    """Return whether a model was loaded from a folder, and not by its name on the hub."""
+    return Path(source).is_absolute() or Path(source).exists()
+
+
+def _find_file(source: str, name: str, is_offline: bool) -> Path | None:
     """Return a file of a model folder, or of a model on the hub; None if it has none."""
-    if not source or Path(source).is_absolute() or Path(source).exists():
+    if _is_folder(source):
         file = Path(source) / name
-        return file if source and file.is_file() else None
+        return file if file.is_file() else None
     from transformers.utils.hub import cached_file
 
     options: dict[str, Any] = {
-        "local_files_only": not hub_is_reachable(),
+        "local_files_only": is_offline,
         "_raise_exceptions_for_missing_entries": False,
         "_raise_exceptions_for_connection_errors": False,
         "_raise_exceptions_for_gated_repo": False,

@@ -6,7 +6,7 @@ from interpreted import run_interpreted
 PROGRAM = """
 import torch
 from postgrad.model.passes.kernels import heads as kernels
-from postgrad.model.passes.kernels.heads import HeadNorms, Rotations, projected_heads
+from postgrad.model.passes.kernels.heads import HeadNorms, projected_heads
 
 kernels.MAX_PROGRAMS = 5  # so that a program sums the weights' gradient over several tokens
 
@@ -36,7 +36,7 @@ def compare(heads, key_heads, width, has_norms, centered):
     cos, sin = angle.cos(), angle.sin()
     weights = [torch.randn(width, requires_grad=True) for _ in range(2)] if has_norms else []
     norms = HeadNorms(*weights, 1e-6, centered) if has_norms else None
-    ours = projected_heads(qkv, Rotations(heads, key_heads, cos, sin), norms)
+    ours = projected_heads(qkv, heads, cos, sin, norms)
     wanted = reference(qkv, heads, key_heads, cos, sin, norms)
     grads = [torch.randn_like(out) for out in wanted]
     grads[2] = grads[2][..., :1].expand_as(grads[2])  # as a sum's gradient is

@@ -18,7 +18,7 @@ FLOATS = ("lse_ptr", "delta_ptr", "dk_ptr", "dv_ptr")
 
 def shared_bytes(kernel: Any, capability: int, options: dict[str, int], **constants: Any) -> int:
     """Compile a kernel for bfloat16 heads of 128; return the shared memory that it needs."""
-    constants |= {"GROUP": 4, "D": 128, "WIDTH": 128, "PRECISE": False}
+    constants |= {"GROUP": 4, "D": 128, "WIDTH": 128}
     constants |= {key: value for key, value in options.items() if not key.startswith("num_")}
     launch = {key: value for key, value in options.items() if key.startswith("num_")}
     signature: dict[str, str] = {}

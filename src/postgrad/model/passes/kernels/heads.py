@@ -2,7 +2,7 @@
 
 One kernel normalizes query and key heads where the model does that, and rotates them to their
 positions. The decode kernels call `norm_halves` and `apply_rotary` too, so training and decoding
-compute the same bits.
+round alike.
 """
 
 # Triton launches its kernels with arguments that a type checker cannot follow.
@@ -34,15 +34,6 @@ class HeadNorms(NamedTuple):
     centered: bool  # they multiply by 1 + weight
 
 
-class Rotations(NamedTuple):
-    """Numbers of heads, and the rotation of each token."""
-
-    num_heads: int
-    num_key_heads: int
-    cos: Tensor  # (tokens, head width)
-    sin: Tensor
-
-
 @triton.jit
 def apply_rotary(low, high, cos_low, cos_high, sin_low, sin_high):
     """Rotate the two halves of a head to their position, rounded as the stock modules round."""
@@ -64,8 +55,8 @@ def norm_halves(
     low_f32 = low.to(tl.float32)
     high_f32 = high.to(tl.float32)
     inverse_rms = _inverse_rms(low_f32, high_f32, eps, D)
-    weight_low = head_weights(q_weight, k_weight, is_query, half, in_half)
-    weight_high = head_weights(q_weight + D // 2, k_weight + D // 2, is_query, half, in_half)
+    weight_low = _head_weights(q_weight, k_weight, is_query, half, in_half)
+    weight_high = _head_weights(q_weight + D // 2, k_weight + D // 2, is_query, half, in_half)
     new_low = scale_normalized(low_f32 * inverse_rms, weight_low, kind, CENTERED)
     new_high = scale_normalized(high_f32 * inverse_rms, weight_high, kind, CENTERED)
     return new_low.to(kind), new_high.to(kind)
@@ -79,7 +70,7 @@ def _inverse_rms(low, high, eps, D: tl.constexpr):
 
 
 @triton.jit
-def head_weights(q_weight, k_weight, is_query, half, in_half):
+def _head_weights(q_weight, k_weight, is_query, half, in_half):
     """Return the weights of the norm of each head in float32, (heads, half)."""
     query = tl.load(q_weight + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
     key = tl.load(k_weight + half, mask=in_half, other=0.0).to(tl.float32)[None, :]
@@ -87,8 +78,37 @@ def head_weights(q_weight, k_weight, is_query, half, in_half):
 
 
 @triton.jit
-def _load_half(ptr, offsets, mask):
-    return tl.load(ptr + offsets, mask=mask, other=0.0).to(tl.float32)[None, :]
+def _load_rotation(ptr, token, half, in_half, D: tl.constexpr):
+    """Return a token's cosines or sines for both halves of a head, (1, half) each."""
+    at = ptr + token * D + half
+    low = tl.load(at, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    high = tl.load(at + D // 2, mask=in_half, other=0.0).to(tl.float32)[None, :]
+    return low, high
+
+
+@triton.jit
+def _norm_gradient(
+    grad_low, grad_high, x_low, x_high, is_query, q_weight, k_weight, half, in_half, eps,
+    D: tl.constexpr, CENTERED: tl.constexpr,
+):  # fmt: skip
+    """Return the gradients of the heads x and of the norm's weights, two halves each."""
+    inverse_rms = _inverse_rms(x_low, x_high, eps, D)
+    x_low *= inverse_rms
+    x_high *= inverse_rms
+    dw_low = grad_low * x_low
+    dw_high = grad_high * x_high
+    weight_low = _head_weights(q_weight, k_weight, is_query, half, in_half)
+    weight_high = _head_weights(q_weight + D // 2, k_weight + D // 2, is_query, half, in_half)
+    if CENTERED:
+        weight_low += 1.0
+        weight_high += 1.0
+    grad_low *= weight_low
+    grad_high *= weight_high
+    product = tl.sum(grad_low * x_low, 1) + tl.sum(grad_high * x_high, 1)
+    projection = (product / D)[:, None]
+    grad_low = inverse_rms * (grad_low - x_low * projection)
+    grad_high = inverse_rms * (grad_high - x_high * projection)
+    return grad_low, grad_high, dw_low, dw_high
 
 
 @triton.jit
@@ -121,11 +141,8 @@ def _heads_forward(
         value_mask = is_value[:, None] & in_half[None, :]
         tl.store(value_at + half[None, :], low, mask=value_mask)
         tl.store(value_at + half[None, :] + D // 2, high, mask=value_mask)
-    position = token * D + half
-    cos_low = _load_half(cos_ptr, position, in_half)
-    cos_high = _load_half(cos_ptr, position + D // 2, in_half)
-    sin_low = _load_half(sin_ptr, position, in_half)
-    sin_high = _load_half(sin_ptr, position + D // 2, in_half)
+    cos_low, cos_high = _load_rotation(cos_ptr, token, half, in_half, D)
+    sin_low, sin_high = _load_rotation(sin_ptr, token, half, in_half, D)
     new_low, new_high = apply_rotary(low, high, cos_low, cos_high, sin_low, sin_high)
     q_at = q_ptr + (token * HEADS + heads)[:, None] * D + half[None, :]
     q_mask = is_query[:, None] & in_half[None, :]
@@ -173,11 +190,8 @@ def _heads_backward(
         low = tl.load(q_at, mask=q_mask, other=0.0) + tl.load(k_at, mask=k_mask, other=0.0)
         high = tl.load(q_at + D // 2, mask=q_mask, other=0.0)
         high += tl.load(k_at + D // 2, mask=k_mask, other=0.0)
-        position = token * D + half
-        cos_low = _load_half(cos_ptr, position, in_half)
-        cos_high = _load_half(cos_ptr, position + D // 2, in_half)
-        sin_low = _load_half(sin_ptr, position, in_half)
-        sin_high = _load_half(sin_ptr, position + D // 2, in_half)
+        cos_low, cos_high = _load_rotation(cos_ptr, token, half, in_half, D)
+        sin_low, sin_high = _load_rotation(sin_ptr, token, half, in_half, D)
         a = low.to(tl.float32)
         b = high.to(tl.float32)
         dtype = low.dtype
@@ -187,24 +201,12 @@ def _heads_backward(
             at = qkv_ptr + token * qkv_stride + heads[:, None] * D + half[None, :]
             x_low = tl.load(at, mask=inside, other=0.0).to(tl.float32)
             x_high = tl.load(at + D // 2, mask=inside, other=0.0).to(tl.float32)
-            inverse_rms = _inverse_rms(x_low, x_high, eps, D)
-            x_low *= inverse_rms
-            x_high *= inverse_rms
-            dw_low += grad_low * x_low
-            dw_high += grad_high * x_high
-            weight_low = head_weights(q_weight, k_weight, is_query, half, in_half)
-            weight_high = head_weights(
-                q_weight + D // 2, k_weight + D // 2, is_query, half, in_half
-            )
-            if CENTERED:
-                weight_low += 1.0
-                weight_high += 1.0
-            grad_low *= weight_low
-            grad_high *= weight_high
-            product = tl.sum(grad_low * x_low, 1) + tl.sum(grad_high * x_high, 1)
-            projection = (product / D)[:, None]
-            grad_low = inverse_rms * (grad_low - x_low * projection)
-            grad_high = inverse_rms * (grad_high - x_high * projection)
+            grad_low, grad_high, more_low, more_high = _norm_gradient(
+                grad_low, grad_high, x_low, x_high, is_query, q_weight, k_weight, half, in_half,
+                eps, D, CENTERED,
+            )  # fmt: skip
+            dw_low += more_low
+            dw_high += more_high
         value_low = tl.load(v_at, mask=v_mask, other=0.0).to(tl.float32)
         value_high = tl.load(v_at + D // 2, mask=v_mask, other=0.0).to(tl.float32)
         grad_low = tl.where(is_value[:, None], value_low, grad_low)
@@ -223,15 +225,16 @@ class _ProjectedHeads(torch.autograd.Function):
     def forward(
         ctx: Any,
         qkv: Tensor,
-        rotations: Rotations,
+        heads: int,
+        cos: Tensor,
+        sin: Tensor,
         q_weight: Tensor | None,
         k_weight: Tensor | None,
         eps: float,
         centered: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        heads, key_heads, cos, sin = rotations
-        tokens = len(qkv)
-        width = cos.shape[1]
+        tokens, width = cos.shape
+        key_heads = (qkv.shape[1] // width - heads) // 2
         has_norms = q_weight is not None
         q = qkv.new_empty(tokens, heads, width)
         k = qkv.new_empty(tokens, key_heads, width)
@@ -239,21 +242,20 @@ class _ProjectedHeads(torch.autograd.Function):
             v = qkv[:, (heads + key_heads) * width :].unflatten(1, (key_heads, width))
         else:
             v = torch.empty_like(k)
-        shape = _shape_arguments(rotations, has_norms, centered)
-        _heads_forward[(tokens, _num_blocks(rotations))](
+        shape = _shape_arguments(q, k, has_norms, centered)
+        _heads_forward[(tokens, _num_blocks(shape))](
             qkv, q, k, v, cos, sin, qkv if q_weight is None else q_weight,
             qkv if k_weight is None else k_weight, eps, qkv.stride(0), **shape,
             num_warps=4, **NO_FP_FUSION,
         )  # fmt: skip
         saved = qkv if has_norms else qkv.new_empty(0)
         ctx.save_for_backward(saved, cos, sin, q_weight, k_weight)
-        ctx.rotations, ctx.eps, ctx.centered = rotations, eps, centered
+        ctx.eps, ctx.centered = eps, centered
         return q, k, v
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         qkv, cos, sin, q_weight, k_weight = ctx.saved_tensors
-        rotations: Rotations = ctx.rotations
         dq, dk = (grad.contiguous() for grad in grads[:2])
         dv = grads[2] if grads[2].stride(2) == 1 else grads[2].contiguous()
         tokens, heads, width = dq.shape
@@ -263,54 +265,50 @@ class _ProjectedHeads(torch.autograd.Function):
         programs = min(MAX_PROGRAMS, tokens)
         dw_shape = (programs if has_norms else 0, heads + 2 * key_heads, width)
         dw = torch.empty(dw_shape, dtype=torch.float32, device=dq.device)
-        shape = _shape_arguments(rotations, has_norms, ctx.centered)
-        _heads_backward[(programs, _num_blocks(rotations))](
+        shape = _shape_arguments(dq, dk, has_norms, ctx.centered)
+        _heads_backward[(programs, _num_blocks(shape))](
             qkv, dq, dk, dv, d_qkv, dw, cos, sin, dq if q_weight is None else q_weight,
             dq if k_weight is None else k_weight, ctx.eps, tokens,
             qkv.stride(0), dv.stride(0), dv.stride(1), **shape, num_warps=4,
         )  # fmt: skip
         if not has_norms:
-            return d_qkv, *[None] * 5
+            return d_qkv, *[None] * 7
         by_head = dw.sum(0)
         dw_q = by_head[:heads].sum(0).to(q_weight.dtype)
         dw_k = by_head[heads : heads + key_heads].sum(0).to(k_weight.dtype)
-        return d_qkv, None, dw_q, dw_k, None, None
+        return d_qkv, None, None, None, dw_q, dw_k, None, None
 
 
-def _heads_block(rotations: Rotations) -> int:
-    """Return the heads per program."""
-    width = triton.next_power_of_2(rotations.cos.shape[1])
-    return max(1, PROGRAM_VALUES // width)
-
-
-def _num_blocks(rotations: Rotations) -> int:
-    num_heads = rotations.num_heads + 2 * rotations.num_key_heads
-    return triton.cdiv(num_heads, _heads_block(rotations))
-
-
-def _shape_arguments(rotations: Rotations, has_norms: bool, centered: bool) -> dict[str, Any]:
-    width = rotations.cos.shape[1]
+def _shape_arguments(q: Tensor, k: Tensor, has_norms: bool, centered: bool) -> dict[str, Any]:
+    """Return the compile-time sizes for q and k, (tokens, heads, width)."""
+    width = q.shape[2]
     return {
-        "HEADS": rotations.num_heads,
-        "KEY_HEADS": rotations.num_key_heads,
+        "HEADS": q.shape[1],
+        "KEY_HEADS": k.shape[1],
         "D": width,
         "HALF": triton.next_power_of_2(width // 2),
-        "HEADS_BLOCK": _heads_block(rotations),
+        "HEADS_BLOCK": max(1, PROGRAM_VALUES // triton.next_power_of_2(width)),
         "NORM": has_norms,
         "CENTERED": centered,
     }
 
 
+def _num_blocks(shape: dict[str, Any]) -> int:
+    """Return the number of programs for the heads of one token."""
+    return triton.cdiv(shape["HEADS"] + 2 * shape["KEY_HEADS"], shape["HEADS_BLOCK"])
+
+
 def projected_heads(
-    qkv: Tensor, rotations: Rotations, norms: HeadNorms | None = None
+    qkv: Tensor, num_heads: int, cos: Tensor, sin: Tensor, norms: HeadNorms | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return q (tokens, heads, width), k and v (tokens, key_heads, width), q and k rotated.
 
-    `qkv` (tokens, (heads + 2 · key_heads) · width) holds query heads, then keys, then values. With
-    `norms`, query and key heads are normalized before they are rotated.
+    `qkv` (tokens, (heads + 2 · key_heads) · width) holds query heads, then keys, then values. `cos`
+    and `sin` are (tokens, width). With `norms`, query and key heads are normalized before they are
+    rotated.
     """
-    rotations = rotations._replace(cos=rotations.cos.contiguous(), sin=rotations.sin.contiguous())
     if qkv.stride(1) != 1:
         qkv = qkv.contiguous()
     weights = (None, None, 0.0, False) if norms is None else norms
-    return _ProjectedHeads.apply(qkv, rotations, *weights)  # type: ignore[return-value]
+    cos, sin = cos.contiguous(), sin.contiguous()
+    return _ProjectedHeads.apply(qkv, num_heads, cos, sin, *weights)  # type: ignore[return-value]

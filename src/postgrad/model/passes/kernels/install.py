@@ -14,7 +14,7 @@ from postgrad.model.gradient_sums import has_master
 from postgrad.model.lora import adapter_products, base_layer, has_hooks
 from postgrad.model.passes.attention import attention
 from postgrad.model.passes.divided import AnyPacking, DividedTokens
-from postgrad.model.passes.kernels.heads import HeadNorms, Rotations, projected_heads
+from postgrad.model.passes.kernels.heads import HeadNorms, projected_heads
 from postgrad.model.passes.kernels.linear import fuse_linears, fused_linear
 from postgrad.model.passes.kernels.packed_attention import packed_attention
 from postgrad.model.passes.kernels.rms_norm import rms_norm
@@ -118,9 +118,7 @@ def _attention_forward(
         outputs = [projection(x) for projection in projections]
         qkv = torch.cat(outputs, dim=1)
         num_heads = outputs[0].shape[1] // module.head_dim  # of this rank
-    num_key_heads = (qkv.shape[1] // module.head_dim - num_heads) // 2
-    rotations = Rotations(num_heads, num_key_heads, cos[0], sin[0])
-    q, k, v = projected_heads(qkv, rotations, _head_norms(module))
+    q, k, v = projected_heads(qkv, num_heads, cos[0], sin[0], _head_norms(module))
     if isinstance(packing, DividedTokens):
         query, key, value = (part.transpose(0, 1)[None] for part in (q, k, v.contiguous()))
         options = {"sliding_window": window_of(module) or None, "packing": packing}

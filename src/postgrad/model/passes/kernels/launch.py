@@ -99,5 +99,4 @@ def shape_arguments(q: Tensor, k: Tensor) -> dict[str, Any]:
         "GROUP": q.shape[1] // k.shape[1],
         "D": width,
         "WIDTH": max(16, triton.next_power_of_2(width)),
-        "PRECISE": q.dtype == torch.float32,
     }

@@ -323,7 +323,7 @@ def _compute_gradients(
     dq: Tensor, dk: Tensor, dv: Tensor, packing: Packing, scale: float, window: int,
 ) -> None:  # fmt: skip
     """Write the gradients dq, and dk and dv of each query head."""
-    shape = shape_arguments(q, k)
+    shape = {**shape_arguments(q, k), "PRECISE": q.dtype == torch.float32}
     config = warp_config(q.shape[2], q.dtype)
     tokens, heads, _ = q.shape
     _packed_attention_backward_queries[(len(packing.query_tiles), heads)](
@@ -354,8 +354,8 @@ def _attend(
     _packed_attention_forward[(len(packing.query_tiles), heads)](
         q, k, v, out, lse, packing.query_tiles, packing.positions, scale * LOG2E, tokens,
         *token_head_strides(q, k, v, out), **shape_arguments(q, k), N=BLOCK_N, M=BLOCK_M,
-        CHUNK=CHUNK, WINDOW=window, num_warps=config.forward_warps,
-        num_stages=config.forward_stages, **NO_FP_FUSION,
+        CHUNK=CHUNK, PRECISE=q.dtype == torch.float32, WINDOW=window,
+        num_warps=config.forward_warps, num_stages=config.forward_stages, **NO_FP_FUSION,
     )  # fmt: skip
     return out, lse
 

@@ -95,21 +95,21 @@ def _forward_blocks(
     acc, row_max, row_sum, q, k_ptr, v_ptr, start, stop, keys_end, rows, cols,
     k_token, v_token, scale_log2,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Add the keys start..stop to the running softmax of each query."""
     for block_start in range(start, stop, N):
         keys = block_start + tl.arange(0, N)
         k = _load_keys(k_ptr, keys, keys_end, k_token, cols, MASKED, D, WIDTH)
         v = _load_keys(v_ptr, keys, keys_end, v_token, cols, MASKED, D, WIDTH)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = tl.dot(q, tl.trans(k))
         if MASKED:
             scores = tl.where(_visible(keys, keys_end, rows, CAUSAL), scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
         p = tl.exp2(scores * scale_log2 - new_max[:, None])
         rescale = tl.exp2(row_max - new_max)
         row_sum = row_sum * rescale + tl.sum(p, 1)
-        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
+        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
         row_max = new_max
     return acc, row_max, row_sum
 
@@ -119,20 +119,20 @@ def _query_gradient_blocks(
     dq, q, grad, lse, delta, k_ptr, v_ptr, start, stop, keys_end, rows, cols,
     k_token, v_token, scale_log2,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Add what the keys start..stop give to the gradient of each query."""
     for block_start in range(start, stop, N):
         keys = block_start + tl.arange(0, N)
         k = _load_keys(k_ptr, keys, keys_end, k_token, cols, MASKED, D, WIDTH)
         v = _load_keys(v_ptr, keys, keys_end, v_token, cols, MASKED, D, WIDTH)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = tl.dot(q, tl.trans(k))
         p = tl.exp2(scores * scale_log2 - lse[:, None])
         if MASKED:
             p = tl.where(_visible(keys, keys_end, rows, CAUSAL), p, 0.0)
-        dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
+        dp = tl.dot(grad, tl.trans(v))
         ds = p * (dp - delta[:, None])
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        dq = tl.dot(ds.to(k.dtype), k, dq)
     return dq
 
 
@@ -141,7 +141,6 @@ def _key_gradient_blocks(
     dk, dv, k, v, q_ptr, grad_ptr, lse_ptr, delta_ptr, start, stop, rows_end, keys, cols,
     q_token, grad_token, scale_log2,
     MASKED: tl.constexpr, M: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add what the queries start..stop give to the gradients of keys and values."""
     for block_start in range(start, stop, M):
@@ -154,15 +153,15 @@ def _key_gradient_blocks(
         else:
             lse = tl.load(lse_ptr + rows)
             delta = tl.load(delta_ptr + rows)
-        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+        scores = tl.dot(k, tl.trans(q))
         p = tl.exp2(scores * scale_log2 - lse[None, :])
         if MASKED:
             visible = (rows < rows_end)[None, :] & (keys[:, None] <= rows[None, :])
             p = tl.where(visible, p, 0.0)
-        dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
-        dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
+        dv = tl.dot(p.to(grad.dtype), grad, dv)
+        dp = tl.dot(v, tl.trans(grad))
         ds = p * (dp - delta[None, :])
-        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+        dk = tl.dot(ds.to(q.dtype), q, dk)
     return dk, dv
 
 
@@ -180,10 +179,9 @@ def _wide_attention_forward(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, tiles_ptr, scale_log2, num_tokens,
     q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    HEADS: tl.constexpr, PRECISE: tl.constexpr,
+    HEADS: tl.constexpr,
 ):  # fmt: skip
     """One program computes one query tile of HEADS heads."""
-    precision: tl.constexpr = "ieee" if PRECISE else "tf32"
     tile = tiles_ptr + tl.program_id(0) * 5
     rows, heads = _tile_rows(tile, HEADS, M)
     first, end, own_start = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
@@ -203,7 +201,7 @@ def _wide_attention_forward(
         start, stop, keys_end = _key_range(part, first, end, own_start, shared_start, shared_end, N)
         acc, row_max, row_sum = _forward_blocks(
             acc, row_max, row_sum, q, k_ptr, v_ptr, start, stop, keys_end, rows, cols,
-            k_token, v_token, scale_log2, part % 2 == 1, part == 3, N, D, WIDTH, precision,
+            k_token, v_token, scale_log2, part % 2 == 1, part == 3, N, D, WIDTH,
         )  # fmt: skip
     acc = acc / row_sum[:, None]
     out_offsets = rows.to(tl.int64) * out_token + heads * out_head
@@ -218,13 +216,12 @@ def _wide_attention_query_gradient(
     scale, scale_log2, num_tokens,
     q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, dq_token, dq_head,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    HEADS: tl.constexpr, PRECISE: tl.constexpr,
+    HEADS: tl.constexpr,
 ):  # fmt: skip
     """One program computes dq of one query tile of HEADS heads.
 
     It also stores delta = sum(grad · out), which the key gradient kernel reads afterwards.
     """
-    precision: tl.constexpr = "ieee" if PRECISE else "tf32"
     tile = tiles_ptr + tl.program_id(0) * 5
     rows, heads = _tile_rows(tile, HEADS, M)
     first, end, own_start = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
@@ -248,7 +245,7 @@ def _wide_attention_query_gradient(
         start, stop, keys_end = _key_range(part, first, end, own_start, shared_start, shared_end, N)
         dq = _query_gradient_blocks(
             dq, q, grad, lse, delta, k_ptr, v_ptr, start, stop, keys_end, rows, cols,
-            k_token, v_token, scale_log2, part % 2 == 1, part == 3, N, D, WIDTH, precision,
+            k_token, v_token, scale_log2, part % 2 == 1, part == 3, N, D, WIDTH,
         )  # fmt: skip
     dq_offsets = (rows.to(tl.int64) * dq_token + heads * dq_head)[:, None] + cols[None, :]
     tl.store(dq_ptr + dq_offsets, (dq * scale).to(dq_ptr.dtype.element_ty), mask=in_row)
@@ -260,10 +257,8 @@ def _wide_attention_key_gradient(
     scale, scale_log2, num_tokens,
     q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, d_token, d_head,
     GROUP: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    PRECISE: tl.constexpr,
 ):  # fmt: skip
     """One program computes dk and dv of one key tile, for one query head of its key head."""
-    precision: tl.constexpr = "ieee" if PRECISE else "tf32"
     tile = tiles_ptr + tl.program_id(0) * 4
     head = tl.program_id(1).to(tl.int64)
     first, end, visible_until = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
@@ -290,7 +285,7 @@ def _wide_attention_key_gradient(
             start, stop = full_stop, visible_until
         dk, dv = _key_gradient_blocks(
             dk, dv, k, v, q_ptr, grad_ptr, lse_ptr, delta_ptr, start, stop, visible_until,
-            keys, cols, q_token, grad_token, scale_log2, part != 1, M, D, WIDTH, precision,
+            keys, cols, q_token, grad_token, scale_log2, part != 1, M, D, WIDTH,
         )  # fmt: skip
     mask = in_tile[:, None] & (cols < D)[None, :]
     offsets = (keys.to(tl.int64) * d_token)[:, None] + head * d_head + cols[None, :]
