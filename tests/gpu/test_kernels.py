@@ -126,7 +126,7 @@ def test_rms_norm_swiglu_and_heads_and_their_gradients_equal_plain_torch(dtype, 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 1.5e-2)])
 def test_down_projection_with_an_adapter_and_its_gradients_equal_plain_torch(dtype, bound):
-    from postgrad.model.lora import AdapterProducts
+    from postgrad.model.lora_products import AdapterProducts
     from postgrad.model.passes.kernels.swiglu import swiglu_down_with_adapter
 
     torch.manual_seed(0)

@@ -23,7 +23,8 @@ from postgrad.model.groups import (
     sum_gradients,
     sum_outputs,
 )
-from postgrad.model.lora import ADAPTER_NAME, adapted_modules, base_layer
+from postgrad.model.lora import adapted_modules
+from postgrad.model.lora_products import ADAPTER_NAME, base_layer
 from postgrad.model.passes.vocabulary import VocabularySlice, set_vocabulary
 
 # Model types whose slices give the numbers of one process (tests/model/test_parallel.py).

@@ -6,7 +6,7 @@
 - `install`: replaces the forward methods of a stock model's modules by these kernels.
 
 Import these files only where the device runs Triton. The same math in plain torch is the CPU path.
-May import `packing` of this package, and `postgrad.model.lora` and `quantized`.
+May import `packing` of this package, and `postgrad.model.lora_products` and `quantized`.
 """
 
 from typing import Any

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.activations import GELUTanh, SiLUActivation
 
 from postgrad.model.gradient_sums import has_master
-from postgrad.model.lora import adapter_products, base_layer, has_hooks
+from postgrad.model.lora_products import adapter_products, base_layer, has_hooks
 from postgrad.model.passes.attention import attention
 from postgrad.model.passes.divided import AnyPacking, DividedTokens
 from postgrad.model.passes.kernels.heads import HeadNorms, projected_heads

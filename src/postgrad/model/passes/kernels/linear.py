@@ -8,7 +8,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from postgrad.model.gradient_sums import weight_gradients
-from postgrad.model.lora import AdapterProducts, add_lora_outputs, base_layer, joined_adapters
+from postgrad.model.lora_products import (
+    AdapterProducts,
+    add_lora_outputs,
+    base_layer,
+    joined_adapters,
+)
 from postgrad.model.quantized import (
     QuantizedLinear,
     QuantizedWeight,

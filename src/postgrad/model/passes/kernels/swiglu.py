@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from postgrad.model.gradient_sums import weight_gradients
-from postgrad.model.lora import AdapterProducts
+from postgrad.model.lora_products import AdapterProducts
 from postgrad.model.passes.kernels import NO_FP_FUSION
 from postgrad.model.quantized import QuantizedWeight, dense
 
