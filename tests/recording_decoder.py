@@ -48,7 +48,8 @@ class RecordingDecoder:
     device = torch.device("cpu")
     stop_ids = torch.tensor([STOP_ID], dtype=torch.int32)
 
-    def __init__(self) -> None:
+    def __init__(self, captures: bool = False) -> None:
+        self.captures = captures
         self.sizes = BufferSizes(0, 0, 0, 0, 0, 0)
         self.model = self
         self.num_prefilled: list[int] = []  # tokens of each pass
@@ -116,22 +117,35 @@ class RecordingDecoder:
                 if self.state[state_lines.ALIVE, row]:
                     self.step(row)
 
-    def step(self, row: int) -> None:
+    def run_prefill(self) -> None:
+        alive = self.state[state_lines.ALIVE].nonzero()[:, 0].tolist()
+        assert max(alive) < state_lines.PREFILL_ROWS
+        self.num_prefilled.append(len(alive))
+        for row in alive:
+            self.write(row)
+
+    def write(self, row: int) -> tuple[int, int]:
+        """Write a row's token to its line; returns its digest and the number of visible tokens."""
         state = [int(number) for number in self.state[:, row]]
-        num_sampled = state[state_lines.NUM_OWN]
-        own = state[state_lines.NUM_EARLIER] + num_sampled
+        own = state[state_lines.NUM_EARLIER] + state[state_lines.NUM_OWN]
         num_shared_pages = state[state_lines.SHARED_PAGES]
         lines = self.lines(row, 0, state[state_lines.NUM_SHARED])
         lines += self.lines(row, num_shared_pages, own + 1)
         digest = add_digest(self.read(lines[:-1]), state[state_lines.TOKEN])
         self.memory[lines[-1]] = (state[state_lines.TOKEN], digest)
+        return digest, len(lines)
+
+    def step(self, row: int) -> None:
+        state = [int(number) for number in self.state[:, row]]
+        num_sampled = state[state_lines.NUM_OWN]
+        digest, num_visible = self.write(row)
         slot = state[state_lines.SLOT]
         place = num_sampled % self.sizes.length
         is_greedy = self.sampling[slot, state_lines.INVERSE_TEMPERATURE] == 0
         uniform = 0.0 if is_greedy else float(self.uniforms[slot, place])
         token = next_token(digest, uniform)
         self.tokens[slot, place] = token
-        self.logprobs[slot, place] = -float(len(lines))
+        self.logprobs[slot, place] = -float(num_visible)
         ended = token == STOP_ID or num_sampled + 1 >= state[state_lines.LIMIT]
         self.state[state_lines.TOKEN, row] = token
         self.state[state_lines.NUM_OWN, row] = num_sampled + 1

@@ -4,7 +4,7 @@
     python benchmarks/gpu/fit_check.py --rows rollout-4b step-4b --limit-s 300 --out speed.jsonl
     python benchmarks/gpu/fit_check.py --rows try-update try-step --device h200      # on a CPU
 
-The rows are those of docs/results.md and measured.json, with random weights of Qwen3's shapes and
+The rows are those of docs/results.md and docs/lab.md, with random weights of Qwen3's shapes and
 prompts of 100 tokens. Each row is estimated by the formulas that `postgrad doctor --fit` uses, with
 the rates measured on this GPU, and then run by sizes.py or update.py. Results are written after
 every row; a row that has a result in --out is not run again. --estimate needs no GPU: it prints the

@@ -74,7 +74,7 @@ fit 120 step-4b-lora
 clients=$(clients_left postgrad)
 if [ -n "$clients" ]; then
   limited 90 python3 "$here/../serve.py" "$smollm2" --clients "$clients" --seconds 8 --tokens 128 \
-    --out "$file"
+    --out "$file" -- --engine native
 fi
 clients=$(clients_left vllm)
 if [ -n "$clients" ] && [ $((end - SECONDS)) -gt 120 ] \
@@ -88,8 +88,8 @@ if [ -n "$clients" ] && [ $((end - SECONDS)) -gt 120 ] \
   done
   limited 60 python3 "$here/../serve.py" "$smollm2" --clients "$clients" --seconds 8 --tokens 128 \
     --url http://127.0.0.1:8001/v1 --system vllm --out "$file"
-  kill $server
-  wait $server
+  # It may wait 600 s for an engine that does not start.
+  kill $server; sleep 3; pkill -9 -P $server; kill -9 $server
 fi
 # Postgrad's figures first, then the peers' that take longest.
 compare() {

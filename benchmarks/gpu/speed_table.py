@@ -266,7 +266,8 @@ def serve_table(results: Results) -> str:
     columns = (*columns, "response p50", "response p99")
     for row in results.starting("serve "):
         figures = row["figures"]
-        cells = [row["name"].removeprefix("serve "), row["system"], f"{figures['failed']:.0f}"]
+        load = row["name"].removeprefix("serve ").replace("1 clients", "1 client")
+        cells = [load, row["system"], f"{figures['failed']:.0f}"]
         cells += [f"{figures[c]:,.1f}" if c in figures else "-" for c in columns[:1]]
         cells += [f"{figures[c]:,.0f}" if c in figures else "-" for c in columns[1:]]
         rows.append(cells)

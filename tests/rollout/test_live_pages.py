@@ -18,6 +18,7 @@ if importlib.util.find_spec("triton") is None:
 from recording_decoder import RecordingDecoder, Tokenizer, expected, long_seeds
 
 from postgrad.rollout.native.paged_live import PagedLiveLoop
+from postgrad.rollout.native.tables import PREFILL_ROWS
 
 STOP_IDS = torch.tensor([96])
 
@@ -39,10 +40,12 @@ class Reports:
             self.finish[key] = finish
 
 
-def make_loop(num_pages: int, capacity: int = 4) -> tuple[PagedLiveLoop, Reports]:
+def make_loop(
+    num_pages: int, capacity: int = 4, captures: bool = False
+) -> tuple[PagedLiveLoop, Reports]:
     reports = Reports()
     engine = SimpleNamespace(tokenizer=Tokenizer(), stop_ids=STOP_IDS)
-    decoder = RecordingDecoder()
+    decoder = RecordingDecoder(captures)
     loop = PagedLiveLoop(engine, decoder, capacity, 320, num_pages, reports)  # type: ignore[arg-type]
     return loop, reports
 
@@ -75,9 +78,13 @@ def nothing_is_lost(loop: PagedLiveLoop) -> bool:
     return pages_are_free and sorted(loop.free_slots) == list(range(sizes.slots))
 
 
+@pytest.mark.parametrize("captures", [False, True], ids=["passes", "captured"])
 @pytest.mark.parametrize("num_pages", [60, 8], ids=["ample", "tight"])
-def test_each_row_gets_its_own_tokens(num_pages, monkeypatch):
-    """With few pages, rows are preempted. They continue after the tokens that were sent."""
+def test_each_row_gets_its_own_tokens(num_pages, captures, monkeypatch):
+    """With few pages, rows are preempted. They continue after the tokens that were sent.
+
+    A captured prefill computes the same tokens, at most PREFILL_ROWS at a time.
+    """
     preempted: list[int] = []
     preempt_last = PagedLiveLoop.preempt_last
 
@@ -86,7 +93,7 @@ def test_each_row_gets_its_own_tokens(num_pages, monkeypatch):
         preempt_last(loop)
 
     monkeypatch.setattr(PagedLiveLoop, "preempt_last", counted)
-    loop, reports = make_loop(num_pages)
+    loop, reports = make_loop(num_pages, captures=captures)
     jobs = make_jobs()
     joined: list[int] = []
     for job in jobs:
@@ -100,14 +107,17 @@ def test_each_row_gets_its_own_tokens(num_pages, monkeypatch):
     check(jobs, reports)
     assert nothing_is_lost(loop)
     assert (max(preempted, default=0) > 0) == (num_pages == 8)
+    longest = max(loop.decoder.num_prefilled)  # type: ignore[attr-defined]
+    assert (longest <= PREFILL_ROWS) == captures
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("captures", [False, True], ids=["passes", "captured"])
 @pytest.mark.parametrize("seed", [3, 10, 47])
-def test_random_jobs_end_though_pages_are_scarce(seed):
+def test_random_jobs_end_though_pages_are_scarce(seed, captures):
     """The prompt of a row that waits gives up its pages when no active row could go on."""
     rng = random.Random(seed)
-    loop, reports = make_loop(rng.choice([7, 8, 9]), rng.choice([2, 3, 8]))
+    loop, reports = make_loop(rng.choice([7, 8, 9]), rng.choice([2, 3, 8]), captures)
     prompts = [[rng.randrange(5, 90) for _ in range(rng.randrange(1, 300))] for _ in range(4)]
     jobs: list[LiveJob] = []
     for _ in range(12):
@@ -211,6 +221,11 @@ def enter_counted(loop, row):
     enter(loop, row)
 
 paged_live.PagedLiveLoop.enter = enter_counted
+num_steps = []
+run_prefill = decoder.run_prefill
+decoder.run_prefill = lambda: num_steps.append(1) or run_prefill()
+if sys.argv[3] == "captured":  # as where decode steps are captured
+    paged_live.PagedLiveLoop.prefills_by_rows = lambda loop: True
 with running(web.make_server(make_app([served]), grace_s=5), [served]) as server:
     body = json.dumps(LONG).encode()
     head = b"POST /v1/completions HTTP/1.1\\r\\nHost: localhost\\r\\n"
@@ -225,6 +240,7 @@ with running(web.make_server(make_app([served]), grace_s=5), [served]) as server
     assert isinstance(loop, paged_live.PagedLiveLoop)
     assert sorted(loop.free_pages) == list(range(decoder.sizes.pages))
 assert min(joined[1:]) > 0
+assert bool(num_steps) == (sys.argv[3] == "captured")
 for request, a, b in zip(REQUESTS, plain, paged, strict=True):
     assert same(a, b), (request, a, b)
 assert any(choice["finish_reason"] == "stop" for choice in plain[4])
@@ -233,6 +249,7 @@ print("same")
 
 
 @pytest.mark.slow
-def test_a_server_over_pages_gives_the_answers_of_one_over_slots(tiny):
+@pytest.mark.parametrize("prefill", ["passes", "captured"])
+def test_a_server_over_pages_gives_the_answers_of_one_over_slots(tiny, prefill):
     """Over HTTP, in Triton's interpreter: text, token ids, log-probs and finish reasons."""
-    run_interpreted(SERVERS, tiny, Path(__file__).parents[1])
+    run_interpreted(SERVERS, tiny, Path(__file__).parents[1], prefill)

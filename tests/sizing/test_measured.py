@@ -1,8 +1,8 @@
 """The formulas of `postgrad doctor --fit` for a GPU against what an H200 measured.
 
-benchmarks/gpu/measured.json has the figures of docs/results.md and docs/lab.md with their commands.
-`cache_stays` marks those from before the cache gave its memory to the update. Times are given only
-where the kernels have not changed since by more than a quarter.
+benchmarks/gpu/speed.jsonl has the figures of docs/results.md; measured.json has those of docs/lab.md
+with their commands. `cache_stays` marks those from before the cache gave its memory to the update.
+Times are given only where the kernels have not changed since by more than a quarter.
 """
 
 import json
@@ -28,7 +28,24 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import fit_check  # noqa: E402  # pyright: ignore[reportMissingImports]
 
-MEASURED = json.loads((BENCHMARKS / "measured.json").read_text())
+
+def read_measured() -> list[dict[str, Any]]:
+    """Returns the measured runs in the form of measured.json.
+
+    A first step has no optimizer state before its passes, so its memory says nothing.
+    """
+    measured = json.loads((BENCHMARKS / "measured.json").read_text())
+    lines = (BENCHMARKS / "speed.jsonl").read_text().splitlines()
+    results = {
+        line["name"]: line["measured"] for line in map(json.loads, lines) if "measured" in line
+    }
+    for row in fit_check.ROWS.values():
+        if row.name in results and row.options != fit_check.ONE_STEP:
+            measured.append(vars(row) | results[row.name] | {"name": row.name})
+    return measured
+
+
+MEASURED = read_measured()
 
 
 def estimate(line: dict[str, Any]) -> dict[str, float]:

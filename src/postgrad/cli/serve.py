@@ -2,6 +2,7 @@
 
 import secrets
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ With --train, serves LoRA training of one model for the official `tinker` client
 
 MAX_CONTEXT = 1 << 24  # tokens
 MIN_TOKEN_LENGTH = 8  # characters
+SWITCH_S = 0.0005  # time that a thread waits for Python's lock; requests wait for the decode thread
 KEY_PREFIX = "tml-"  # of all keys that the tinker client sends
 NOT_WITH_TRAIN = ("--servers", "--reload-below", "--time-limit")
 ONLY_WITH_TRAIN = ("--checkpoints", "--clients", "--idle")
@@ -280,6 +282,7 @@ def serve(
 
     if options.threads:
         set_threads(options.threads)
+    sys.setswitchinterval(SWITCH_S)
     server: Any = None
     served = [
         load_served_model(

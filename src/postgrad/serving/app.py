@@ -208,9 +208,11 @@ class Api:
     async def _stream_events(
         self, pending: PendingRequest, builder: ResponseBuilder
     ) -> AsyncIterator[str]:
-        """Yield server-sent events. Tokens that arrive while a chunk is sent share the next one."""
-        for chunk in builder.first_chunks():
-            yield event(chunk)
+        """Yield server-sent events, those that are ready together.
+
+        Tokens that arrive while others are sent share the next event.
+        """
+        ready = "".join(map(event, builder.first_chunks()))
         deadline = asyncio.get_running_loop().time() + self.time_limit_s
         try:
             while not builder.done:
@@ -218,18 +220,19 @@ class Api:
                     choices = await _wait_for_updates(pending, builder)
                 for choice in choices:
                     has_calls = bool(choice.finish and builder.request.tool_schemas)
-                    for chunk in await run_aside(has_calls, builder.next_chunks, choice):
-                        yield event(chunk)
+                    chunks = await run_aside(has_calls, builder.next_chunks, choice)
+                    ready += "".join(map(event, chunks))
+                if ready and not builder.done:
+                    yield ready
+                    ready = ""
         except HttpError as error:
-            yield event(builder.error_chunk(error))
+            yield ready + event(builder.error_chunk(error))
             return
         except TimeoutError:
-            yield event(builder.error_chunk(self._timeout_error()))
+            yield ready + event(builder.error_chunk(self._timeout_error()))
             return
-        for chunk in builder.last_chunks():
-            yield event(chunk)
-        if builder.ends_with_done:
-            yield DONE
+        ready += "".join(map(event, builder.last_chunks()))
+        yield ready + (DONE if builder.ends_with_done else "")
 
     def _timeout_error(self) -> ApiError:
         return ApiError(

@@ -105,12 +105,19 @@ class GpuEstimator:
         held |= role_memory
         rollout_held, rollout = self._rollout(plan, size, sum(held.values()))
         held |= rollout_held
+        kept_attention = kept_attention_bytes(plan, layout)
+        update_gradients = gradients - buffers
+        if len(layout.passes) == 1 and not passes.pool:
+            # They come in the place of activations. The head's are there before the blocks'.
+            head = 0 if config.model.lora.rank else 4 * size.vocabulary * plan.width
+            in_place = passes.activations + kept_attention
+            update_gradients = min(gradients, max(head, gradients - in_place))
         phases = {
             "update": {
-                "gradients": gradients - buffers,
+                "gradients": update_gradients,
                 "activations": passes.activations,
                 "head and working memory": passes.extra,
-                "kept attention": kept_attention_bytes(plan, layout),
+                "kept attention": kept_attention,
             },
             "optimizer step": {
                 "gradients": gradients - buffers,

@@ -41,6 +41,7 @@ from postgrad.rollout.native.pages import KEPT_CACHE_BYTES
 from postgrad.rollout.native.tables import (
     ALIVE,
     FIELDS,
+    PREFILL_ROWS,
     SAMPLING_FIELDS,
     STEPS_PER_SYNC,
     BufferSizes,
@@ -122,6 +123,7 @@ class Decoder:
         self.sizes = BufferSizes(0, 0, 0, 0, 0, 0)
         self.graphs: dict[int, Any] = {}  # of whole steps, by rows
         self.forward_graphs: dict[int, tuple[Any, Tensor]] = {}  # of logits only, with these
+        self.prefill_graph: Any = None  # of PREFILL_ROWS rows, without logits
         self.pool: Any = None
         self.driver = driver_library(self.device)  # None: the cache cannot be detached
         self.cache_memory: DetachableMemory | None = None
@@ -184,6 +186,7 @@ class Decoder:
         """Free the buffers and the graphs that use them."""
         self.graphs.clear()
         self.forward_graphs.clear()
+        self.prefill_graph = None
         self.rotary.clear()
         if self.cache_memory is not None:
             self.cache_memory.close()
@@ -222,6 +225,19 @@ class Decoder:
             for _ in range(steps):
                 graph.replay()
 
+    def run_prefill(self) -> None:
+        """Write the keys and values of PREFILL_ROWS rows; they stay as they are."""
+        if not self.captures:
+            self.forward_states(PREFILL_ROWS)
+            return
+        if self.prefill_graph is None:
+            self.capture_prefill()
+        self.prefill_graph.replay()
+
+    def capture_prefill(self) -> None:
+        """Capture the step of run_prefill."""
+        self.prefill_graph = self._capture(lambda: self.forward_states(PREFILL_ROWS))
+
     def capture(self, rows: int) -> Any:
         """Capture one step as a graph and keep it."""
         graph = self._capture(lambda: sample(self, self.forward(rows)))
@@ -253,6 +269,10 @@ class Decoder:
         Returns the logits (rows, vocabulary) of the next tokens in float32. Those of rows that
         have ended mean nothing.
         """
+        return self.compute_logits(self.forward_states(rows))
+
+    def forward_states(self, rows: int) -> Tensor:
+        """Write the tokens as `forward` does; returns the last hidden states (rows, width)."""
         width = self.embedding.shape[1]
         block = triton.next_power_of_2(width)
         residual = torch.empty(rows, width, dtype=self.dtype, device=self.device)
@@ -283,7 +303,7 @@ class Decoder:
             is_last = i + 1 == len(self.layers)
             next_norm = self.norm if is_last else self.layers[i + 1].input_norm
             add_norm(layer.apply_mlp(normed), next_norm, layer.mlp_post_norm)
-        return self.compute_logits(normed)
+        return normed
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits (rows, vocabulary) of the last hidden states (rows, width)."""

@@ -14,7 +14,7 @@ import torch
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.jobs import Job
-from postgrad.rollout.native.paged_prefill import Span, page_lines, prefill
+from postgrad.rollout.native.paged_prefill import Span, prefill
 from postgrad.rollout.native.paged_rows import PagedRow, SharedPrompt
 from postgrad.rollout.native.paged_slots import draw_uniforms, read_completions, write_sampling
 from postgrad.rollout.native.pages import fit_pages, graph_rows, num_pages
@@ -146,7 +146,7 @@ class PagedDecodeLoop:
         decoder.table.copy_(torch.from_numpy(self.table))
         filters = any(row.job.sampling.filters for row in self.active)
         decoder.run(graph_rows(len(self.active)), steps, filters, self.keeps_tops())
-        self.state = decoder.state.cpu().numpy()
+        self.state = decoder.state.to("cpu", copy=True).numpy()
         self.after_steps(steps)
         return self.remove_ended()
 
@@ -159,6 +159,10 @@ class PagedDecodeLoop:
 
     def keeps_tops(self) -> bool:
         """Return whether the next steps keep the most likely tokens."""
+        return False
+
+    def prefills_by_rows(self) -> bool:
+        """Return whether decode steps may prefill a few tokens."""
         return False
 
     def max_steps(self) -> int:
@@ -180,7 +184,7 @@ class PagedDecodeLoop:
             self.enter(row)
             if row.num_own > row.num_kept:
                 spans.append(self.own_span(row))
-        prefill(self.decoder, spans)
+        prefill(self.decoder, spans, self.prefills_by_rows())
 
     def can_start(self, row: PagedRow) -> bool:
         """Return whether there are pages for a row. Every active row may soon need one, too."""
@@ -204,14 +208,14 @@ class PagedDecodeLoop:
         prompt.pages = pages
         prompt.in_pages = True
         self.prompts_in_pages.append(prompt)
-        return Span(prompt.tokens[:-1], page_lines(pages, prompt.num_shared))
+        return Span(prompt.tokens[:-1], pages)
 
     def own_span(self, row: PagedRow) -> Span:
         """Return the row's own tokens before the last one that are not computed."""
-        shared = page_lines(row.prompt.pages, row.prompt.num_shared)
-        own = page_lines(row.pages, row.num_own)
-        earlier = np.concatenate([shared, own[: row.num_kept]])
-        return Span(row.text[len(earlier) : -1], own[row.num_kept :], earlier)
+        prompt = row.prompt
+        tokens = row.text[prompt.num_shared + row.num_kept : -1]
+        pages = prompt.pages + row.pages
+        return Span(tokens, pages, len(prompt.pages), prompt.num_shared, row.num_kept)
 
     def enter(self, row: PagedRow) -> None:
         """Make a row active.

@@ -17,7 +17,13 @@ from postgrad.rollout.native.paged_prefill import Span
 from postgrad.rollout.native.paged_rows import PagedRow
 from postgrad.rollout.native.paged_slots import LARGEST_UNIFORM, write_sampling
 from postgrad.rollout.native.pages import fit_pages, graph_rows, num_pages
-from postgrad.rollout.native.tables import ALIVE, NUM_OWN, STEPS_PER_SYNC, BufferSizes
+from postgrad.rollout.native.tables import (
+    ALIVE,
+    NUM_OWN,
+    PREFILL_ROWS,
+    STEPS_PER_SYNC,
+    BufferSizes,
+)
 from postgrad.rollout.stops import make_stops
 
 if TYPE_CHECKING:
@@ -70,7 +76,7 @@ class PagedLiveLoop(PagedDecodeLoop):
         row_pages = num_pages(max_context) + 1  # prompt and response begin on pages of their own
         rows = self.capacity
         return BufferSizes(
-            rows=rows,
+            rows=max(rows, PREFILL_ROWS),
             row_pages=row_pages,
             slots=rows,
             length=STEPS_PER_SYNC,
@@ -123,6 +129,7 @@ class PagedLiveLoop(PagedDecodeLoop):
             while rows <= graph_rows(self.capacity):
                 self.decoder.capture(rows)
                 rows = graph_rows(rows + 1)
+            self.decoder.capture_prefill()
 
     # ---- rows
 
@@ -160,6 +167,9 @@ class PagedLiveLoop(PagedDecodeLoop):
             row.slot = NO_SLOT
 
     # ---- steps
+
+    def prefills_by_rows(self) -> bool:
+        return self.decoder.captures
 
     def max_steps(self) -> int:
         for num_rows, steps in STEPS_BY_ROWS:

@@ -1,4 +1,9 @@
-"""Prefill into pages: packed passes whose tokens also attend to keys that are in pages already."""
+"""Prefill into pages: packed passes whose tokens also attend to keys that are in pages already.
+
+A server prefills few tokens at a time, while others wait for theirs. There the time to launch a
+pass kernel by kernel counts, and captured decode steps prefill instead: each token of a prompt is a
+row of the step, and writes its key and value before any row attends.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,30 +16,57 @@ from torch import Tensor
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import Segment, make_packing
 from postgrad.rollout.native.cache import PageWriter
+from postgrad.rollout.native.tables import (
+    ALIVE,
+    FIELDS,
+    NUM_OWN,
+    NUM_SHARED,
+    PREFILL_ROWS,
+    SHARED_PAGES,
+    TOKEN,
+)
 
 if TYPE_CHECKING:
     from postgrad.rollout.native.decoder import Decoder
 
 # Tokens per pass; whole pages, so that a prompt in several passes meets the same blocks of keys.
 PREFILL_TOKENS = 16384
+# A packed pass takes about 45 ms to launch; a captured step of an 8B model reads its weights in 4.
+MAX_CAPTURED_TOKENS = 12 * PREFILL_ROWS
 
 
 class Span(NamedTuple):
     """Consecutive tokens of one row that a pass computes.
 
-    `lines` (tokens,) are the places of their keys and values; see page_lines. `earlier` are those
-    of all tokens before them. `on_states` is called with the last hidden states (tokens, width), in
-    the order of the tokens: once per pass, if the span takes several.
+    `pages` are the row's: `num_shared_pages` with the `num_shared` tokens of its prompt, then its
+    own, which have `num_own` tokens before these. `on_states` is called with the last hidden states
+    (tokens, width), in the order of the tokens: once per pass, if the span takes several.
     """
 
     tokens: list[int]
-    lines: np.ndarray
-    earlier: np.ndarray = np.zeros(0, dtype=np.int64)
+    pages: list[int]
+    num_shared_pages: int = 0
+    num_shared: int = 0
+    num_own: int = 0
     on_states: Callable[[Tensor], None] | None = None
 
     @property
+    def lines(self) -> np.ndarray:
+        """The places of the tokens' keys and values; see page_lines."""
+        own_pages = self.pages[self.num_shared_pages :]
+        return page_lines(own_pages, self.num_own + len(self.tokens))[self.num_own :]
+
+    @property
+    def earlier(self) -> np.ndarray:
+        """The places of all tokens before them."""
+        shared_pages = self.pages[: self.num_shared_pages]
+        own_pages = self.pages[self.num_shared_pages :]
+        shared = page_lines(shared_pages, self.num_shared)
+        return np.concatenate([shared, page_lines(own_pages, self.num_own)])
+
+    @property
     def num_keys(self) -> int:
-        return len(self.lines) + len(self.earlier)
+        return self.num_shared + self.num_own + len(self.tokens)
 
 
 def page_lines(pages: Sequence[int], num_tokens: int) -> np.ndarray:
@@ -43,31 +75,57 @@ def page_lines(pages: Sequence[int], num_tokens: int) -> np.ndarray:
     return np.asarray(pages, dtype=np.int64)[index // PAGE] * PAGE + index % PAGE
 
 
-def prefill(decoder: "Decoder", spans: Sequence[Span]) -> None:
+def prefill(decoder: "Decoder", spans: Sequence[Span], captured: bool = False) -> None:
     """Compute the spans' keys and values and write them to their pages.
 
     A pass has at most PREFILL_TOKENS tokens, so one long prompt takes several. Keys that a pass
-    reads from pages count as its tokens where several spans share it.
+    reads from pages count as its tokens where several spans share it. With `captured`, decode steps
+    compute spans of a few tokens whose hidden states nobody needs.
     """
-    parts = [part for span in spans for part in split_span(span, PREFILL_TOKENS)]
+    by_rows = [span for span in spans if span.on_states is None] if captured else []
+    if sum(len(span.tokens) for span in by_rows) > MAX_CAPTURED_TOKENS:
+        by_rows = []
+    by_passes = [span for span in spans if span.on_states is not None or not by_rows]
+    parts = [part for span in by_passes for part in split_span(span, PREFILL_TOKENS)]
     for passed in split_by_total([part.num_keys for part in parts], PREFILL_TOKENS):
         _prefill_pass(decoder, parts[passed])
+    if by_rows:  # after the passes, whose prompts they may continue
+        prefill_by_rows(decoder, by_rows)
 
 
 def split_span(span: Span, max_tokens: int) -> list[Span]:
     """Split a span into spans of at most `max_tokens`; each has those before it as earlier ones."""
-    lines = np.concatenate([span.earlier, span.lines])
     parts: list[Span] = []
     for start in range(0, len(span.tokens), max_tokens):
-        end = start + max_tokens
-        parts.append(
-            span._replace(
-                tokens=span.tokens[start:end],
-                lines=span.lines[start:end],
-                earlier=lines[: len(span.earlier) + start],
-            )
-        )
+        tokens = span.tokens[start : start + max_tokens]
+        parts.append(span._replace(tokens=tokens, num_own=span.num_own + start))
     return parts
+
+
+def prefill_by_rows(decoder: "Decoder", spans: Sequence[Span]) -> None:
+    """Compute spans by decode steps in which every token is a row of its own.
+
+    Tokens that others attend to come before them, or in the same step.
+    """
+    lengths = [len(span.tokens) for span in spans]
+    rows = np.zeros((FIELDS, sum(lengths)), dtype=np.int32)
+    rows[TOKEN] = [token for span in spans for token in span.tokens]
+    rows[NUM_OWN] = [span.num_own + i for span in spans for i in range(len(span.tokens))]
+    rows[NUM_SHARED] = np.repeat([span.num_shared for span in spans], lengths)
+    rows[SHARED_PAGES] = np.repeat([span.num_shared_pages for span in spans], lengths)
+    rows[ALIVE] = 1
+    table = np.zeros((len(spans), max(len(span.pages) for span in spans)), dtype=np.int32)
+    for line, span in enumerate(spans):
+        table[line, : len(span.pages)] = span.pages
+    lines = np.repeat(np.arange(len(spans)), lengths)
+    for start in range(0, len(lines), PREFILL_ROWS):
+        part = slice(start, min(start + PREFILL_ROWS, len(lines)))
+        num_rows = part.stop - start
+        pages = torch.from_numpy(table[lines[part]])
+        decoder.state[ALIVE] = 0
+        decoder.state[:, :num_rows] = torch.from_numpy(rows[:, part]).to(decoder.device)
+        decoder.table[:num_rows, : pages.shape[1]] = pages.to(decoder.device)
+        decoder.run_prefill()
 
 
 def _prefill_pass(decoder: "Decoder", spans: Sequence[Span]) -> None:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 STEPS_PER_SYNC = 16  # decode steps after which the host reads the state of the rows
+PREFILL_ROWS = 128  # of the step that computes prompts token by token
 
 # Lines of the state table (FIELDS, rows), one column per row; kernels.py has the same numbers.
 TOKEN = 0  # the last token
