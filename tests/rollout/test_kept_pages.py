@@ -37,7 +37,9 @@ def make_engine() -> StreamingNativeEngine:
     return StreamingNativeEngine(loaded, RolloutConfig())
 
 
-def open_stream(num_pages: int, sampling: Sampling, num_rows: int) -> PagedStream:
+def open_stream(
+    num_pages: int, sampling: Sampling, num_rows: int, captures: bool = False
+) -> PagedStream:
     model = SimpleNamespace(eval=lambda: None, train=lambda: None, config=Qwen3Config())
     engine = SimpleNamespace(
         model=model,
@@ -47,17 +49,18 @@ def open_stream(num_pages: int, sampling: Sampling, num_rows: int) -> PagedStrea
         weights_version=0,
         cache_bytes=lambda: num_pages,
     )
-    return PagedStream(engine, RecordingDecoder(), sampling, num_rows)  # type: ignore[arg-type]
+    decoder = RecordingDecoder(captures)
+    return PagedStream(engine, decoder, sampling, num_rows)  # type: ignore[arg-type]
 
 
-def play(num_pages: int) -> tuple[PagedStream, int]:
+def play(num_pages: int, captures: bool) -> tuple[PagedStream, int]:
     """Let three groups of four conversations take four turns each, with pauses, and check each.
 
     Returns the closed stream and the number of tokens of all prompts together.
     """
     chance = random.Random(3)
     sampling = Sampling(1.0, 300, stop=("!",))  # "!" is token 0
-    stream = open_stream(num_pages, sampling, 12)
+    stream = open_stream(num_pages, sampling, 12, captures)
     requests: dict[int, Request] = {}
     paused: list[int] = []
     turns = dict.fromkeys(range(12), 0)
@@ -93,8 +96,9 @@ def play(num_pages: int) -> tuple[PagedStream, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("captures", [False, True], ids=["passes", "captured"])
 @pytest.mark.parametrize("num_pages", [400, 24, 12])
-def test_each_turn_sees_exactly_its_conversation(num_pages, monkeypatch):
+def test_each_turn_sees_exactly_its_conversation(num_pages, captures, monkeypatch):
     monkeypatch.setattr(paged, "STEPS_PER_SYNC", 5)
     loops: list[GrowingLoop] = []
 
@@ -104,7 +108,7 @@ def test_each_turn_sees_exactly_its_conversation(num_pages, monkeypatch):
 
     make_loop = PagedStream._new_loop
     monkeypatch.setattr(PagedStream, "_new_loop", new_loop)
-    stream, num_tokens = play(num_pages)
+    stream, num_tokens = play(num_pages, captures)
     decoder = stream.decoder
     assert isinstance(decoder, RecordingDecoder)
     num_free = len(set(loops[-1].free_pages))

@@ -164,6 +164,8 @@ def test_a_dropped_job_frees_its_pages_and_the_others_go_on():
 SERVERS = """
 import json, socket, sys, threading
 import torch
+from postgrad.rollout.native import tables
+tables.PREFILL_ROWS = 32  # the interpreter is slow; the other modules copy it
 sys.path.insert(0, sys.argv[2])
 from serve_process import live, running, wait_for
 from postgrad import web

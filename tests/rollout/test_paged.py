@@ -95,6 +95,8 @@ print("same")
 
 STREAM = """
 import sys, torch
+from postgrad.rollout.native import tables
+tables.PREFILL_ROWS = 16  # the interpreter is slow; the other modules copy it
 from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.model.load import load
 from postgrad.model.passes.kernels.install import install_kernels
@@ -154,6 +156,14 @@ for key in prompts:
         assert max(abs(p - q) for p, q in zip(x.logprobs, y.logprobs)) < 1e-4, (x, y)
 assert engine.model.training and max(joined_running_rows) > 0
 assert 3 * sum(prefilled) < 2 * sum(asked), "earlier turns are not computed again"
+prefilled.clear()
+paged_module.PagedDecodeLoop.prefills_by_rows = lambda loop: True  # as where steps are captured
+by_rows = play(Counted(engine, engine.decoder, sampling, 3))
+assert not prefilled
+for key in prompts:
+    for x, y in zip(paged[key], by_rows[key], strict=True):
+        assert x.tokens == y.tokens and x.finish == y.finish, (key, x, y)
+        assert max(abs(p - q) for p, q in zip(x.logprobs, y.logprobs)) < 1e-5, (x, y)
 print("same")
 """
 

@@ -20,6 +20,8 @@ import torch
 sys.path.insert(0, sys.argv[1])
 from postgrad.model.passes import packing
 packing.BLOCK_M = packing.BLOCK_N = 16  # also the tokens of a page; the other modules copy it
+from postgrad.rollout.native import tables
+tables.PREFILL_ROWS = 16
 from families import make_family
 from postgrad.model.passes.attention import NAME, register_attention
 from postgrad.model.passes.kernels.install import install_kernels
@@ -28,6 +30,7 @@ from postgrad.model.passes.support import support_of
 from postgrad.model.views import after, hidden_states
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.decoder import Decoder, unsupported_reason
+from postgrad.rollout.native.paged import PagedDecodeLoop
 from postgrad.rollout.native.paged_stream import PagedStream
 from postgrad.types import Batch, Trajectory
 
@@ -51,26 +54,40 @@ engine = SimpleNamespace(
     model=model, tokenizer=None, max_rows=4, max_context=512, weights_version=0,
     cache_bytes=lambda: 8 * decoder.page_bytes(),
 )
-requests = {0: Request([i * 7 % 16 for i in range(19)], [1]), 1: Request([3, 5], [4, 5], 2)}
-rows, sampled, prefilled = [], [], []
+prefilled = []
 hook = model.base_model.register_forward_pre_hook(
     lambda module, args, kwargs: prefilled.append(kwargs["input_ids"].numel()), with_kwargs=True
 )
-with PagedStream(engine, decoder, Sampling(0.9, 3), 4) as stream:
-    stream.add(requests[0], [(0, 0)])
-    stream.add(requests[1], [(1, 0), (1, 1)])
-    while stream.busy:
-        for key, done in stream.poll():
-            group = 2 if key == (0, 0) and 2 in requests else key[0]
-            prompt = requests[group].prompt
-            rows.append(Trajectory(f"p{group}", prompt, done.tokens, group, key[1]))
-            sampled += done.logprobs
-            if group == 0:
-                requests[2] = Request([*prompt, *done.tokens, 5, 9, 2], [7])
-                stream.add(requests[2], [key])
-hook.remove()
-model.eval()
+
+
+def decode():
+    requests = {0: Request([i * 7 % 16 for i in range(19)], [1]), 1: Request([3, 5], [4, 5], 2)}
+    rows, sampled = [], []
+    with PagedStream(engine, decoder, Sampling(0.9, 3), 4) as stream:
+        stream.add(requests[0], [(0, 0)])
+        stream.add(requests[1], [(1, 0), (1, 1)])
+        while stream.busy:
+            for key, done in stream.poll():
+                group = 2 if key == (0, 0) and 2 in requests else key[0]
+                prompt = requests[group].prompt
+                rows.append(Trajectory(f"p{group}", prompt, done.tokens, group, key[1]))
+                sampled += done.logprobs
+                if group == 0:
+                    requests[2] = Request([*prompt, *done.tokens, 5, 9, 2], [7])
+                    stream.add(requests[2], [key])
+    model.eval()
+    return rows, sampled
+
+
+rows, sampled = decode()
 assert prefilled == [18 + 1, 3], prefilled
+PagedDecodeLoop.prefills_by_rows = lambda loop: True  # as where decode steps are captured
+rows_again, sampled_again = decode()
+hook.remove()
+assert prefilled == [18 + 1, 3], "decode steps compute the prompts"
+for again, row in zip(rows_again, rows, strict=True):
+    assert list(again.response) == list(row.response)
+torch.testing.assert_close(torch.tensor(sampled_again), torch.tensor(sampled), rtol=0, atol=1e-5)
 batch = Batch.of(rows)
 
 

@@ -1,7 +1,7 @@
 """The formulas of `postgrad doctor --fit` for a GPU against what an H200 measured.
 
-benchmarks/gpu/speed.jsonl has the figures of docs/results.md; measured.json has those of docs/lab.md
-with their commands. `cache_stays` marks those from before the cache gave its memory to the update.
+benchmarks/gpu/speed.jsonl has the figures of docs/results.md, and measured.json has those of
+docs/lab.md with their commands; `cache_stays` marks those from before the cache gave its memory to the update.
 Times are given only where the kernels have not changed since by more than a quarter.
 """
 

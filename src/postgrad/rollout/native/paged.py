@@ -25,6 +25,7 @@ from postgrad.rollout.native.tables import (
     LIMIT,
     NUM_EARLIER,
     NUM_OWN,
+    PREFILL_ROWS,
     SHARED_PAGES,
     STEPS_PER_SYNC,
     BufferSizes,
@@ -94,7 +95,7 @@ class PagedDecodeLoop:
         wanted = self.capacity * own_pages + prompt_pages + 1
         num_rows = sum(len(job.request.seeds) for job in self.jobs)
         return BufferSizes(
-            rows=self.capacity,
+            rows=max(self.capacity, PREFILL_ROWS) if self.stream_rows else self.capacity,
             row_pages=_round_up(row_pages * self.growth, 8),
             slots=1 << (max(num_rows, self.stream_rows) - 1).bit_length(),
             length=limit,
@@ -162,8 +163,8 @@ class PagedDecodeLoop:
         return False
 
     def prefills_by_rows(self) -> bool:
-        """Return whether decode steps may prefill a few tokens."""
-        return False
+        """Return whether decode steps prefill the few tokens of jobs that join others."""
+        return self.decoder.captures and self.stream_rows > 0
 
     def max_steps(self) -> int:
         """Return the largest number of steps until the host reads the state."""

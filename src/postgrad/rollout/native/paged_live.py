@@ -168,9 +168,6 @@ class PagedLiveLoop(PagedDecodeLoop):
 
     # ---- steps
 
-    def prefills_by_rows(self) -> bool:
-        return self.decoder.captures
-
     def max_steps(self) -> int:
         for num_rows, steps in STEPS_BY_ROWS:
             if len(self.active) <= num_rows:

@@ -1,8 +1,8 @@
 """Prefill into pages: packed passes whose tokens also attend to keys that are in pages already.
 
-A server prefills few tokens at a time, while others wait for theirs. There the time to launch a
-pass kernel by kernel counts, and captured decode steps prefill instead: each token of a prompt is a
-row of the step, and writes its key and value before any row attends.
+Servers and conversations prefill few tokens at a time, while other rows wait. There the time to
+launch a pass kernel by kernel counts, and captured decode steps prefill instead: each token of a
+prompt is a row of the step, and writes its key and value before any row attends.
 """
 
 from collections.abc import Callable, Sequence
