@@ -22,8 +22,8 @@ import fit_check  # pyright: ignore[reportMissingImports]
 NUM_BLOCKS = 28
 
 
-def make_plan(kept: int, tokens: int = 16_284) -> Plan:
-    row = fit_check.Row("update", "0.6b", 1, 1, tokens, fit_check.recompute(kept))
+def make_plan(kept: int, tokens: int = 16_284, rows: int = 1) -> Plan:
+    row = fit_check.Row("update", "0.6b", rows, 1, tokens, fit_check.recompute(kept))
     return fit_check.make_plan(row)
 
 
@@ -47,18 +47,30 @@ def test_bytes_are_those_of_simulated_passes() -> None:
 
 @pytest.mark.slow
 def test_as_many_are_kept_as_fit() -> None:
-    plan = make_plan(0)
+    plan = make_plan(0, rows=2)
     assert choose_kept_attention(plan, find_gpu("h200")) == NUM_BLOCKS
     gpu = find_gpu("h200", 17)
     num_kept = choose_kept_attention(plan, gpu)
     assert 0 < num_kept < NUM_BLOCKS
 
     def peak(number: int) -> int:
-        memory = GpuEstimator(gpu).estimate(make_plan(number))
+        memory = GpuEstimator(gpu).estimate(make_plan(number, rows=2))
         return sum(memory.held.values()) + sum(memory.phases["update"].values())
 
     assert peak(num_kept) <= SPARE_SHARE * gpu.usable < peak(num_kept + 1)
     assert choose_kept_attention(plan, find_gpu("h200", 12)) == 0
+
+
+@pytest.mark.slow
+def test_gradients_of_a_single_pass_take_the_place_of_activations() -> None:
+    """Of two passes, the second begins beside all gradients of the first."""
+    estimator = GpuEstimator(find_gpu("h200"))
+    one, two = (estimator.estimate(make_plan(0, rows=rows)).phases["update"] for rows in (1, 2))
+    assert {**one, "gradients": 0} == {**two, "gradients": 0}
+    head = 4 * 151_936 * 1024
+    assert one["gradients"] == two["gradients"] - one["activations"] > head
+    long = estimator.estimate(make_plan(8, 65_436)).phases["update"]
+    assert long["gradients"] == head
 
 
 def test_time_falls_with_every_kept_block() -> None:

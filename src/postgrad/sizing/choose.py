@@ -5,25 +5,20 @@ time; then activation checkpointing, which computes the blocks twice. A row is n
 passes, so long rows need the latter. What memory is left then keeps attention outputs.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Any
 
 from postgrad.config.schema import Config
 from postgrad.model.context import context_length
 from postgrad.sizing.devices import GpuSpec
-from postgrad.sizing.gpu_memory import (
-    GpuEstimator,
-    Widths,
-    block_attention_bytes,
-    kept_bytes,
-)
+from postgrad.sizing.gpu_memory import GpuEstimator, Widths, kept_bytes
 from postgrad.sizing.largest import largest_budget
 from postgrad.sizing.plan import (
     DEFAULT_MAX_ROWS,
     GroupLengths,
     Plan,
     Workload,
-    lay_out_step,
 )
 from postgrad.sizing.simulate import measure_size
 
@@ -96,12 +91,15 @@ def choose_kept_attention(plan: Plan, gpu: GpuSpec) -> int:
     The estimate may be wrong by some percent, so not all of the memory is used for what only saves
     time.
     """
-    layout = lay_out_step(plan, plan.config.rollout.max_response_tokens)
-    memory = GpuEstimator(gpu).estimate(_with_kept_attention(plan, 0))
-    update = sum(memory.held.values()) + sum(memory.phases["update"].values())
-    free = int(SPARE_SHARE * gpu.usable) - update
+    estimator = GpuEstimator(gpu)
+
+    def update_bytes(num_kept: int) -> int:
+        memory = estimator.estimate(_with_kept_attention(plan, num_kept))
+        return sum(memory.held.values()) + sum(memory.phases["update"].values())
+
     num_blocks = int(plan.model.get_text_config().num_hidden_layers)
-    return max(0, min(num_blocks, free // block_attention_bytes(plan, layout)))
+    numbers = range(1, num_blocks + 1)
+    return bisect_right(numbers, SPARE_SHARE * gpu.usable, key=update_bytes)
 
 
 def _with_kept_attention(plan: Plan, num_blocks: int) -> Plan:
