@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from postgrad.model.passes.head import head_of
 from postgrad.model.views import FULL
 
 COMMON: dict[str, Any] = {
@@ -44,6 +45,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 8},
     "ministral3": {},
     "smollm3": {},
+    "phi": {},
     "phi3": {},
     "glm4": {},
     "olmo2": {},
@@ -64,6 +66,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {},
     "ernie4_5": {},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512},
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "rotary_dim": 4},
+    "codegen": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "rotary_dim": 4},
     "gpt_neox": {},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -141,6 +145,8 @@ def make_family(
         for name, parameter in model.named_parameters():
             if sharp and parameter.dim() >= 2:
                 parameter.mul_(3.0 if "embed" in name else 6.0)
+        if (bias := head_of(model).bias) is not None:
+            bias.normal_(generator=torch.Generator().manual_seed(seed))  # a new one is zero
     return model
 
 
