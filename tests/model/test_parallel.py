@@ -55,6 +55,7 @@ CASES = {
     "tensor x 4, tied": ("qwen3", TIED | {"num_key_value_heads": 4}, [TENSOR_4]),
     "tensor, tied, scaled": ("gemma3_text", {"num_hidden_layers": 2}, [TENSOR]),
     "tensor, biases": ("starcoder2", {}, [TENSOR]),
+    "tensor x 4, bias of the head": ("phi", {"num_key_value_heads": 4}, [TENSOR_4]),
     "sequence": ("qwen3", {}, [SEQUENCE]),
     "sequence, windows": ("gemma3_text", {"num_hidden_layers": 2}, [SEQUENCE]),
     "tensor x sequence": ("qwen3", {"num_key_value_heads": 4}, [TENSOR, SEQUENCE]),

@@ -45,6 +45,7 @@ FAMILIES = (
     "mixtral",
     "olmo2",
     "olmo3",
+    "phi",
     "phi3",
     "qwen2",
     "qwen2_moe",
@@ -253,8 +254,8 @@ def _divide_vocabulary(model: Any, group: Group) -> dict[str, Division]:
             f"cluster.tensor_parallel={group.size} leaves no id of the vocabulary of {num_ids} to "
             "the last worker; use fewer"
         )
-    both = (embedding.weight, head.weight)
-    names = [name for name, p in model.named_parameters() if any(p is weight for weight in both)]
+    by_id = (embedding.weight, head.weight, head.bias)
+    names = [name for name, p in model.named_parameters() if any(p is weight for weight in by_id)]
     first = group.rank * size
     vocabulary = VocabularySlice(group, first, min(size, num_ids - first), num_ids)
     replace_parameter(embedding, "weight", division, group)
@@ -262,6 +263,8 @@ def _divide_vocabulary(model: Any, group: Group) -> dict[str, Division]:
         head.weight = embedding.weight
     else:
         replace_parameter(head, "weight", division, group)
+    if head.bias is not None:
+        replace_parameter(head, "bias", division, group)
     _embed_own_ids(embedding, vocabulary)
     set_vocabulary(model, vocabulary)
     return dict.fromkeys(names, division)
