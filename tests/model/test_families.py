@@ -484,7 +484,7 @@ def test_a_model_that_generate_samples_wrongly_is_refused(folders):
         for parameter in model.parameters():
             parameter.mul_(4)
     register_attention()
-    set_support(model, Support("rows", None))
+    set_support(model, Support("rows"))
     model.generation_config.eos_token_id = 17
     loaded = Loaded(model, load_folder(folders("llama")).tokenizer)
     with pytest.raises(ConfigError, match="generate"):
