@@ -436,6 +436,15 @@ def test_an_engine_without_the_bias_of_the_head_is_noticed(monkeypatch, folders)
         test_the_engine_samples_from_the_stock_model("phi", folders)
 
 
+def test_top_log_probs_have_the_bias_of_the_head(folders):
+    batch = shared_rows()
+    policy = FrozenPolicy(config_of("grpo", folders("phi")), load_folder(folders("phi")))
+    top = policy.top_logprobs(batch, 18)  # every id
+    ours = top["logprobs"][top["ids"] == batch.response.values[:, None]]
+    stock = stock_logprobs(stock_model(folders("phi")), batch)
+    torch.testing.assert_close(ours, stock, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("model_type", ["phi", "gptj", "codegen"])
 def test_a_run_trains_and_saves_the_bias_of_the_head(model_type, folders, tmp_path):
     sizes = ["training.steps=2", "training.problems_per_step=4", "optimizer.lr=1e-3"]
