@@ -58,6 +58,11 @@ FAMILIES = (
     "starcoder2",
 )
 EXPERTS = "moe_tp_experts"  # the rule of a plan for experts
+# Norms over heads that the plan of transformers leaves out: those of Phi with qk_layernorm.
+MORE_RULES = {
+    "model.layers.*.self_attn.q_layernorm": "replicated_with_grad_allreduce",
+    "model.layers.*.self_attn.k_layernorm": "replicated_with_grad_allreduce",
+}
 
 
 def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Division]:
@@ -70,7 +75,7 @@ def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Divisio
     _check_model(model, group, by_expert)
     divisions: dict[str, Division] = {}
     inputs = SharedInputs(group)
-    plan = dict(model.tp_plan)
+    plan = MORE_RULES | dict(model.tp_plan)
     if by_expert:
         # transformers before 5.19 has no property for it.
         experts = model.ep_plan if hasattr(model, "ep_plan") else model._ep_plan

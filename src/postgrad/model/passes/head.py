@@ -244,11 +244,12 @@ class _TokenOutputs(torch.autograd.Function):
                 grad_bias += grad_logits.sum(0, dtype=grad_bias.dtype)
         if sums is not None:  # the products have been added to the master's gradient
             grad_weight = None
-        if grad_weight is not None:
-            grad_weight = grad_weight.to(weight.dtype)
-        if grad_bias is not None:
-            grad_bias = grad_bias.to(bias.dtype)
-        return grad_hidden, grad_weight, grad_bias, *[None] * 6
+        return grad_hidden, _rounded(grad_weight, weight), _rounded(grad_bias, bias), *[None] * 6
+
+
+def _rounded(grad: Tensor | None, parameter: Tensor) -> Tensor | None:
+    """Return the gradient in the type of its parameter."""
+    return None if grad is None else grad.to(parameter.dtype)
 
 
 def _use_triton(hidden: Tensor) -> bool:
