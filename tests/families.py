@@ -31,6 +31,14 @@ LINEAR: dict[str, Any] = {  # three recurrent layers, then one of attention
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
+LATENT: dict[str, Any] = {  # keys and values from one small vector
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}
 MAMBA: dict[str, Any] = {
     "mamba_n_heads": 4,
     "mamba_d_head": 16,
@@ -74,19 +82,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe": SHARED_EXPERT,
     "qwen3_moe": MOE,
     "deepseek_v3": {
+        **LATENT,
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
         "n_group": 1,
         "topk_group": 1,
         "first_k_dense_replace": 1,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
-        "num_key_value_heads": 4,
     },
+    "youtu": {**LATENT, "pad_token_id": None},
     "qwen3_5_text": LINEAR,
     "qwen3_next": {**LINEAR, **SHARED_EXPERT},
     "nemotron_h": {
@@ -135,8 +139,8 @@ def make_family(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    settings = {**COMMON, **FAMILIES[model_type], **changes}
-    settings |= {"vocab_size": vocab_size, "pad_token_id": pad, "eos_token_id": end}
+    ids = {"vocab_size": vocab_size, "pad_token_id": pad, "eos_token_id": end}
+    settings = {**COMMON, **ids, **FAMILIES[model_type], **changes}
     config = AutoConfig.for_model(model_type, **settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -454,6 +454,14 @@ def test_a_run_trains_and_saves_the_bias_of_the_head(model_type, folders, tmp_pa
     assert 1e-4 < change.abs().max().item() < 1e-2
 
 
+def test_a_row_that_transformers_sets_to_zero_is_refused(tmp_path):
+    """A tied head would lose a trained row whenever the checkpoint is loaded."""
+    with pytest.raises(ConfigError, match="pad_token_id"):
+        load_folder(save_family(tmp_path / "tied", "youtu", pad_token_id=16))
+    untied = {"pad_token_id": 16, "tie_word_embeddings": False}
+    load_folder(save_family(tmp_path / "untied", "youtu", **untied))
+
+
 def test_passes_without_a_learned_mask_are_not_used(tmp_path):
     """Doge adds a learned term to the attention scores; it is constant in a new model."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
