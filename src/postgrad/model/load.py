@@ -202,9 +202,11 @@ def _check_padding(model: Any) -> None:
     Whenever it loads a Youtu model, it sets the embedding of the padding token to zero. If the head
     is tied, that is a trained row of the head.
     """
+    if model.config.model_type != "youtu":
+        return
     embedding = model.get_input_embeddings()
     is_tied = model.get_output_embeddings().weight is embedding.weight
-    if model.config.model_type == "youtu" and is_tied and embedding.padding_idx is not None:
+    if is_tied and embedding.padding_idx is not None:
         raise ConfigError(
             f"model.path: transformers sets row {embedding.padding_idx} of this model's head to "
             "zero whenever it loads it; write pad_token_id: null into config.json"
