@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from postgrad.model.passes.head import head_of
 from postgrad.model.views import FULL
 
 COMMON: dict[str, Any] = {
@@ -30,6 +31,14 @@ LINEAR: dict[str, Any] = {  # three recurrent layers, then one of attention
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
+LATENT: dict[str, Any] = {  # keys and values from one small vector
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}
 MAMBA: dict[str, Any] = {
     "mamba_n_heads": 4,
     "mamba_d_head": 16,
@@ -44,6 +53,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 8},
     "ministral3": {},
     "smollm3": {},
+    "phi": {},
     "phi3": {},
     "glm4": {},
     "olmo2": {},
@@ -64,25 +74,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {},
     "ernie4_5": {},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512},
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "rotary_dim": 4},
+    "codegen": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512, "rotary_dim": 4},
     "gpt_neox": {},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": SHARED_EXPERT,
     "qwen3_moe": MOE,
     "deepseek_v3": {
+        **LATENT,
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
         "n_group": 1,
         "topk_group": 1,
         "first_k_dense_replace": 1,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
-        "num_key_value_heads": 4,
     },
+    "youtu": {**LATENT, "pad_token_id": None},
     "qwen3_5_text": LINEAR,
     "qwen3_next": {**LINEAR, **SHARED_EXPERT},
     "nemotron_h": {
@@ -131,8 +139,8 @@ def make_family(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    settings = {**COMMON, **FAMILIES[model_type], **changes}
-    settings |= {"vocab_size": vocab_size, "pad_token_id": pad, "eos_token_id": end}
+    ids = {"vocab_size": vocab_size, "pad_token_id": pad, "eos_token_id": end}
+    settings = {**COMMON, **ids, **FAMILIES[model_type], **changes}
     config = AutoConfig.for_model(model_type, **settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -141,6 +149,8 @@ def make_family(
         for name, parameter in model.named_parameters():
             if sharp and parameter.dim() >= 2:
                 parameter.mul_(3.0 if "embed" in name else 6.0)
+        if (bias := head_of(model).bias) is not None:
+            bias.normal_(generator=torch.Generator().manual_seed(seed))  # a new one is zero
     return model
 
 

@@ -24,6 +24,15 @@ LAYERS = 3
 # ---- entropy of a state
 
 
+def test_the_bias_of_the_head_is_added():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(5, 4, generator=generator)
+    weight = torch.randn(7, 4, generator=generator)
+    bias = torch.randn(7, generator=generator)
+    expected = torch.distributions.Categorical(logits=hidden @ weight.T + bias).entropy()
+    torch.testing.assert_close(state_entropy(hidden, weight, 2, 3, bias), expected)
+
+
 @pytest.mark.parametrize(("tokens", "head"), [(1, 1), (2, 7), (3, 50), (512, 1 << 15)])
 @pytest.mark.parametrize("scale", [0.1, 1.0, 40.0])
 def test_state_entropy_equals_categorical_for_any_chunk(tokens, head, scale):

@@ -13,9 +13,19 @@ pytestmark = [
 ]
 
 TOKENS, WIDTH, VOCABULARY = 40, 64, 1000
+KINDS = (
+    "one target",
+    "several targets",
+    "kept ids",
+    "capped logits",
+    "bias",
+    "bias, capped logits",
+)
 
 
-def compute(kind: str, hidden: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+def compute(
+    kind: str, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> list[torch.Tensor]:
     """Return the log-probs and entropies, and the gradients of a weighted sum of them."""
     generator = torch.Generator().manual_seed(1)
     shape = (TOKENS, 5) if kind == "several targets" else (TOKENS,)
@@ -27,9 +37,12 @@ def compute(kind: str, hidden: torch.Tensor, weight: torch.Tensor) -> list[torch
         rows = [row.unique() for row in ids]
         counts = torch.tensor([len(row) for row in rows])
         kept = KeptIds(counts, torch.cat(rows).to(hidden.device))
-    softcap = 5.0 if kind == "capped logits" else None
+    softcap = 5.0 if kind.endswith("capped logits") else None
     weights = torch.randn(shape, generator=generator).to(hidden)
     inputs = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+    options = {}
+    if kind.startswith("bias"):
+        options["bias"] = bias.clone().requires_grad_()
     out = token_outputs(
         *inputs,
         targets.to(hidden.device),
@@ -37,19 +50,21 @@ def compute(kind: str, hidden: torch.Tensor, weight: torch.Tensor) -> list[torch
         chunk=16,
         transform=LogitTransform(softcap=softcap),
         kept=kept,
+        **options,
     )
     total = (out.logprobs * weights).sum() + 0.1 * out.entropy.sum()
-    return [out.logprobs, out.entropy, *torch.autograd.grad(total, inputs)]
+    return [out.logprobs, out.entropy, *torch.autograd.grad(total, [*inputs, *options.values()])]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["one target", "several targets", "kept ids", "capped logits"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients_are_those_of_float64_on_the_cpu(kind, dtype):
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(TOKENS, WIDTH, generator=generator).to(dtype)
     weight = (torch.randn(VOCABULARY, WIDTH, generator=generator) / 4).to(dtype)
-    expected = compute(kind, hidden.double(), weight.double())
-    actual = compute(kind, hidden.cuda(), weight.cuda())
+    bias = torch.randn(VOCABULARY, generator=generator).to(dtype)
+    expected = compute(kind, hidden.double(), weight.double(), bias.double())
+    actual = compute(kind, hidden.cuda(), weight.cuda(), bias.cuda())
     bound = 2e-5 if dtype == torch.float32 else 0.02
     for ours, truth in zip(actual, expected, strict=True):
         assert torch.isfinite(ours).all()

@@ -19,7 +19,9 @@ from postgrad.model.load import disable_dropout, load
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import adapter_parameters, add_adapters
 from postgrad.model.metrics import MetricAccumulator
+from postgrad.model.passes import head as head_module
 from postgrad.model.passes.attention import NAME, register_attention
+from postgrad.model.passes.head import Head
 from postgrad.model.passes.row_attention import RowGroup
 from postgrad.model.passes.support import (
     Support,
@@ -31,6 +33,7 @@ from postgrad.model.policy import FrozenPolicy, LocalPolicy
 from postgrad.model.views import FULL
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.hf import HfEngine
+from postgrad.rollout.native import decode_loop
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
@@ -55,6 +58,7 @@ PACKED = {
     "ministral3",
     "mixtral",
     "olmo2",
+    "phi",
     "phi3",
     "qwen2",
     "qwen2_moe",
@@ -63,7 +67,9 @@ PACKED = {
     "seed_oss",
     "smollm3",
 }
-RECURRENT = {
+ROWS = {  # recurrent layers, or attention with code of its own
+    "codegen",
+    "gptj",
     "qwen3_5_text",
     "qwen3_next",
     "nemotron_h",
@@ -124,7 +130,7 @@ def test_passes_give_the_log_probs_of_the_stock_model(model_type, folders):
         ours, stock_logprobs(stock_model(folders(model_type)), batch), atol=1e-4, rtol=0
     )
     expected = "packed" if model_type in PACKED else "shared"
-    assert support_of(loaded.model).passes == ("rows" if model_type in RECURRENT else expected)
+    assert support_of(loaded.model).passes == ("rows" if model_type in ROWS else expected)
 
 
 @pytest.mark.slow
@@ -411,12 +417,49 @@ def decided(model, cache: Path):
     return gate.decide()
 
 
-def test_a_bias_of_zero_in_the_head_is_refused(tmp_path):
-    """The numbers agree, but the bias would not be trained, and other weights may have one."""
-    model = tiny_of("gptj", n_embd=32, n_layer=1, n_head=4, n_positions=64, rotary_dim=4)
-    assert not model.lm_head.bias.any()
+@pytest.mark.parametrize("scale", [0.0, 1.0])
+def test_passes_without_the_bias_of_the_head_are_refused(scale, monkeypatch, tmp_path):
+    """With a bias of zero the numbers agree, but it would not be trained."""
+    model = make_family("phi")
+    with torch.no_grad():
+        model.lm_head.bias.mul_(scale)
+    assert decided(model, tmp_path / "with").passes == "packed"
+    monkeypatch.setattr(head_module, "head_of", lambda model: Head(model.lm_head.weight))
     with pytest.raises(ConfigError, match=r"lm_head\.bias"):
-        decided(model, tmp_path)
+        decided(model, tmp_path / "without")
+
+
+def test_an_engine_without_the_bias_of_the_head_is_noticed(monkeypatch, folders):
+    """The comparison with the stock model would pass if the bias were too small to be seen."""
+    monkeypatch.setattr(decode_loop, "head_of", lambda model: Head(model.lm_head.weight))
+    with pytest.raises(AssertionError):
+        test_the_engine_samples_from_the_stock_model("phi", folders)
+
+
+def test_top_log_probs_have_the_bias_of_the_head(folders):
+    batch = shared_rows()
+    policy = FrozenPolicy(config_of("grpo", folders("phi")), load_folder(folders("phi")))
+    top = policy.top_logprobs(batch, 18)  # every id
+    ours = top["logprobs"][top["ids"] == batch.response.values[:, None]]
+    stock = stock_logprobs(stock_model(folders("phi")), batch)
+    torch.testing.assert_close(ours, stock, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("model_type", ["phi", "gptj", "codegen"])
+def test_a_run_trains_and_saves_the_bias_of_the_head(model_type, folders, tmp_path):
+    sizes = ["training.steps=2", "training.problems_per_step=4", "optimizer.lr=1e-3"]
+    train(config_of("sft", folders(model_type), *sizes, f"runs={tmp_path}"), Reporter())
+    saved = tmp_path / "test" / "checkpoints" / "step-2" / "policy"
+    change = stock_model(saved).lm_head.bias - stock_model(folders(model_type)).lm_head.bias
+    assert 1e-4 < change.abs().max().item() < 1e-2
+
+
+def test_a_row_that_transformers_sets_to_zero_is_refused(tmp_path):
+    """A tied head would lose a trained row whenever the checkpoint is loaded."""
+    with pytest.raises(ConfigError, match="pad_token_id"):
+        load_folder(save_family(tmp_path / "tied", "youtu", pad_token_id=16))
+    untied = {"pad_token_id": 16, "tie_word_embeddings": False}
+    load_folder(save_family(tmp_path / "untied", "youtu", **untied))
 
 
 def test_passes_without_a_learned_mask_are_not_used(tmp_path):
@@ -458,7 +501,7 @@ def test_a_model_that_generate_samples_wrongly_is_refused(folders):
         for parameter in model.parameters():
             parameter.mul_(4)
     register_attention()
-    set_support(model, Support("rows", None))
+    set_support(model, Support("rows"))
     model.generation_config.eos_token_id = 17
     loaded = Loaded(model, load_folder(folders("llama")).tokenizer)
     with pytest.raises(ConfigError, match="generate"):

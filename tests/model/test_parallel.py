@@ -46,6 +46,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
 BEGIN = "<!-- families: written by tests/model/test_parallel.py -->\n"
 END_MARK = "<!-- end of families -->"
 TIED = {"tie_word_embeddings": True}
+PHI = {"num_key_value_heads": 4, "qk_layernorm": True}
 # Family, changes of its shape, and settings, on four ranks.
 CASES = {
     "fsdp": ("qwen3", {}, []),
@@ -55,6 +56,7 @@ CASES = {
     "tensor x 4, tied": ("qwen3", TIED | {"num_key_value_heads": 4}, [TENSOR_4]),
     "tensor, tied, scaled": ("gemma3_text", {"num_hidden_layers": 2}, [TENSOR]),
     "tensor, biases": ("starcoder2", {}, [TENSOR]),
+    "tensor x 4, bias of the head": ("phi", PHI, [TENSOR_4]),
     "sequence": ("qwen3", {}, [SEQUENCE]),
     "sequence, windows": ("gemma3_text", {"num_hidden_layers": 2}, [SEQUENCE]),
     "tensor x sequence": ("qwen3", {"num_key_value_heads": 4}, [TENSOR, SEQUENCE]),

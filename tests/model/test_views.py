@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from families import save_family
 from tiny_runs import config_of, random_batch, rows_of, stock_model
 
 from postgrad.cluster.host import build_host
@@ -30,7 +31,7 @@ def internal_logprobs(model, batch, num_blocks: int, norm: str = "none") -> torc
         ).hidden_states
         hidden = states[num_blocks][0, len(prompt) - 1 : -1]
         hidden = model.base_model.norm(hidden) if norm == "final" else hidden
-        logits = hidden @ model.get_output_embeddings().weight.T / 0.7
+        logits = model.get_output_embeddings()(hidden) / 0.7
         out.append(logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0])
     return torch.cat(out)
 
@@ -51,6 +52,18 @@ def test_internal_states_of_two_rotary_tables_are_the_stock_models():
     for num_blocks in (1, 2):
         ours = hidden_states(model, ids, torch.arange(3)[None], None, after(num_blocks))
         torch.testing.assert_close(ours, stock[num_blocks])
+
+
+@pytest.mark.parametrize("norm", ["none", "final"])
+def test_a_view_of_phi_has_the_bias_of_the_head(norm, tmp_path):
+    folder = save_family(tmp_path, "phi")
+    policy = build_host(config_of("grpo", folder, "rollout.temperature=0.7")).policy
+    batch = random_batch(23, groups=3, samples=2)
+    ours = policy.logprobs(batch, after(1, norm))["logprobs"]
+    model = stock_model(folder)
+    model.model.norm = model.model.final_layernorm
+    expected = internal_logprobs(model, batch, 1, norm)
+    torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("norm", ["none", "final"])

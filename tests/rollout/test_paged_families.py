@@ -37,7 +37,8 @@ from postgrad.types import Batch, Trajectory
 register_attention()
 changes = json.loads(sys.argv[3])
 stock, model = (make_family(sys.argv[2], **changes).eval() for _ in range(2))
-for one in (stock, model):  # norms with weights that differ
+for one in (stock, model):  # norms with weights that differ, and heads with a bias
+    one.lm_head.bias = torch.nn.Parameter(torch.zeros(len(one.lm_head.weight)))
     generator = torch.Generator().manual_seed(0)
     for p in one.parameters():
         if p.dim() == 1:
@@ -110,10 +111,9 @@ weights = torch.arange(1.0, 1 + len(expected)) / len(expected)
 (micro,) = make_packed_micro_batches(batch, 4096)
 where = batch.response.positions(torch.tensor(micro.rows))
 targets = batch.response.values[where]
-head = model.get_output_embeddings().weight
 view = after(model.config.num_hidden_layers)  # block by block, as captured passes run
 states = hidden_states(model, micro.ids, micro.positions, None, view, micro.packing)
-logits = states[0][micro.gather] @ head.T / 0.9
+logits = model.lm_head(states[0][micro.gather]) / 0.9
 logprobs = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
 torch.testing.assert_close(logprobs, expected[where], rtol=0, atol=1e-4)
 (logprobs * weights[where]).sum().backward()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.errors import ConfigError
-from postgrad.model.passes.head import upcast_logits
+from postgrad.model.passes.head import Head, head_of, upcast_logits
 from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.views import FULL, after, check_view, hidden_states
 from postgrad.types import Batch
@@ -45,18 +45,23 @@ DEFAULT_MAX_GAP = 1e-3
 
 
 def state_entropy(
-    hidden: Tensor, weight: Tensor, token_chunk: int = TOKEN_CHUNK, head_chunk: int = HEAD_CHUNK
+    hidden: Tensor,
+    weight: Tensor,
+    token_chunk: int = TOKEN_CHUNK,
+    head_chunk: int = HEAD_CHUNK,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Returns (tokens,) entropies in nats of softmax(hidden @ weight.T), float32.
+    """Returns (tokens,) entropies in nats of softmax(hidden @ weight.T + bias), float32.
 
-    `hidden` is (tokens, width), `weight` (vocabulary, width). The logits are computed in pieces
-    of token_chunk x head_chunk.
+    `hidden` is (tokens, width), `weight` (vocabulary, width), `bias` (vocabulary,). The logits are
+    computed in pieces of token_chunk x head_chunk.
     """
-    parts = [_chunk_entropy(part, weight, head_chunk) for part in hidden.split(token_chunk)]
+    head = Head(weight, bias)
+    parts = [_chunk_entropy(part, head, head_chunk) for part in hidden.split(token_chunk)]
     return torch.cat(parts).clamp(min=0.0)
 
 
-def _chunk_entropy(hidden: Tensor, weight: Tensor, head_chunk: int) -> Tensor:
+def _chunk_entropy(hidden: Tensor, head: Head, head_chunk: int) -> Tensor:
     """Returns the (tokens,) entropies, from an online softmax over pieces of the vocabulary.
 
     Per token it keeps the largest logit m so far, s = sum of exp(z - m) and
@@ -66,10 +71,12 @@ def _chunk_entropy(hidden: Tensor, weight: Tensor, head_chunk: int) -> Tensor:
     m = torch.zeros(len(hidden), device=hidden.device)
     s = torch.zeros_like(m)
     t = torch.zeros_like(m)
-    for number, rows in enumerate(weight.split(head_chunk)):
-        logits = upcast_logits(hidden, rows)
+    for start in range(0, len(head.weight), head_chunk):
+        part = slice(start, start + head_chunk)
+        bias = None if head.bias is None else head.bias[part]
+        logits = upcast_logits(hidden, head.weight[part], bias)
         new_m = logits.amax(-1)
-        if number:
+        if start:
             new_m = torch.maximum(new_m, m)
             shift = m - new_m
             t = (t + s * shift) * shift.exp()
@@ -126,7 +133,7 @@ class EntropyProbe:
                 f"the blocks of {type(model).__name__} have no {missing[0]}; "
                 f"this analysis needs {', '.join(MODULES)}"
             )
-        self.weight: Tensor = model.get_output_embeddings().weight
+        self.head = head_of(model)
         self.entropies: dict[str, list[Tensor]] = {}
         self.gather = torch.zeros(0, dtype=torch.int64)
         self._residual = torch.zeros(0)  # block input + module outputs so far, (tokens, width)
@@ -134,7 +141,8 @@ class EntropyProbe:
     def record(self, name: str, states: Tensor) -> Tensor:
         """Stores the entropy of the (rows, positions, width) states; returns those at `gather`."""
         selected = self._select(states)
-        self.entropies.setdefault(name, []).append(state_entropy(selected, self.weight).cpu())
+        entropy = state_entropy(selected, self.head.weight, bias=self.head.bias)
+        self.entropies.setdefault(name, []).append(entropy.cpu())
         return selected
 
     def _select(self, states: Tensor) -> Tensor:

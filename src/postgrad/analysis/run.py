@@ -28,6 +28,7 @@ from postgrad.evaluation.model import Target
 from postgrad.model.context import context_length
 from postgrad.model.device import choose_device
 from postgrad.model.load import load, load_tokenizer, model_config
+from postgrad.model.passes.head import head_of
 from postgrad.model.threads import set_threads
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.types import Batch
@@ -62,7 +63,7 @@ def analyze_entropy(
         pairs = sample_pairs(config, engine, prompts, problems)
     else:
         pairs = stored
-    vocabulary = len(loaded.model.get_output_embeddings().weight)
+    vocabulary = len(head_of(loaded.model).weight)
     batch = make_batch(evenly_spaced(pairs, config.rows), vocabulary, context, config.data)
     entropies = _measure_with_progress(loaded.model, batch, config.token_budget, on_progress)
     report = {

@@ -22,7 +22,7 @@ from postgrad.files import atomic_write_text
 from postgrad.model.context import context_length
 from postgrad.model.device import describe_device
 from postgrad.model.passes import attention
-from postgrad.model.passes.head import token_outputs
+from postgrad.model.passes.head import model_outputs
 from postgrad.model.passes.layout import make_micro_batches_of_kind
 from postgrad.model.passes.packing import Packing
 from postgrad.model.passes.support import (
@@ -132,7 +132,6 @@ def our_logprobs(model: Any, batch: Batch, kind: PassKind) -> Tensor:
 def _our_passes(model: Any, batch: Batch, kind: PassKind) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (tokens of the batch, their log-probs) of each of our passes of one kind."""
     device = next(model.parameters()).device
-    weight = model.get_output_embeddings().weight
     for micro in make_micro_batches_of_kind(kind, batch, 4096, model):
         micro = micro.to(device)
         where = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
@@ -141,7 +140,7 @@ def _our_passes(model: Any, batch: Batch, kind: PassKind) -> Iterator[tuple[Tens
         )
         targets = batch.response.values[where].to(device)
         picked = states.flatten(0, 1)[micro.gather]
-        yield where, token_outputs(picked, weight, targets, transform=transform_of(model)).logprobs
+        yield where, model_outputs(model, picked, targets).logprobs
 
 
 @torch.enable_grad()

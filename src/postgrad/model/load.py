@@ -174,6 +174,7 @@ def prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.de
     Raises: ConfigError if none of our passes gives the stock model's numbers, or if the model
     cannot be quantized.
     """
+    _check_padding(model)
     if config.quantization == "4bit":
         quantize_linears(model, device)
     model.to(device)
@@ -193,6 +194,23 @@ def prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.de
 
         install_kernels(model)
     gate.decide()
+
+
+def _check_padding(model: Any) -> None:
+    """Refuse a model that would change when transformers loads what was trained.
+
+    Whenever it loads a Youtu model, it sets the embedding of the padding token to zero. If the head
+    is tied, that is a trained row of the head.
+    """
+    if model.config.model_type != "youtu":
+        return
+    embedding = model.get_input_embeddings()
+    is_tied = model.get_output_embeddings().weight is embedding.weight
+    if is_tied and embedding.padding_idx is not None:
+        raise ConfigError(
+            f"model.path: transformers sets row {embedding.padding_idx} of this model's head to "
+            "zero whenever it loads it; write pad_token_id: null into config.json"
+        )
 
 
 # Rates of other noise in training mode: of experts' inputs, and of whole blocks that are skipped.

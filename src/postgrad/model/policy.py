@@ -29,7 +29,7 @@ from postgrad.model.lora import (
 from postgrad.model.metrics import MetricAccumulator, TokenStats
 from postgrad.model.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
-from postgrad.model.passes.head import TokenOutputs, token_outputs, top_logprobs
+from postgrad.model.passes.head import TokenOutputs, head_of, model_outputs, top_logprobs
 from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.passes.support import support_of
@@ -135,7 +135,7 @@ class FrozenPolicy:
         At the rollout temperature, without gradient; fewer columns if the vocabulary is smaller.
         """
         vocabulary = vocabulary_of(self.model)
-        num_rows = len(self.model.get_output_embeddings().weight)
+        num_rows = len(head_of(self.model).weight)
         num_ids = min(len(self.loaded.tokenizer), vocabulary.total if vocabulary else num_rows)
         shape = (batch.num_tokens, min(num_top, num_ids))
         table = {"ids": torch.zeros(shape, dtype=torch.int64), "logprobs": torch.zeros(shape)}
@@ -152,14 +152,16 @@ class FrozenPolicy:
         Only tokens below `num_ids` count.
         """
         hidden = compute_hidden_states(self.model, micro, FULL, self.graph_cache)
+        head = head_of(self.model)
         return top_logprobs(
             hidden.flatten(0, 1)[micro.gather],
-            self.model.get_output_embeddings().weight,
+            head.weight,
             num_top,
             num_ids,
             self.config.rollout.temperature,
             support_of(self.model).transform,
             vocabulary_of(self.model),
+            head.bias,
         )
 
     def micro_batches(
@@ -179,15 +181,8 @@ class FrozenPolicy:
     ) -> TokenOutputs:
         """Return the outputs of the micro-batch's response tokens, in the order of its rows."""
         hidden = compute_hidden_states(self.model, micro, view, self.graph_cache)
-        return token_outputs(
-            hidden.flatten(0, 1)[micro.gather],
-            self.model.get_output_embeddings().weight,
-            targets,
-            self.config.rollout.temperature,
-            transform=support_of(self.model).transform,
-            kept=kept,
-            vocabulary=vocabulary_of(self.model),
-        )
+        states = hidden.flatten(0, 1)[micro.gather]
+        return model_outputs(self.model, states, targets, self.config.rollout.temperature, kept)
 
 
 class BaseModelPolicy(FrozenPolicy):

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from postgrad.errors import ConfigError
 from postgrad.model.gate import disagreement, eval_mode, probe_rows
-from postgrad.model.passes.head import token_outputs
+from postgrad.model.passes.head import model_outputs
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches_of_kind
 from postgrad.model.passes.sequence import divide_tokens
 from postgrad.model.passes.support import PassKind, set_support, support_of
-from postgrad.model.passes.vocabulary import vocabulary_of
 from postgrad.model.ranks import Ranks
 from postgrad.model.views import FULL, hidden_states
 
@@ -70,13 +69,7 @@ def _probe_logprobs(root: nn.Module, model: Any, ranks: Ranks, kind: PassKind) -
         hidden = hidden_states(
             model, micro.ids, micro.positions, micro.mask, FULL, micro.packing, micro.stock
         )
-        return token_outputs(
-            hidden.flatten(0, 1)[micro.gather],
-            model.get_output_embeddings().weight,
-            targets,
-            transform=support_of(model).transform,
-            vocabulary=vocabulary_of(model),
-        ).logprobs
+        return model_outputs(model, hidden.flatten(0, 1)[micro.gather], targets).logprobs
 
     def run_divided(micro: MicroBatch, targets: Tensor) -> Tensor:
         own = divide_tokens(micro, ranks.sequence)

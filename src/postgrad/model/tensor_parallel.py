@@ -45,6 +45,7 @@ FAMILIES = (
     "mixtral",
     "olmo2",
     "olmo3",
+    "phi",
     "phi3",
     "qwen2",
     "qwen2_moe",
@@ -57,6 +58,11 @@ FAMILIES = (
     "starcoder2",
 )
 EXPERTS = "moe_tp_experts"  # the rule of a plan for experts
+# Norms over heads that the plan of transformers leaves out: those of Phi with qk_layernorm.
+MORE_RULES = {
+    "model.layers.*.self_attn.q_layernorm": "replicated_with_grad_allreduce",
+    "model.layers.*.self_attn.k_layernorm": "replicated_with_grad_allreduce",
+}
 
 
 def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Division]:
@@ -69,7 +75,7 @@ def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Divisio
     _check_model(model, group, by_expert)
     divisions: dict[str, Division] = {}
     inputs = SharedInputs(group)
-    plan = dict(model.tp_plan)
+    plan = MORE_RULES | dict(model.tp_plan)
     if by_expert:
         # transformers before 5.19 has no property for it.
         experts = model.ep_plan if hasattr(model, "ep_plan") else model._ep_plan
@@ -253,8 +259,8 @@ def _divide_vocabulary(model: Any, group: Group) -> dict[str, Division]:
             f"cluster.tensor_parallel={group.size} leaves no id of the vocabulary of {num_ids} to "
             "the last worker; use fewer"
         )
-    both = (embedding.weight, head.weight)
-    names = [name for name, p in model.named_parameters() if any(p is weight for weight in both)]
+    by_id = (embedding.weight, head.weight, head.bias)
+    names = [name for name, p in model.named_parameters() if any(p is weight for weight in by_id)]
     first = group.rank * size
     vocabulary = VocabularySlice(group, first, min(size, num_ids - first), num_ids)
     replace_parameter(embedding, "weight", division, group)
@@ -262,6 +268,8 @@ def _divide_vocabulary(model: Any, group: Group) -> dict[str, Division]:
         head.weight = embedding.weight
     else:
         replace_parameter(head, "weight", division, group)
+    if head.bias is not None:
+        replace_parameter(head, "bias", division, group)
     _embed_own_ids(embedding, vocabulary)
     set_vocabulary(model, vocabulary)
     return dict.fromkeys(names, division)

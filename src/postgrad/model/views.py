@@ -1,7 +1,7 @@
 """Views: which policy inside a model is meant, the full model or the one after some blocks.
 
 A view below the top calls the stock transformers blocks one by one (embed, rotary, blocks[:n]);
-the blocks above do not run. The internal policy is softmax(hidden @ head / temperature) without
+the blocks above do not run. The internal policy is softmax(head(hidden) / temperature) without
 the final norm; norm="final" applies the final norm (the logit lens).
 """
 
@@ -17,7 +17,8 @@ from postgrad.model.passes.support import has_window
 
 # Cosines and sines (batch, length, head_dim) by kind; see rotary_kinds.
 Rotary = dict[str, tuple[Tensor, Tensor]]
-REQUIRED_CHILDREN = ("embed_tokens", "layers", "norm", "rotary_emb")
+REQUIRED_CHILDREN = ("embed_tokens", "layers", "rotary_emb")
+FINAL_NORMS = ("norm", "final_layernorm")  # names of the final norm; the second is that of Phi
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,6 @@ def run_blocks(
     positions: Tensor | None = None,
 ) -> Tensor:
     """Return the viewed policy's states: the blocks, then the final norm where the view has it."""
-    decoder: Any = model.base_model
     blocks = check_view(model, view)
     kinds = rotary_kinds(model)
     for block, kind in zip(blocks[: view.num_blocks], kinds, strict=False):
@@ -120,7 +120,7 @@ def run_blocks(
             **_packing_argument(packing),
             **_window_argument(model, positions),
         )
-    return decoder.norm(hidden) if _has_final_norm(view, len(blocks)) else hidden
+    return final_norm(model)(hidden) if _has_final_norm(view, len(blocks)) else hidden
 
 
 def unused_parameters(model: nn.Module, view: View) -> list[nn.Parameter]:
@@ -128,16 +128,27 @@ def unused_parameters(model: nn.Module, view: View) -> list[nn.Parameter]:
     if view.num_blocks is None:
         return []
     blocks = check_view(model, view)
-    decoder: Any = model.base_model
     unused: list[nn.Module] = list(blocks[view.num_blocks :])
     if not _has_final_norm(view, len(blocks)):
-        unused.append(decoder.norm)
+        unused.append(final_norm(model))
     return [p for module in unused for p in module.parameters()]
 
 
 def _has_final_norm(view: View, num_blocks: int) -> bool:
     is_full = view.num_blocks is None or view.num_blocks == num_blocks
     return is_full or view.norm == "final"
+
+
+def final_norm(model: nn.Module) -> nn.Module:
+    """Return the norm after the last block. Raises ConfigError if it has no known name."""
+    decoder: Any = model.base_model
+    for name, child in decoder.named_children():
+        if name in FINAL_NORMS:
+            return child
+    raise ConfigError(
+        f"model.path: {type(model).__name__} has no final norm of the name "
+        f"{' or '.join(FINAL_NORMS)}, which internal policies need"
+    )
 
 
 def check_view(model: nn.Module, view: View) -> nn.ModuleList:
@@ -153,6 +164,7 @@ def check_view(model: nn.Module, view: View) -> nn.ModuleList:
             f"model.path: {type(model).__name__} has no {missing[0]}; internal policies need "
             f"{', '.join(REQUIRED_CHILDREN)}"
         )
+    final_norm(model)
     blocks: nn.ModuleList = decoder.layers
     if view.num_blocks is not None and not 1 <= view.num_blocks <= len(blocks):
         raise ConfigError(

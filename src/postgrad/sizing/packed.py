@@ -24,7 +24,7 @@ from postgrad.config.schema import Config
 from postgrad.model.device import KERNEL_DEVICE
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import add_adapters
-from postgrad.model.passes.head import token_outputs
+from postgrad.model.passes.head import head_of, model_outputs
 from postgrad.model.passes.packing import Packing
 from postgrad.model.passes.recompute import chunk_mlps
 from postgrad.model.passes.support import CAPTURED_FAMILIES, packing_problem
@@ -150,7 +150,7 @@ def _train(policy: LocalPolicy, tokens: int, response_tokens: int) -> tuple[int,
 
 def _head_peak(policy: LocalPolicy, tokens: int, response_tokens: int) -> int:
     """Return the peak bytes of head and loss, forward and backward."""
-    width = policy.model.get_output_embeddings().weight.shape[1]
+    width = head_of(policy.model).weight.shape[1]
     dtype = next(policy.model.parameters()).dtype
     hidden = torch.empty(1, tokens, width, dtype=dtype, requires_grad=True)
     with LiveBytes([hidden, *_existing(policy)]) as live:
@@ -160,8 +160,8 @@ def _head_peak(policy: LocalPolicy, tokens: int, response_tokens: int) -> int:
 
 def _head(policy: LocalPolicy, hidden: Tensor, response_tokens: int) -> Tensor:
     gather = torch.zeros(response_tokens, dtype=torch.int64)
-    weight = policy.model.get_output_embeddings().weight
-    return token_outputs(hidden.flatten(0, 1)[gather], weight, gather).logprobs.sum()
+    states = hidden.flatten(0, 1)[gather]
+    return model_outputs(policy.model, states, gather).logprobs.sum()
 
 
 def _existing(policy: LocalPolicy) -> list[Tensor]:

@@ -30,7 +30,7 @@ from postgrad.model.loaded import Loaded
 from postgrad.model.lora import add_adapters
 from postgrad.model.muon import find_blocks
 from postgrad.model.passes.attention import register_attention
-from postgrad.model.passes.head import token_outputs
+from postgrad.model.passes.head import model_outputs
 from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.passes.recompute import chunk_mlps
 from postgrad.model.policy import LocalPolicy
@@ -272,8 +272,7 @@ def _simulate_blocks(
             hidden = hidden_states(policy.model, ids, positions, mask, FULL)
             kept = live.now
             gather = torch.zeros(micro.gather.shape, dtype=torch.int64)
-            head = policy.model.get_output_embeddings().weight
-            outputs = token_outputs(hidden.flatten(0, 1)[gather], head, gather)
+            outputs = model_outputs(policy.model, hidden.flatten(0, 1)[gather], gather)
             outputs.logprobs.sum().backward()
     return kept, live.peak
 

@@ -5,7 +5,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from postgrad.model.passes import head
-from postgrad.model.passes.head import token_outputs
+from postgrad.model.passes.head import token_outputs, top_logprobs
+from postgrad.model.passes.support import LogitTransform
 
 TOKENS, WIDTH, VOCABULARY = 7, 5, 11
 
@@ -72,6 +73,30 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(
         lambda h, w: token_outputs(h, w, targets, 0.8, 2)[:2], (hidden, weight)
     )
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_a_bias_is_part_of_the_logits(softcap):
+    hidden, weight, targets = inputs(seed=3)
+    generator = torch.Generator().manual_seed(4)
+    bias = torch.randn(VOCABULARY, generator=generator, dtype=torch.float64).requires_grad_()
+    logits = 0.5 * (hidden @ weight.T + bias)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    expected = torch.distributions.Categorical(logits=logits / 0.8)
+    transform = LogitTransform(0.5, softcap)
+    ours = token_outputs(hidden, weight, targets, 0.8, 3, transform, bias=bias)
+    torch.testing.assert_close(ours.logprobs, expected.log_prob(targets))
+    torch.testing.assert_close(ours.entropy, expected.entropy())
+    parts = (hidden, weight, bias)
+    actual = torch.autograd.grad((ours.logprobs + 0.3 * ours.entropy).sum(), parts)
+    truth = (expected.log_prob(targets) + 0.3 * expected.entropy()).sum()
+    for a, b in zip(actual, torch.autograd.grad(truth, parts), strict=True):
+        torch.testing.assert_close(a, b)
+    ids, logprobs = top_logprobs(hidden, weight, 2, VOCABULARY, 0.8, transform, bias=bias)
+    best = expected.logits.topk(2)
+    assert torch.equal(ids, best.indices)
+    torch.testing.assert_close(logprobs.double(), best.values, rtol=0, atol=1e-6)
 
 
 def test_a_frozen_head_or_frozen_states_get_no_gradient():

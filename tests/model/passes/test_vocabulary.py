@@ -21,6 +21,7 @@ CASES = {
     "several targets": {"num_targets": 5},
     "kept ids": {"kept": KEPT},
     "capped": {"transform": LogitTransform(0.5, softcap=3.0)},
+    "bias": {"has_bias": True},
 }
 
 
@@ -29,30 +30,32 @@ def compute(case, part: VocabularySlice | None = None) -> list[torch.Tensor]:
     options = dict(case)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(NUM_TOKENS, 6, generator=generator).requires_grad_()
-    weight = (2 * torch.randn(NUM_IDS, 6, generator=generator)).requires_grad_()
+    head = (2 * torch.randn(NUM_IDS, 7, generator=generator)).requires_grad_()  # weight, bias
     shape = (NUM_TOKENS, options.pop("num_targets")) if "num_targets" in options else (NUM_TOKENS,)
     targets = torch.randint(NUM_IDS, shape, generator=generator)
     if KEPT is options.get("kept"):
         targets = torch.tensor([17, 5, 1, 9, 16, 0, 2])
-    own = weight
+    own = head
     if part is not None:
-        padding = weight.new_ones(-NUM_IDS % part.group.size, 6)  # would be seen if it were read
-        rows = torch.cat([weight, padding]).chunk(part.group.size)
+        padding = head.new_ones(-NUM_IDS % part.group.size, 7)  # would be seen if it were read
+        rows = torch.cat([head, padding]).chunk(part.group.size)
         own = rows[part.group.rank]
-    outputs = token_outputs(hidden, own, targets, 0.7, chunk=3, vocabulary=part, **options)
+    if options.pop("has_bias", False):
+        options["bias"] = own[:, 6]
+    outputs = token_outputs(hidden, own[:, :6], targets, 0.7, chunk=3, vocabulary=part, **options)
     scales = torch.arange(1.0, 1 + outputs.logprobs.numel()).view(shape)
     (outputs.logprobs * scales).sum().add((outputs.entropy * outputs.entropy).sum()).backward()
-    return [t.detach() for t in (*outputs, hidden.grad, weight.grad)]
+    return [t.detach() for t in (*outputs, hidden.grad, head.grad)]
 
 
 def compute_top(part: VocabularySlice | None = None) -> list[torch.Tensor]:
     """Return ids and log-probs of the seven most likely of the first 16 ids."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(NUM_TOKENS, 6, generator=generator)
-    weight = torch.randn(NUM_IDS, 6, generator=generator)
+    head = torch.randn(NUM_IDS, 7, generator=generator)  # weight, bias
     if part is not None:
-        weight = torch.cat([weight, weight.new_full((9, 6), 99.0)])[part.first :]
-    return list(top_logprobs(hidden, weight, 7, 16, vocabulary=part))
+        head = torch.cat([head, head.new_full((9, 7), 99.0)])[part.first :]
+    return list(top_logprobs(hidden, head[:, :6], 7, 16, vocabulary=part, bias=head[:, 6]))
 
 
 def compute_slices() -> dict[str, list[torch.Tensor]]:

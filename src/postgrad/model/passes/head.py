@@ -21,13 +21,26 @@ from postgrad.model.device import (
 from postgrad.model.gradient_sums import add_product, gradient_sums
 from postgrad.model.groups import sum_gradients
 from postgrad.model.passes.kept import KeptIds
-from postgrad.model.passes.support import NO_TRANSFORM, LogitTransform
-from postgrad.model.passes.vocabulary import VocabularySlice, as_table
+from postgrad.model.passes.support import NO_TRANSFORM, LogitTransform, support_of
+from postgrad.model.passes.vocabulary import VocabularySlice, as_table, vocabulary_of
 
 CACHE_ELEMENTS = 1 << 19  # 2 MiB in float32: what the cache of one CPU core holds
 # Logits held at once: 64 MiB in float32, and 512 MiB on accelerators with their own memory.
 CHUNK_ELEMENTS = 1 << 24
 LARGE_CHUNK_ELEMENTS = 1 << 27
+
+
+class Head(NamedTuple):
+    """The LM head: weight (vocabulary, width) and bias (vocabulary,), which most models lack."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+def head_of(model: Any) -> Head:
+    """Return the model's LM head."""
+    module = model.get_output_embeddings()
+    return Head(module.weight, getattr(module, "bias", None))
 
 
 class TokenOutputs(NamedTuple):
@@ -43,6 +56,27 @@ class TokenOutputs(NamedTuple):
     sum_squares: Tensor
 
 
+def model_outputs(
+    model: Any,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    kept: KeptIds | None = None,
+) -> TokenOutputs:
+    """Return token_outputs() of the model's own head for its last hidden states."""
+    head = head_of(model)
+    return token_outputs(
+        hidden,
+        head.weight,
+        targets,
+        temperature,
+        transform=support_of(model).transform,
+        kept=kept,
+        vocabulary=vocabulary_of(model),
+        bias=head.bias,
+    )
+
+
 def token_outputs(
     hidden: Tensor,
     weight: Tensor,
@@ -52,6 +86,7 @@ def token_outputs(
     transform: LogitTransform = NO_TRANSFORM,
     kept: KeptIds | None = None,
     vocabulary: VocabularySlice | None = None,
+    bias: Tensor | None = None,
 ) -> TokenOutputs:
     """Return log-probs, entropy and sum of squares of the targets.
 
@@ -59,23 +94,29 @@ def token_outputs(
     of several ids per position, (tokens, targets). Log-probs and entropy are differentiable;
     `sum_squares` is not. `chunk` is the number of tokens computed at a time. `transform` is what
     the model does to its logits. With `kept`, the distribution of each token is that over its kept
-    ids. With `vocabulary`, `weight` has the rows of this rank, padded at the end, and all ranks of
-    its group call this with the same tokens.
+    ids. With `vocabulary`, `weight` and `bias` have the rows of this rank, padded at the end, and
+    all ranks of its group call this with the same tokens.
     """
     if vocabulary is not None:
         hidden = sum_gradients(hidden, vocabulary.group)
-        weight = weight[: vocabulary.size]
+        weight, bias = _own_rows(weight, bias, vocabulary)
         targets = vocabulary.local_ids(targets)
         kept = None if kept is None else kept._replace(first=vocabulary.first)
     if chunk is None:
         chunk = _default_chunk(hidden, weight)
-    # The scale is folded into the temperature and the cap: both then apply to hidden @ weight.T.
+    # The scale is folded into the temperature and the cap: both then apply to the head's output.
     temperature = temperature / transform.scale
     softcap = None if transform.softcap is None else transform.softcap / transform.scale
     outputs: Any = _TokenOutputs.apply(
-        hidden, weight, targets, temperature, chunk, softcap, kept, vocabulary
+        hidden, weight, bias, targets, temperature, chunk, softcap, kept, vocabulary
     )
     return TokenOutputs(*outputs)
+
+
+def _own_rows(weight: Tensor, bias: Tensor | None, vocabulary: VocabularySlice) -> Head:
+    """Return the head of this rank's ids, without the padding."""
+    size = vocabulary.size
+    return Head(weight[:size], None if bias is None else bias[:size])
 
 
 @torch.no_grad()
@@ -87,6 +128,7 @@ def top_logprobs(
     temperature: float = 1.0,
     transform: LogitTransform = NO_TRANSFORM,
     vocabulary: VocabularySlice | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (tokens, num_top) ids of the most likely tokens below `num_ids`, and their log-probs.
 
@@ -96,8 +138,8 @@ def top_logprobs(
     first = 0
     if vocabulary is not None:
         first = vocabulary.first
-        weight = weight[: vocabulary.size]
-    head = upcast_head(weight)
+        weight, bias = _own_rows(weight, bias, vocabulary)
+    head = Head(upcast_head(weight), bias)
     softcap = None if transform.softcap is None else transform.softcap / transform.scale
     shape = (len(hidden), num_top)
     ids = torch.zeros(shape, dtype=torch.int64, device=hidden.device)
@@ -130,6 +172,7 @@ class _TokenOutputs(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         targets: Tensor,
         temperature: float,
         chunk: int,
@@ -137,7 +180,7 @@ class _TokenOutputs(torch.autograd.Function):
         kept: KeptIds | None,
         vocabulary: VocabularySlice | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        head = upcast_head(weight)
+        head = Head(upcast_head(weight), bias)
         own = targets.clamp(min=0)  # ids of other ranks are -1; join() replaces their values
         dtype = _upcast_dtype(hidden)
         shapes = (targets.shape, *[(len(hidden),)] * 3)
@@ -151,7 +194,7 @@ class _TokenOutputs(torch.autograd.Function):
         if vocabulary is not None:
             columns = vocabulary.join(targets, *columns)
         logprobs, entropy, sum_squares, lse = columns
-        ctx.save_for_backward(hidden, weight, targets, lse, entropy)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy)
         ctx.parameter = weight
         ctx.temperature = temperature
         ctx.chunk = chunk
@@ -164,10 +207,11 @@ class _TokenOutputs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         grad_logprobs, grad_entropy, _ = grads
-        hidden, weight, targets, lse, entropy = ctx.saved_tensors
-        head = upcast_head(weight)
+        hidden, weight, bias, targets, lse, entropy = ctx.saved_tensors
+        head = Head(upcast_head(weight), bias)
         grad_hidden = None
         grad_weight = None
+        grad_bias = None
         if ctx.needs_input_grad[0]:
             grad_hidden = torch.empty_like(hidden)
         sums = None
@@ -176,6 +220,8 @@ class _TokenOutputs(torch.autograd.Function):
             grad_weight = sums
             if sums is None:
                 grad_weight = torch.zeros_like(weight, dtype=_upcast_dtype(weight))
+        if ctx.needs_input_grad[2]:
+            grad_bias = torch.zeros_like(bias, dtype=_upcast_dtype(bias))
         for start in range(0, len(hidden), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             grad_logits = _grad_logits(
@@ -194,9 +240,16 @@ class _TokenOutputs(torch.autograd.Function):
                 grad_hidden[part] = grad_logits.to(hidden.dtype) @ weight
             if grad_weight is not None:
                 _add_product(grad_weight, grad_logits, hidden[part])
-        if grad_weight is None or sums is not None:
-            return grad_hidden, *[None] * 7
-        return grad_hidden, grad_weight.to(weight.dtype), *[None] * 6
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0, dtype=grad_bias.dtype)
+        if sums is not None:  # the products have been added to the master's gradient
+            grad_weight = None
+        return grad_hidden, _rounded(grad_weight, weight), _rounded(grad_bias, bias), *[None] * 6
+
+
+def _rounded(grad: Tensor | None, parameter: Tensor) -> Tensor | None:
+    """Return the gradient in the type of its parameter."""
+    return None if grad is None else grad.to(parameter.dtype)
 
 
 def _use_triton(hidden: Tensor) -> bool:
@@ -208,7 +261,7 @@ def _use_triton(hidden: Tensor) -> bool:
 
 def _chunk_outputs(
     hidden: Tensor,
-    head: Tensor,
+    head: Head,
     targets: Tensor,
     temperature: float,
     softcap: float | None,
@@ -250,7 +303,7 @@ def _outputs_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 def _grad_logits(
     hidden: Tensor,
-    head: Tensor,
+    head: Head,
     targets: Tensor,
     lse: Tensor,
     entropy: Tensor,
@@ -260,7 +313,7 @@ def _grad_logits(
     softcap: float | None,
     kept: KeptIds | None,
 ) -> Tensor:
-    """Return the (tokens, vocabulary) gradient of hidden @ head.T for one chunk.
+    """Return the (tokens, vocabulary) gradient of the head's output for one chunk.
 
     Targets of -1 are in another rank's slice of the vocabulary. The Triton kernel returns the type
     of `hidden`; the torch path returns float32.
@@ -328,16 +381,14 @@ def _upcast_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _scaled_logits(
-    hidden: Tensor, head: Tensor, temperature: float, softcap: float | None
-) -> Tensor:
+def _scaled_logits(hidden: Tensor, head: Head, temperature: float, softcap: float | None) -> Tensor:
     logits = capped_logits(hidden, head, softcap)
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
-def capped_logits(hidden: Tensor, head: Tensor, softcap: float | None) -> Tensor:
-    """Return softcap · tanh(x / softcap) of x = hidden @ head.T; x itself without a cap."""
-    logits = upcast_logits(hidden, head)
+def capped_logits(hidden: Tensor, head: Head, softcap: float | None) -> Tensor:
+    """Return softcap · tanh(x / softcap) of the head's output x; x itself without a cap."""
+    logits = upcast_logits(hidden, *head)
     return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
@@ -346,18 +397,23 @@ def _cap_derivative(capped: Tensor, softcap: float) -> Tensor:
     return 1 - (capped / softcap).square()
 
 
-def upcast_logits(hidden: Tensor, head: Tensor) -> Tensor:
-    """Return hidden @ head.T with float32 results for bfloat16 inputs.
+def upcast_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return hidden @ weight.T + bias with float32 results for bfloat16 inputs.
 
-    Bfloat16 logits of size 20 would be wrong by up to 0.06 nats. `head` may be the result of
+    Bfloat16 logits of size 20 would be wrong by up to 0.06 nats. `weight` may be the result of
     upcast_head, which an engine computes once for many steps.
     """
+    logits = _upcast_product(hidden, weight)
+    return logits if bias is None else logits.add_(bias)
+
+
+def _upcast_product(hidden: Tensor, weight: Tensor) -> Tensor:
     if hidden.dtype != torch.bfloat16:
-        return hidden @ head.T
+        return hidden @ weight.T
     if has_float32_accumulation(hidden.device):
-        return torch.mm(hidden, head.T, out_dtype=torch.float32)
+        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
     with _bfloat16_products():
-        return hidden.float() @ upcast_head(head).T
+        return hidden.float() @ upcast_head(weight).T
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from postgrad.model.passes.attention import prompt_mask
-from postgrad.model.passes.head import upcast_head, upcast_logits
+from postgrad.model.passes.head import Head, head_of, upcast_head, upcast_logits
 from postgrad.model.passes.support import LogitTransform, has_window
 from postgrad.rollout.native.cache import PrefillCache, SlotCache
 from postgrad.rollout.native.jobs import Job, Row
@@ -99,7 +99,8 @@ class DecodeLoop:
 
     def load_head(self) -> None:
         """Take the head's weights from the model; in bfloat16 they may be a copy."""
-        self.head_weight = upcast_head(self.engine.model.get_output_embeddings().weight)
+        weight, bias = head_of(self.engine.model)
+        self.head = Head(upcast_head(weight), bias)
 
     def add(self, job: Job) -> Job:
         """Queue a job; returns it."""
@@ -163,7 +164,7 @@ class DecodeLoop:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits (rows, vocabulary) of the last hidden states (rows, width)."""
         transform = self.engine.logit_transform
-        logits = upcast_logits(hidden, self.head_weight).float()
+        logits = upcast_logits(hidden, *self.head).float()
         if transform.scale != 1.0:
             logits = logits * transform.scale
         if transform.softcap is not None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from postgrad.model.detachable import DetachableMemory, driver_library
 from postgrad.model.device import capture_graph, supports_graph_capture
-from postgrad.model.passes.head import upcast_logits
+from postgrad.model.passes.head import head_of, upcast_logits
 from postgrad.model.passes.kernels import NO_FP_FUSION
 from postgrad.model.passes.kernels.install import Norm
 from postgrad.model.passes.kernels.launch import LOG2E, warp_config
@@ -109,7 +109,7 @@ class Decoder:
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.num_heads
         embedding = model.get_input_embeddings()
         self.embedding = embedding.weight
-        self.head = model.get_output_embeddings().weight
+        self.head = head_of(model)
         self.norm = known_norm(model.base_model.norm)
         blocks = model.base_model.layers
         self.layers = [Layer(*pair) for pair in zip(blocks, rotary_kinds(model), strict=True)]
@@ -307,7 +307,7 @@ class Decoder:
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits (rows, vocabulary) of the last hidden states (rows, width)."""
-        return upcast_logits(hidden, self.head).float()
+        return upcast_logits(hidden, *self.head).float()
 
     def attend(
         self, number: int, layer: Layer, qkv: Tensor, query: Tensor, attended: Tensor

@@ -78,7 +78,7 @@ class NativeEngine:
 
         if support_of(self.model).passes == "rows":
             family = self.model.config.get_text_config().model_type
-            return f"{family} has layers that are not attention over keys and values"
+            return f"only the stock forward pass of {family} gives its numbers"
         return decode_problem(loaded, self)
 
     def _make_decoder(self) -> "Decoder | None":

@@ -247,7 +247,7 @@ class PagedLiveLoop(PagedDecodeLoop):
         index = torch.tensor(columns, device=self.decoder.device)[:, None]
         tokens = self.decoder.top_tokens[index, places].tolist()
         logprobs = self.decoder.top_logprobs[index, places].tolist()
-        vocabulary = self.decoder.head.shape[0]
+        vocabulary = len(self.decoder.head.weight)
         for line, (column, row) in enumerate(zip(columns, rows, strict=True)):
             job = row.job
             assert isinstance(job, LiveJob)
