@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rows import read_rows, write_row
+from rows import is_measured, read_rows, write_row
 
 PROMPT_TOKENS = 16
 TIME_LIMIT = "time limit"
@@ -132,7 +132,8 @@ class RowTrainer:
             result = self.train(tokens, 0)
         except (torch.OutOfMemoryError, RunError) as error:
             result = {"tokens": tokens, "failed": str(error).split("\n")[0][:300]}
-        for weight in self.policy.model.parameters():
+        masters = self.policy.optimizer.masters.values()
+        for weight in [*self.policy.model.parameters(), *masters]:
             weight.grad = None
         if self.policy.device.type == "cuda":
             gc.collect()
@@ -170,6 +171,7 @@ class Search:
             limit_memory(self.args.memory_gib)
             case = CASES[self.args.case]
             self.trainer = RowTrainer(case, self.args.stop, Path(self.args.folder))
+            self.trainer.fits(2 * PROMPT_TOKENS)  # so that there is optimizer state
         return self.trainer.fits(tokens)
 
     def try_apart(self, tokens: int) -> dict[str, Any]:
@@ -204,8 +206,9 @@ class Search:
             if bad and (not good or bad - good <= max(good // 8, 1)):
                 break
             tokens = (good + bad) // 2 if bad else 2 * tokens
-        if good:
-            name = f"longest row {self.case}"
+        name = f"longest row {self.case}"
+        is_complete = tokens > self.args.stop or bool(bad and bad - good <= max(good // 8, 1))
+        if good and is_complete and not is_measured(self.args.out, name, "postgrad"):
             figures = {"longest": good, "fails_at": bad or None, "memory_gib": memory}
             write_row(self.args.out, name, "postgrad", **figures)
 

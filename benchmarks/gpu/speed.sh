@@ -28,7 +28,7 @@ peer() {
   shift 3
   if [ "$left" -lt 20 ]; then return; fi
   local path=${PYTHONPATH:-}
-  if [ "$1" = unsloth ]; then path=${UNSLOTH:-}:$path; fi
+  if [ "$1" = unsloth ] && [ -n "${UNSLOTH:-}" ]; then path=$UNSLOTH:$path; fi
   PYTHONPATH=$path limited "$limit" python3 "$here/peers.py" "$@" --folder "$out/models" \
     --out "$file" > "$out/peer.log" 2>&1
   local code=$? reason

@@ -266,7 +266,7 @@ def serve_table(results: Results) -> str:
     columns = (*columns, "response p50", "response p99")
     for row in results.starting("serve "):
         figures = row["figures"]
-        load = row["name"].removeprefix("serve ").replace("1 clients", "1 client")
+        load = re.sub("^1 clients", "1 client", row["name"].removeprefix("serve "))
         cells = [load, row["system"], f"{figures['failed']:.0f}"]
         cells += [f"{figures[c]:,.1f}" if c in figures else "-" for c in columns[:1]]
         cells += [f"{figures[c]:,.0f}" if c in figures else "-" for c in columns[1:]]

@@ -78,6 +78,7 @@ def test_greedy_answers_of_64_clients_are_those_of_the_plain_path(server):
     engine = server.served.worker.engine
     assert len(loop_of(server).free_pages) == engine.decoder.sizes.pages
     assert engine.decoder.captures and sorted(engine.decoder.graphs) == [8, 16, 32, 64]
+    assert engine.decoder.prefill_graph is not None
     num_equal = 0
     for client, choice in answers.items():
         logprobs = stock_logprobs(engine.model, prompt_of(client), choice["token_ids"])

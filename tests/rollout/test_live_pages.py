@@ -17,6 +17,7 @@ if importlib.util.find_spec("triton") is None:
 
 from recording_decoder import RecordingDecoder, Tokenizer, expected, long_seeds
 
+from postgrad.rollout.native import paged_prefill
 from postgrad.rollout.native.paged_live import PagedLiveLoop
 from postgrad.rollout.native.tables import PREFILL_ROWS
 
@@ -141,6 +142,23 @@ def test_rows_of_one_prompt_share_its_pages():
     loop.add(LiveJob(Request([3] * 70, [4], 20), Sampling()))
     loop.step()
     assert loop.decoder.num_prefilled == [69]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("max_keys", "by_rows"), [(69 * 69, True), (69 * 69 - 1, False)])
+def test_rows_that_would_read_too_many_keys_are_computed_in_a_pass(max_keys, by_rows, monkeypatch):
+    steps: list[int] = []
+    run_prefill = RecordingDecoder.run_prefill
+
+    def counted(decoder: RecordingDecoder) -> None:
+        steps.append(1)
+        run_prefill(decoder)
+
+    monkeypatch.setattr(RecordingDecoder, "run_prefill", counted)
+    monkeypatch.setattr(paged_prefill, "MAX_CAPTURED_KEYS", max_keys)
+    loop, _ = make_loop(60, captures=True)
+    loop.add(LiveJob(Request([3] * 70, [1], 20), Sampling()))
+    loop.step()
+    assert loop.decoder.num_prefilled == [69] and bool(steps) == by_rows  # type: ignore[attr-defined]
 
 
 def test_a_dropped_job_frees_its_pages_and_the_others_go_on():

@@ -213,6 +213,9 @@ class Api:
         Tokens that arrive while others are sent share the next event.
         """
         ready = "".join(map(event, builder.first_chunks()))
+        if ready and pending.updates.empty():
+            yield ready
+            ready = ""
         deadline = asyncio.get_running_loop().time() + self.time_limit_s
         try:
             while not builder.done:

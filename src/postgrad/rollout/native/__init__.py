@@ -19,7 +19,7 @@ paged.py           the decode loop over decoder.py
 paged_rows.py      its rows and the prompts that they share
 paged_slots.py     what the rows write to the decoder and read from it
 pages.py           sizes of the paged cache
-paged_prefill.py   packed passes that write prompts to pages
+paged_prefill.py   passes, or captured steps, that write prompts to pages
 paged_live.py      the same loop for a server
 paged_stream.py    the same loop for conversations, whose pages are kept between turns
 """

@@ -95,7 +95,7 @@ class PagedDecodeLoop:
         wanted = self.capacity * own_pages + prompt_pages + 1
         num_rows = sum(len(job.request.seeds) for job in self.jobs)
         return BufferSizes(
-            rows=max(self.capacity, PREFILL_ROWS) if self.stream_rows else self.capacity,
+            rows=self.buffer_rows(),
             row_pages=_round_up(row_pages * self.growth, 8),
             slots=1 << (max(num_rows, self.stream_rows) - 1).bit_length(),
             length=limit,
@@ -161,6 +161,10 @@ class PagedDecodeLoop:
     def keeps_tops(self) -> bool:
         """Return whether the next steps keep the most likely tokens."""
         return False
+
+    def buffer_rows(self) -> int:
+        """Return the rows of the decoder's tables."""
+        return max(self.capacity, PREFILL_ROWS if self.prefills_by_rows() else 0)
 
     def prefills_by_rows(self) -> bool:
         """Return whether decode steps prefill the few tokens of jobs that join others."""

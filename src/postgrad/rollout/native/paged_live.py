@@ -20,7 +20,6 @@ from postgrad.rollout.native.pages import fit_pages, graph_rows, num_pages
 from postgrad.rollout.native.tables import (
     ALIVE,
     NUM_OWN,
-    PREFILL_ROWS,
     STEPS_PER_SYNC,
     BufferSizes,
 )
@@ -76,7 +75,7 @@ class PagedLiveLoop(PagedDecodeLoop):
         row_pages = num_pages(max_context) + 1  # prompt and response begin on pages of their own
         rows = self.capacity
         return BufferSizes(
-            rows=max(rows, PREFILL_ROWS),
+            rows=self.buffer_rows(),
             row_pages=row_pages,
             slots=rows,
             length=STEPS_PER_SYNC,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 PREFILL_TOKENS = 16384
 # A packed pass takes about 45 ms to launch; a captured step of an 8B model reads its weights in 4.
 MAX_CAPTURED_TOKENS = 12 * PREFILL_ROWS
+MAX_CAPTURED_KEYS = MAX_CAPTURED_TOKENS**2  # every row reads the keys of its tokens again
 
 
 class Span(NamedTuple):
@@ -65,8 +66,12 @@ class Span(NamedTuple):
         return np.concatenate([shared, page_lines(own_pages, self.num_own)])
 
     @property
+    def num_earlier(self) -> int:
+        return self.num_shared + self.num_own
+
+    @property
     def num_keys(self) -> int:
-        return self.num_shared + self.num_own + len(self.tokens)
+        return self.num_earlier + len(self.tokens)
 
 
 def page_lines(pages: Sequence[int], num_tokens: int) -> np.ndarray:
@@ -83,7 +88,9 @@ def prefill(decoder: "Decoder", spans: Sequence[Span], captured: bool = False) -
     compute spans of a few tokens whose hidden states nobody needs.
     """
     by_rows = [span for span in spans if span.on_states is None] if captured else []
-    if sum(len(span.tokens) for span in by_rows) > MAX_CAPTURED_TOKENS:
+    num_tokens = sum(len(span.tokens) for span in by_rows)
+    num_read = sum(len(span.tokens) * span.num_keys for span in by_rows)
+    if num_tokens > MAX_CAPTURED_TOKENS or num_read > MAX_CAPTURED_KEYS:
         by_rows = []
     by_passes = [span for span in spans if span.on_states is not None or not by_rows]
     parts = [part for span in by_passes for part in split_span(span, PREFILL_TOKENS)]
@@ -140,12 +147,12 @@ def _prefill_pass(decoder: "Decoder", spans: Sequence[Span]) -> None:
     shared_start = len(tokens)
     for span in spans:
         end = start + len(span.tokens)
-        shared_end = shared_start + len(span.earlier)
+        shared_end = shared_start + span.num_earlier
         segments.append((start, end, shared_start, shared_end, end))
         start = end
         shared_start = shared_end
     packing = make_packing(segments)
-    earlier_positions = [torch.arange(len(span.earlier), dtype=torch.int32) for span in spans]
+    earlier_positions = [torch.arange(span.num_earlier, dtype=torch.int32) for span in spans]
     positions = torch.cat([packing.positions, *earlier_positions])
     device = decoder.device
     unused_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)  # packing decides
