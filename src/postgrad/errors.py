@@ -41,7 +41,8 @@ def first_line(error: BaseException, max_chars: int = 300) -> str:
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """Returns the end of an error message: the most similar known name, or all known names."""
     names = sorted(known)
-    similar = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
+    swapped = [name for name in names if sorted(name) == sorted(wrong)]
+    similar = difflib.get_close_matches(wrong, swapped or names, n=1, cutoff=0.5)
     if similar:
         return f"did you mean {similar[0]}?"
     return f"known: {', '.join(names)}" if names else "there are none"

@@ -434,3 +434,21 @@ def test_defaults_follow_what_the_script_sets():
     small = defaults_of("verl", "grpo", {"training.problems_per_step": "128"})
     assert small["training.updates_per_step"] == "1"
     assert "training.validation_temperature" not in small
+
+
+def test_what_a_trainer_of_trl_is_given_is_listed():
+    script = (
+        'GRPOTrainer(model="Qwen/Qwen3-0.6B", reward_funcs=[f, g], train_dataset=rows, '
+        'args=GRPOConfig(output_dir="out", max_steps=20))'
+    )
+    result = translate(*read_settings(script))
+    assert result.overrides["model.path"] == "Qwen/Qwen3-0.6B"
+    assert result.overrides["training.steps"] == "20"
+    assert [line.split(":")[0] for line in result.missing] == [
+        "reward_funcs=[f, g]",
+        "train_dataset=rows",
+    ]
+    other = translate(*read_settings("SFTTrainer(model, peft_config=p, args=SFTConfig())"))
+    assert [line.split(":")[0] for line in other.missing] == ["peft_config=p"]
+    made = translate(*read_settings("SFTTrainer(model=model, args=SFTConfig())"))
+    assert made.missing == ["model=model: set model.path to its name or folder"]

@@ -493,3 +493,62 @@ def test_metrics_that_cannot_be_written_are_a_run_error(tmp_path):
     with pytest.raises(RunError, match=r"metrics\.jsonl could not be written: No space left"):
         log.write(1, {"loss": 1.0})
     log.close()
+
+
+def test_advantages_that_are_not_numbers_end_the_run(home, capsys, tiny):
+    (home / "mine.py").write_text(
+        "from postgrad.algorithms.advantages import Advantage\n"
+        "def broken(rewards, groups):\n"
+        "    return rewards * float('nan')\n"
+        "BROKEN = Advantage(broken, reads=('rewards', 'groups'))\n"
+    )
+    code, err = train_and_fail(home, capsys, tiny, "method.advantage=mine.py:broken")
+    assert code == 1 and "advantages after estimate are not finite numbers" in err
+
+
+@pytest.mark.parametrize("recipe", ["sft", "dpo", "reward_model"])
+@pytest.mark.parametrize("setting", ["rollout.temperature=0.3", "reward.verifier=exact"])
+def test_settings_of_sampling_are_refused_for_given_responses(home, capsys, tiny, recipe, setting):
+    """A temperature would change their log-probs, and with them the loss."""
+    (home / "pairs.jsonl").write_text('{"prompt": "1+1=", "chosen": "2", "rejected": "3"}\n')
+    settings = [setting] if recipe == "sft" else [setting, "data.train=pairs.jsonl"]
+    code, err = train_and_fail(home, capsys, tiny, *settings, recipe=recipe)
+    assert code == 2 and setting in err and "responses" in err
+
+
+def test_a_name_outside_of_runs_is_refused(home, capsys, tiny):
+    code, err = train_and_fail(home, capsys, tiny, "name=../elsewhere")
+    assert code == 2 and "name=../elsewhere is outside of runs=runs" in err
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_the_first_responses_without_a_score_are_reported(tmp_path, tiny):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def sometimes(response, problem):\n"
+        "    if sum(map(ord, response)) % 4 == 0:\n"
+        "        raise ValueError('one in four')\n"
+        "    return sum(map(ord, response)) % 4\n"
+    )
+    settings = (f"reward.verifier={file}:sometimes", "reward.max_failure_rate=0.9")
+    notes = Notes()
+    train(config_of("grpo", tiny, *SMALL, *settings, f"runs={tmp_path}"), notes)
+    (warning,) = [text for text in notes.texts if "could not be scored" in text]
+    assert warning.startswith("warning: step ") and "one in four" in warning
+
+
+def test_pairs_with_equal_responses_are_reported(tmp_path, tiny):
+    row = {"prompt": "1+1=", "chosen": "2", "rejected": "2"}
+    other = {"prompt": "1+2=", "chosen": "3", "rejected": "2"}
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in (row, other, other, other)))
+    notes = Notes()
+    train(config_of("dpo", tiny, *SMALL, f"data.train={file}", f"runs={tmp_path}"), notes)
+    assert any("1 of 4 pairs of data.train have the same chosen" in text for text in notes.texts)

@@ -116,6 +116,8 @@ def _validate(
     if not config.name:
         label = recipe if recipe in recipe_names() else Path(recipe).stem
         config.name = f"{label}-{fingerprint(config)[:8]}"
+    if ".." in Path(config.name).parts or Path(config.name).is_absolute():
+        raise ConfigError(f"name={config.name} is outside of runs={config.runs}; set runs= instead")
     return config
 
 

@@ -23,6 +23,14 @@ OPENRLHF = "openrlhf.cli."
 # Programs of verl and its forks whose training is the one of the recipes here.
 _KNOWN_MAINS = ("main_ppo", "main_dapo", "main_mix_ppo")
 _ASYNC = ("fully_async_policy", "one_step_off_policy")
+# Arguments of TRL's trainers that are objects of the script, and what to write instead.
+TRL_ARGUMENTS = {
+    "model": "set model.path to its name or folder",
+    "reward_funcs": "set reward.verifier=FILE.py:FUNCTION, or reward= of postgrad.train",
+    "train_dataset": "set data.train to its file or to hub:NAME, or data= of postgrad.train",
+    "eval_dataset": "set data.validation to its file or to hub:NAME",
+    "peft_config": "set model.lora.rank and model.lora.alpha",
+}
 # Sections of verl's configuration that only RL has.
 _RL_SECTIONS = ("actor_rollout_ref.", "algorithm.")
 
@@ -38,7 +46,7 @@ def read_settings(text: str) -> tuple[str, dict[str, str], list[str]]:
     """
     trl = _read_trl(text)
     if trl is not None:
-        return (*trl, [])
+        return trl
     script = read_script(text)
     trainers: list[tuple[str, Command]] = []
     for command in script.commands:
@@ -118,8 +126,8 @@ def _read_without_program(text: str, script: Script) -> tuple[str, dict[str, str
     )
 
 
-def _read_trl(text: str) -> tuple[str, dict[str, str]] | None:
-    """The keyword arguments of the first call of a TRL config; None if there is none.
+def _read_trl(text: str) -> tuple[str, dict[str, str], list[str]] | None:
+    """(class, keyword arguments, notes) of the call of a TRL config; None if there is none.
 
     Raises:
         ConfigError: there are several.
@@ -129,17 +137,36 @@ def _read_trl(text: str) -> tuple[str, dict[str, str]] | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     calls: list[tuple[str, dict[str, str]]] = []
+    trainer: dict[str, str] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func).rpartition(".")[2]
         if name in TRL_RECIPES:
-            arguments = [(word.arg, ast.unparse(word.value)) for word in node.keywords]
-            calls.append((name, {key: value.strip("'\"") for key, value in arguments if key}))
+            arguments = _keywords(node)
+            calls.append((name, {key: value.strip("'\"") for key, value in arguments.items()}))
+        elif name.removesuffix("Trainer") + "Config" in TRL_RECIPES:
+            trainer = _keywords(node)
     if len(calls) > 1:
         names = ", ".join(name for name, _ in calls)
         raise ConfigError(f"the file has {len(calls)} configs ({names}); keep one of them")
-    return calls[0] if calls else None
+    if not calls:
+        return None
+    kind, settings = calls[0]
+    model = trainer.pop("model", "")
+    if model.startswith(("'", '"')):
+        settings.setdefault("model_name_or_path", model.strip("'\""))
+    elif model:
+        trainer["model"] = model
+    notes = [
+        f"{key}={trainer[key]}: {TRL_ARGUMENTS[key]}" for key in TRL_ARGUMENTS if key in trainer
+    ]
+    return kind, settings, notes
+
+
+def _keywords(call: ast.Call) -> dict[str, str]:
+    """The keyword arguments of a call, as they are written."""
+    return {word.arg: ast.unparse(word.value) for word in call.keywords if word.arg}
 
 
 def translate(kind: str, settings: dict[str, str], notes: Sequence[str] = ()) -> Translation:

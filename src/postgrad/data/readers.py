@@ -223,7 +223,7 @@ def _parse_json_line(path: Path, location: str, text: str) -> Any:
     except (ValueError, RecursionError) as error:
         reason = one_line(error)
         if isinstance(error, json.JSONDecodeError):
-            reason = f"{error.msg} at column {error.colno}"
+            reason = f"{error.msg.removesuffix(' at')} at column {error.colno}"
         advice = "write one JSON object per line"
         if location == "line 1" and not text.lstrip().startswith("{"):
             advice += f"; the name of a table ends in .csv, not {path.suffix}"

@@ -102,6 +102,9 @@ def _rename_hint(row: Row) -> str:
         similar = difflib.get_close_matches(column, known, n=1, cutoff=0.8)
         if similar and similar[0] not in row:
             return f"did you mean {similar[0]} instead of {column}?"
+    for present, missing in (("chosen", "rejected"), ("rejected", "chosen")):
+        if present in row and missing not in row:
+            return f"a pair needs a column {missing} beside {present}"
     if not any(set(schema.columns) & row.keys() for schema in SCHEMAS):
         return (
             "rename them to prompt and ground_truth, question and answer, prompt and completion, "

@@ -88,9 +88,11 @@ def is_environment(value: Any) -> bool:
 def read_step(result: Any) -> tuple[str, Score, bool]:
     """Return (observation, reward, done) of what step() returned. Raises EnvironmentFailure."""
     if not isinstance(result, tuple | list) or len(result) != 3:
+        kind = type(result).__name__
+        if isinstance(result, tuple | list):
+            kind += f" of {len(result)} values"
         raise EnvironmentFailure(
-            "invalid",
-            f"step returned {type(result).__name__}; return (observation, reward, done)",
+            "invalid", f"step returned {kind}; return (observation, reward, done)"
         )
     observation, reward, done = result
     return read_text(observation, "step"), read_reward(reward), bool(done)

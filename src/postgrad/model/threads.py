@@ -1,6 +1,7 @@
 """The number of CPU threads: the one that computes fastest, and setting it."""
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ def probe_threads(hidden_size: int, dtype: str) -> int:
     Small models are often faster on one thread than on all, especially on a busy machine. So more
     threads are chosen only if they are clearly faster.
     """
-    cores = available_cores()
+    cores = min(available_cores(), _allowed_threads())
     candidates = sorted({1, 2, 4, 8, cores} & set(range(1, cores + 1)))
     mlp = nn.Sequential(
         nn.Linear(hidden_size, 4 * hidden_size), nn.SiLU(), nn.Linear(4 * hidden_size, hidden_size)
@@ -41,6 +42,12 @@ def probe_threads(hidden_size: int, dtype: str) -> int:
                 best = threads
                 least = seconds
     return best
+
+
+def _allowed_threads() -> int:
+    """Return the most threads that OMP_NUM_THREADS allows."""
+    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(text) if text.isdecimal() and int(text) else sys.maxsize
 
 
 def set_threads(threads: int) -> None:

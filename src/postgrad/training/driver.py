@@ -9,8 +9,9 @@ from contextlib import closing, contextmanager
 
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
+from postgrad.methods.step import Step
 from postgrad.training.checkpoint import checkpoint_due
-from postgrad.training.guard import Guard
+from postgrad.training.guard import Guard, check_advantages
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, batch_metrics, final_batch, returned, timed
 from postgrad.training.memory import explained_memory_errors
@@ -73,6 +74,7 @@ class Driver:
         self.number = self.start = self.progress.restore()
         opened.inputs.scorer.trainer_state = self.trainer_state
         self.reached = False
+        self.noted_failures = False
         self.log = RunLog(self.folder, self.start)
         self.validator = Validator(opened, self.log)
         self.progress.writer.remove_leftovers(self.start, self.validator.best.step)
@@ -124,6 +126,7 @@ class Driver:
                 name = stage.__name__
                 with timed(step, name), explained_memory_errors(name, self.method.ports.policy):
                     work = returned(stage(work, step), stage)
+                    check_advantages(work, stage)
             seconds = time.perf_counter() - started
         batch = final_batch(work, step, stages[-1])
         speed = {"step_s": seconds, "tokens_per_second": batch.num_tokens / seconds}
@@ -132,8 +135,21 @@ class Driver:
         metrics = self.log.write(number, step.metrics)
         self.validator.watch.add_step(metrics)
         self.reporter.step(metrics, batch)
+        self.note_failures(step, len(batch))
         self.guard.check(step, batch)
         return StepResult(number, batch, metrics)
+
+    def note_failures(self, step: Step, num_scored: int) -> None:
+        """Report the first step with responses that could not be scored."""
+        if not step.failed or self.noted_failures:
+            return
+        self.noted_failures = True
+        num_failed = sum(map(len, step.failed))
+        self.reporter.note(
+            f"warning: step {step.number}: {num_failed} of {num_failed + num_scored} responses "
+            f"could not be scored; the first: {step.failed[0].rows['failure'][0]} "
+            "(reward/failures counts them)"
+        )
 
     def save(self) -> None:
         """Write the checkpoint of the last finished step, unless it has one."""

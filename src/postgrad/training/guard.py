@@ -1,12 +1,27 @@
 """Stops a run that cannot learn, and says why."""
 
+from typing import Any
+
 from postgrad.config.schema import Config
 from postgrad.errors import RunError
 from postgrad.methods.base import Step
+from postgrad.methods.step import Stage
 from postgrad.types import Batch
 
 # Mean |log-prob gap| in nats; a healthy engine stays below 0.05 even in bfloat16.
 MAX_ENGINE_GAP = 0.2
+
+
+def check_advantages(work: Any, stage: Stage) -> None:
+    """Raise RunError if a stage set advantages that are not numbers: no row could learn from it."""
+    if not isinstance(work, Batch) or "advantages" not in work.tokens:
+        return
+    wrong = ~work.tokens["advantages"].isfinite()
+    if bool(wrong.any()):
+        raise RunError(
+            f"{int(wrong.sum())} of {len(wrong)} advantages after {stage.__name__} are not finite "
+            "numbers; look at method.advantage and the rewards"
+        )
 
 
 class Guard:

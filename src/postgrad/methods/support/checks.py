@@ -69,12 +69,24 @@ def check_sampling(method: Any) -> None:
             f"model.lora.dropout={dropout} is out of range; it must be at least 0 and below 1"
         )
     if not method.trains_on_samples:
+        _check_given_temperature(method)
         return
     _check_truncated_sampling(method)
     if dropout:
         raise ConfigError(
             f"model.lora.dropout={dropout} makes the trained policy differ from the sampled one; "
             f"{method.settings.name} cannot use it: remove it"
+        )
+
+
+def _check_given_temperature(method: Any) -> None:
+    """Refuses a temperature for responses that nobody sampled; it would change their log-probs."""
+    temperature = method.config.rollout.temperature
+    if temperature != 1.0:
+        raise ConfigError(
+            f"rollout.temperature={temperature:g}: {method.settings.name} learns from given "
+            "responses, whose log-probs have temperature 1; remove it, or set "
+            "training.validation_temperature for validations"
         )
 
 

@@ -98,7 +98,7 @@ def _missing(module: ModuleType, place: str, name: str, kind: type) -> str:
         example = f"{kind.__name__}({name}, reads=(...))"
         return f"{name} is not declared; add NAME = {example} to {place}"
     declared = [key for key, value in vars(module).items() if isinstance(value, kind)]
-    return f"{place} has no function {name}; {did_you_mean(name, declared)}"
+    return f"{place} declares no {kind.__name__} {name}; {did_you_mean(name, declared)}"
 
 
 def _check_call(declaration: Loss | Advantage, label: str) -> None:

@@ -23,6 +23,11 @@ def check_pairs(method: Method, problems: Sequence[Problem], key: str) -> None:
             )
 
 
+def has_equal_sides(problem: Problem) -> bool:
+    """Whether a problem is a pair whose chosen response is the rejected one."""
+    return is_pair(problem) and len({str(problem.extra[name]) for name in PAIR}) == 1
+
+
 def check_equal_weights(method: Method) -> None:
     """Refuses method.aggregation, which losses over whole responses do not read."""
     aggregation = method.settings.aggregation

@@ -6,9 +6,14 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.preference import row_logprobs
+from postgrad.data.render import Prompts
 from postgrad.methods.base import Method
 from postgrad.methods.step import Step
-from postgrad.methods.support.given_rows import check_equal_weights, check_pairs
+from postgrad.methods.support.given_rows import (
+    check_equal_weights,
+    check_pairs,
+    has_equal_sides,
+)
 from postgrad.types import Batch, Problem
 
 
@@ -46,6 +51,15 @@ class GivenPairs(GivenResponses):
 
     def check_validation_problems(self, problems: Sequence[Problem]) -> None:
         check_pairs(self, problems, "data.validation")
+
+    def data_notes(self, prompts: Prompts, problems: Sequence[Problem]) -> list[str]:
+        num_equal = sum(has_equal_sides(problem) for problem in problems)
+        if not num_equal:
+            return []
+        return [
+            f"warning: {num_equal} of {len(problems)} pairs of data.train have the same chosen and "
+            "rejected response; nothing can be learned from them"
+        ]
 
     def prepare(self, batch: Batch) -> Batch:
         """Sets the weight of a pair: 1 / number of pairs of the optimizer step."""
