@@ -114,7 +114,7 @@ def hub(tmp_path, monkeypatch) -> Path:
     row = '{"query": "1+1?", "answer": "two #### 2", "note": 1}\n'
     (folder / "main" / "train-0.jsonl").write_text(row * 2)
     (folder / "main" / "test-0.jsonl").write_text(row)
-    monkeypatch.setattr(hub_source, "fetch", lambda repo, patterns: (folder, [], "abc"))
+    monkeypatch.setattr(hub_source, "fetch", lambda repo, patterns, **_: (folder, [], "abc"))
     return folder
 
 

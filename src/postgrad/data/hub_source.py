@@ -31,7 +31,7 @@ def hub_files(source: str) -> tuple[str, list[Path], dict[str, str]]:
         raise ConfigError(f"data source {source!r} names no data set; type for example {EXAMPLE}")
     split = rest[0] if rest and "=" not in rest[0] else "train"
     columns = _read_columns(source, rest[1:] if rest and "=" not in rest[0] else rest)
-    folder, _, _ = fetch(repo, PATTERNS)
+    folder, _, _ = fetch(repo, PATTERNS, instead="name their folder instead of hub:")
     files = _split_files(folder, split)
     folders = sorted({file.parent.relative_to(folder).as_posix() for file in files})
     if len(folders) > 1:

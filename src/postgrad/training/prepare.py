@@ -326,10 +326,11 @@ def _check_given_rows(
         lengths = [(max(p for p, _ in lengths), max(r for _, r in lengths))]
     prompt, response = max(lengths, key=sum)
     if prompt + response > context:
+        drops = config.data.overlong == "drop"
         raise ConfigError(
             f"a prompt of {prompt} tokens and a response of {response} in the data exceed the "
-            f"model's context of {context}; set data.overlong=drop and lower "
-            "rollout.max_response_tokens or data.max_prompt_tokens"
+            f"model's context of {context}; {'' if drops else 'set data.overlong=drop and '}lower "
+            "rollout.max_response_tokens or data.max_prompt_tokens: longer rows are left out"
         )
 
 

@@ -7,13 +7,16 @@ from postgrad.data.readers import extension, one_line
 from postgrad.errors import ConfigError, first_line
 
 
-def fetch(repo: str, patterns: tuple[str, ...], revision: str = "") -> tuple[Path, list[Path], str]:
+def fetch(
+    repo: str, patterns: tuple[str, ...], revision: str = "", instead: str = "give from=FOLDER"
+) -> tuple[Path, list[Path], str]:
     """Downloads the files of a repository that match, or finds them in the cache.
 
     Args:
         repo: name of the data set on the hub.
         patterns: patterns of file paths; the first that matches any file is used.
         revision: a commit or branch; "" for the newest.
+        instead: what errors advise for files that are on the disk.
 
     Returns:
         (folder, its matching files in order of their names, commit).
@@ -32,8 +35,8 @@ def fetch(repo: str, patterns: tuple[str, ...], revision: str = "") -> tuple[Pat
         )
     except ImportError as error:
         raise ConfigError(
-            f"from=hub needs the package huggingface_hub ({one_line(error)}); "
-            "pip install huggingface_hub, or give from=FOLDER"
+            f"the hub needs the package huggingface_hub ({one_line(error)}); "
+            f"pip install huggingface_hub, or {instead}"
         ) from error
     try:
         downloaded = snapshot_download(
@@ -42,7 +45,7 @@ def fetch(repo: str, patterns: tuple[str, ...], revision: str = "") -> tuple[Pat
     except GatedRepoError as error:
         raise ConfigError(
             f"{repo} is gated; accept its terms on huggingface.co/datasets/{repo} "
-            "and set HF_TOKEN, or give from=FOLDER"
+            f"and set HF_TOKEN, or {instead}"
         ) from error
     except RevisionNotFoundError as error:
         raise ConfigError(
@@ -57,7 +60,7 @@ def fetch(repo: str, patterns: tuple[str, ...], revision: str = "") -> tuple[Pat
         raise ConfigError(
             f"{repo} cannot be reached and is not in the cache ({reason}); "
             "connect, set HF_ENDPOINT to a mirror, or download its files on another machine "
-            "and give from=FOLDER"
+            f"and {instead}"
         ) from error
     folder = Path(downloaded)
     files = matching_files(folder, patterns)
