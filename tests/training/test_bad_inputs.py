@@ -507,13 +507,14 @@ def test_advantages_that_are_not_numbers_end_the_run(home, capsys, tiny):
 
 
 @pytest.mark.parametrize("recipe", ["sft", "dpo", "reward_model"])
-@pytest.mark.parametrize("setting", ["rollout.temperature=0.3", "reward.verifier=exact"])
-def test_settings_of_sampling_are_refused_for_given_responses(home, capsys, tiny, recipe, setting):
-    """A temperature would change their log-probs, and with them the loss."""
+def test_a_temperature_for_given_responses_is_refused(home, capsys, tiny, recipe):
+    """It would change their log-probs, and with them the loss."""
     (home / "pairs.jsonl").write_text('{"prompt": "1+1=", "chosen": "2", "rejected": "3"}\n')
-    settings = [setting] if recipe == "sft" else [setting, "data.train=pairs.jsonl"]
+    settings = ["rollout.temperature=0.3"]
+    if recipe != "sft":
+        settings.append("data.train=pairs.jsonl")
     code, err = train_and_fail(home, capsys, tiny, *settings, recipe=recipe)
-    assert code == 2 and setting in err and "responses" in err
+    assert code == 2 and "rollout.temperature=0.3" in err
 
 
 def test_a_name_outside_of_runs_is_refused(home, capsys, tiny):

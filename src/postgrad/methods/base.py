@@ -34,7 +34,6 @@ from postgrad.methods.support.checks import (
     check_stream,
     check_tools,
     check_unread,
-    refuse_unread,
 )
 from postgrad.methods.support.sampling import SampleRequest, sample_requests, sampled_row
 from postgrad.methods.support.scoring import (
@@ -131,9 +130,6 @@ class Method:
     def check_unread(self) -> None:
         """Refuses settings that have no effect with the others."""
         check_unread(self.config)
-        if not self.needs_verifier():
-            reason = f"with {self.settings.name}, which scores no responses"
-            refuse_unread("reward", self.config.reward, ["verifier"], reason)
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Refuses training data that this method cannot use."""
