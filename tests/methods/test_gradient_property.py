@@ -29,10 +29,10 @@ BUDGETS = (1, 40, 10_000)  # every row alone, a few together, all at once
 
 
 def policy_of(recipe: str, folder, loaded, *overrides: str) -> LocalPolicy:
-    config = config_of(
-        recipe, folder, *SMALL, *overrides_for(recipe), "rollout.temperature=0.9", *overrides
-    )
+    config = config_of(recipe, folder, *SMALL, *overrides_for(recipe), *overrides)
     method = find_method(config.method.name)(config)
+    if method.trains_on_samples:
+        config.rollout.temperature = 0.9
     method.check()
     policy_class = POLICY_CLASSES[method.trains_scores]
     return policy_class(config, copy.deepcopy(loaded), method)
