@@ -171,10 +171,10 @@ def test_gradients_are_those_of_the_stock_model(model_type, folders):
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_the_engine_samples_from_the_stock_model(model_type, folders):
     engine = NativeEngine(load_folder(folders(model_type)), RolloutConfig(max_rows=3))
-    check_sampled(engine, stock_model(folders(model_type)))
+    check_sampled(engine, folders(model_type))
 
 
-def check_sampled(engine, stock):
+def check_sampled(engine, folder):
     requests = [Request([5, 6, 7, 8, 9, 10, 11], [1, 2]), Request([9, 9, 3], [3, 4, 5])]
     groups = engine.generate(requests, Sampling(1.0, 20))
     rows: list[Trajectory] = []
@@ -183,7 +183,7 @@ def check_sampled(engine, stock):
         for index, done in enumerate(completions):
             rows.append(Trajectory(f"p{number}", request.prompt, done.tokens, number, index))
             sampled += done.logprobs
-    expected = stock_logprobs(stock, Batch.of(rows))
+    expected = stock_logprobs(stock_model(folder), Batch.of(rows))
     torch.testing.assert_close(torch.tensor(sampled), expected, atol=1e-4, rtol=0)
     assert len(sampled) > 10
 
@@ -438,7 +438,7 @@ def test_an_engine_without_the_bias_of_the_head_is_noticed(monkeypatch, folders)
     # After the numeric gate, which would have noticed it.
     monkeypatch.setattr(decode_loop, "head_of", lambda model: Head(model.lm_head.weight))
     with pytest.raises(AssertionError):
-        check_sampled(engine, stock_model(folders("phi")))
+        check_sampled(engine, folders("phi"))
 
 
 def test_top_log_probs_have_the_bias_of_the_head(folders):
