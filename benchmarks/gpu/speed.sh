@@ -82,7 +82,7 @@ if [ -n "$clients" ] && [ $((end - SECONDS)) -gt 120 ] \
   python3 -m vllm.entrypoints.openai.api_server --model "$smollm2" --port 8001 \
     --generation-config vllm --gpu-memory-utilization 0.5 > "$out/server.log" 2>&1 &
   server=$!
-  for _ in $(seq 90); do
+  for _ in $(seq 110); do
     if curl -sf http://127.0.0.1:8001/health > /dev/null; then break; fi
     sleep 1
   done
@@ -97,7 +97,7 @@ compare() {
 }
 compare 200 rollout --shapes smollm2 --peers vllm
 compare 150 step update learn --peers
-peer "step 4b 32 x 8 x 1024" "unsloth with vllm" 200 unsloth --shape 4b --problems 32 --tokens 1024
+peer "step 4b 32 x 8 x 1024" "unsloth with vllm" 290 unsloth --shape 4b --problems 32 --tokens 1024
 fit 200 row-8b-4bit-160k
 for case in 8b-4bit 4b-lora; do  # torch gets this much of a GPU of 24 GB
   limited 120 python3 "$here/long_rows.py" longest --case $case --start 16384 --memory-gib 21.5 \

@@ -219,7 +219,8 @@ class VllmEngine:
 
     def _sleep(self) -> None:
         if self.can_sleep:
-            self.llm.sleep(level=1)
+            with _unchanged_memory_info():
+                self.llm.sleep(level=1)
             self.sleeping = ["weights", "kv_cache"]
 
     def _wake(self, *parts: str) -> None:
@@ -229,6 +230,21 @@ class VllmEngine:
             torch.accelerator.empty_cache()
             self.llm.wake_up(tags=waking)
             self.sleeping = [part for part in self.sleeping if part not in waking]
+
+
+@contextmanager
+def _unchanged_memory_info() -> Iterator[None]:
+    """Let vLLM see the same free memory before and after it sleeps.
+
+    It ends with an error if the GPU has less than before, as when another process takes some.
+    """
+    read = torch.accelerator.get_memory_info
+    free_and_total = read()
+    torch.accelerator.get_memory_info = lambda device=None: free_and_total
+    try:
+        yield
+    finally:
+        torch.accelerator.get_memory_info = read
 
 
 def _repack_heads(model: Any) -> None:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.rollout.native.jobs import Job, LiveJob, Report, pair_tokens
 from postgrad.rollout.native.paged import PagedDecodeLoop
-from postgrad.rollout.native.paged_prefill import Span
+from postgrad.rollout.native.paged_prefill import MAX_CAPTURED_TOKENS, Span, prefill, split_span
 from postgrad.rollout.native.paged_rows import PagedRow
 from postgrad.rollout.native.paged_slots import LARGEST_UNIFORM, write_sampling
 from postgrad.rollout.native.pages import fit_pages, graph_rows, num_pages
@@ -122,13 +123,26 @@ class PagedLiveLoop(PagedDecodeLoop):
         self.decoder.detach_cache()
 
     def warm_up(self) -> None:
-        """Capture the graphs of all row counts, so that no request waits for one."""
+        """Capture the graphs of all row counts and compile packed passes.
+
+        So no request waits for them. Kernels differ for numbers of tokens that 16 divides.
+        """
         if self.decoder.captures:
             rows = graph_rows(1)
             while rows <= graph_rows(self.capacity):
                 self.decoder.capture(rows)
                 rows = graph_rows(rows + 1)
             self.decoder.capture_prefill()
+            self._compile_passes()
+
+    def _compile_passes(self) -> None:
+        """Run packed passes of made-up tokens, whose pages are free."""
+        sizes = self.decoder.sizes
+        num_tokens = min(MAX_CAPTURED_TOKENS, sizes.positions, sizes.pages * PAGE)
+        tokens = [0] * (num_tokens // PAGE * PAGE)
+        pages = list(range(len(tokens) // PAGE))
+        for span in (Span(tokens, pages), Span(tokens[:-1], pages)):
+            prefill(self.decoder, split_span(span, len(tokens) // 2))
 
     # ---- rows
 
