@@ -117,6 +117,12 @@ class RecordingDecoder:
                 if self.state[state_lines.ALIVE, row]:
                     self.step(row)
 
+    def capture(self, rows: int) -> None:
+        pass
+
+    def capture_prefill(self) -> None:
+        pass
+
     def run_prefill(self) -> None:
         alive = self.state[state_lines.ALIVE].nonzero()[:, 0].tolist()
         assert max(alive) < state_lines.PREFILL_ROWS

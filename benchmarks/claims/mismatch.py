@@ -54,10 +54,10 @@ CLAIM = Claim(
         "steps": 200,
         "jobs": 4,
         "lr": 2e-5,
-        "problems": 32,
+        "problems": 16,
         "samples": 16,
         "tokens": 64,
-        "cache_gib": 3.0,
-        "token_budget": 8192,
+        "cache_gib": 1.5,
+        "token_budget": 4096,
     },
 )

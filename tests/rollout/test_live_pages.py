@@ -161,6 +161,21 @@ def test_rows_that_would_read_too_many_keys_are_computed_in_a_pass(max_keys, by_
     assert loop.decoder.num_prefilled == [69] and bool(steps) == by_rows  # type: ignore[attr-defined]
 
 
+def test_passes_are_compiled_before_requests_come():
+    """For counts of tokens that 16 divides and others, in pages that stay free."""
+    loop, reports = make_loop(60, captures=True)
+    loop.warm_up()
+    counts = list(loop.decoder.num_prefilled)  # type: ignore[attr-defined]
+    assert {count % 16 == 0 for count in counts} == {True, False}
+    assert nothing_is_lost(loop)
+    jobs = make_jobs()
+    for job in jobs:
+        loop.add(job)
+    while loop.busy:
+        loop.step()
+    check(jobs, reports)
+
+
 def test_a_dropped_job_frees_its_pages_and_the_others_go_on():
     loop, reports = make_loop(60)
     jobs = make_jobs()

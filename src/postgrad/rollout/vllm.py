@@ -219,7 +219,7 @@ class VllmEngine:
 
     def _sleep(self) -> None:
         if self.can_sleep:
-            with _unchanged_memory_info():
+            with unchanged_memory_info():
                 self.llm.sleep(level=1)
             self.sleeping = ["weights", "kv_cache"]
 
@@ -233,7 +233,7 @@ class VllmEngine:
 
 
 @contextmanager
-def _unchanged_memory_info() -> Iterator[None]:
+def unchanged_memory_info() -> Iterator[None]:
     """Let vLLM see the same free memory before and after it sleeps.
 
     It ends with an error if the GPU has less than before, as when another process takes some.

@@ -138,11 +138,11 @@ class PagedLiveLoop(PagedDecodeLoop):
     def _compile_passes(self) -> None:
         """Run packed passes of made-up tokens, whose pages are free."""
         sizes = self.decoder.sizes
-        num_tokens = min(MAX_CAPTURED_TOKENS, sizes.positions, sizes.pages * PAGE)
-        tokens = [0] * (num_tokens // PAGE * PAGE)
-        pages = list(range(len(tokens) // PAGE))
-        for span in (Span(tokens, pages), Span(tokens[:-1], pages)):
-            prefill(self.decoder, split_span(span, len(tokens) // 2))
+        num_tokens = min(MAX_CAPTURED_TOKENS, sizes.positions, sizes.pages * PAGE) // 16 * 16
+        pages = list(range(num_pages(num_tokens)))
+        for count in (num_tokens, num_tokens - 1):
+            span = Span([0] * count, pages)
+            prefill(self.decoder, split_span(span, num_tokens // 2 or 1))
 
     # ---- rows
 
