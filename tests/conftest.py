@@ -3,9 +3,14 @@
 import os
 import random
 import re
+import shutil
 import sys
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+IS_FIRST_PROCESS = "PYTEST_XDIST_WORKER" not in os.environ
+if IS_FIRST_PROCESS:  # others inherit it; what tests break on purpose must not reach the user's
+    os.environ["POSTGRAD_CACHE"] = tempfile.mkdtemp(prefix="postgrad-tests-")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -237,6 +242,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Exits at once: a server thread inside torch would abort Python's shutdown."""
+    if IS_FIRST_PROCESS:
+        shutil.rmtree(os.environ["POSTGRAD_CACHE"], ignore_errors=True)
     if (status := config.stash.get(EXIT_STATUS, None)) is not None:
         sys.stdout.flush()
         sys.stderr.flush()
