@@ -67,6 +67,9 @@ peer "step 1.7b 64 x 16 x 512" "trl with vllm" 200 trl --shape 1.7b --problems 6
   --tokens 512
 rm -rf "$out"/models/qwen3-{1.7b,4b}  # the memory of the host is needed for the 8B steps
 fit 280 step-8b step-8b-short
+# Its weights, gradients and state of Adam take 66 GB beside vLLM's memory.
+peer "step 8b 16 x 8 x 512" "trl with vllm" 240 trl --shape 8b --problems 16 --tokens 512 \
+  --memory 0.4
 fit 130 row-8b-4bit-110k
 fit 200 row-0.6b-16k row-0.6b-65k row-4b-lora-16k row-4b-lora-65k
 fit 200 step-4b-long
