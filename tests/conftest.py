@@ -8,9 +8,6 @@ import sys
 import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-IS_FIRST_PROCESS = "PYTEST_XDIST_WORKER" not in os.environ
-if IS_FIRST_PROCESS:  # others inherit it; what tests break on purpose must not reach the user's
-    os.environ["POSTGRAD_CACHE"] = tempfile.mkdtemp(prefix="postgrad-tests-")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -48,6 +45,10 @@ EXIT_STATUS = pytest.StashKey[int]()
 for name in ("API_KEY", "ENVIRONMENT_TOKEN", "LOG", "SANDBOX", "SANDBOX_TOKEN"):
     os.environ.pop(f"POSTGRAD_{name}", None)
 os.environ.pop("RAY_ADDRESS", None)
+# What tests break on purpose must not reach the user's cache. Other processes inherit this one.
+IS_FIRST_PROCESS = "PYTEST_XDIST_WORKER" not in os.environ
+if IS_FIRST_PROCESS:
+    os.environ["POSTGRAD_CACHE"] = tempfile.mkdtemp(prefix="postgrad-tests-")
 # The same examples each time, at any speed of the machine: a test fails always or never.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")

@@ -11,7 +11,7 @@ from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.methods.step import Step
 from postgrad.training.checkpoint import checkpoint_due
-from postgrad.training.guard import Guard, check_advantages
+from postgrad.training.guard import Guard, check_numbers
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, batch_metrics, final_batch, returned, timed
 from postgrad.training.memory import explained_memory_errors
@@ -126,7 +126,7 @@ class Driver:
                 name = stage.__name__
                 with timed(step, name), explained_memory_errors(name, self.method.ports.policy):
                     work = returned(stage(work, step), stage)
-                    check_advantages(work, stage)
+                    check_numbers(work, stage)
             seconds = time.perf_counter() - started
         batch = final_batch(work, step, stages[-1])
         speed = {"step_s": seconds, "tokens_per_second": batch.num_tokens / seconds}

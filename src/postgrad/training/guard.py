@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from torch import Tensor
+
 from postgrad.config.schema import Config
 from postgrad.errors import RunError
 from postgrad.methods.base import Step
@@ -12,16 +14,20 @@ from postgrad.types import Batch
 MAX_ENGINE_GAP = 0.2
 
 
-def check_advantages(work: Any, stage: Stage) -> None:
-    """Raise RunError if a stage set advantages that are not numbers: no row could learn from it."""
-    if not isinstance(work, Batch) or "advantages" not in work.tokens:
+def check_numbers(work: Any, stage: Stage) -> None:
+    """Raise RunError if a stage set rewards or advantages that are not numbers."""
+    if not isinstance(work, Batch):
         return
-    wrong = ~work.tokens["advantages"].isfinite()
-    if bool(wrong.any()):
-        raise RunError(
-            f"{int(wrong.sum())} of {len(wrong)} advantages after {stage.__name__} are not finite "
-            "numbers; look at method.advantage and the rewards"
-        )
+    columns = {"rewards": work.rows.get("reward"), "advantages": work.tokens.get("advantages")}
+    for name, values in columns.items():
+        if not isinstance(values, Tensor):
+            continue
+        wrong = ~values.isfinite()
+        if bool(wrong.any()):
+            raise RunError(
+                f"{int(wrong.sum())} of {len(wrong)} {name} after {stage.__name__} are not finite "
+                "numbers; look at method.advantage and the rewards"
+            )
 
 
 class Guard:

@@ -10,6 +10,7 @@ from postgrad.cluster.meshes import check_meshes
 from postgrad.config.schema import ClusterConfig, Config, ModelConfig
 from postgrad.cores import available_cores
 from postgrad.data.cursor import Cursor
+from postgrad.data.lost_characters import describe_lost_characters
 from postgrad.data.overlong import RowEncoder
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts, make_prompts
@@ -216,6 +217,9 @@ def load_inputs(config: Config, method: Method) -> Inputs:
         notes.append(
             "the tokenizer has no chat template, so prompts are plain text (data.template=plain)"
         )
+    has_own_prompts = not has_environment and agents is None
+    if has_own_prompts and (lost := describe_lost_characters(prompts, train)):
+        notes.append(lost)
     if method.needs_verifier():
         notes += scorer.notes(train)
     return Inputs(
