@@ -13,12 +13,14 @@ from types import BuiltinFunctionType, CodeType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 
 # Objects by id. It holds them: the id of an object that is gone may belong to another one.
 Visited = dict[int, Any]
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 CONTAINERS = (tuple, list, dict, set, frozenset)
-MAX_ITEMS = 10_000  # of a container or an array; of a larger one as many are looked at
+MAX_ITEMS = 10_000  # of a container; of a larger one as many are looked at
+MAX_VALUES = 1_000_000  # of an array, likewise
 NOT_CODE = ("__doc__", "__module__", "__firstlineno__", "__static_attributes__", "__annotations__")
 OWN_PACKAGE = __name__.split(".")[0]
 PLACES = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -163,9 +165,13 @@ def _add_class(digest: Any, kind: type, visited: Visited) -> None:
 def _add_array(digest: Any, value: Any) -> None:
     """Add a torch tensor, a numpy array or a table: its shape and its values."""
     digest.update(f"{type(value).__name__} {getattr(value, 'shape', '')}".encode())
-    flat = (value.detach() if hasattr(value, "detach") else np.asarray(value)).reshape(-1)
+    flat: Any = value.detach() if hasattr(value, "detach") else np.asarray(value)
+    flat = flat.reshape(-1)
+    flat = flat[:: max(1, len(flat) // MAX_VALUES)]
     with suppress(RuntimeError, NotImplementedError):  # a tensor without values
-        _add(digest, flat[:: max(1, len(flat) // MAX_ITEMS)].tolist(), {})
+        if hasattr(flat, "cpu"):
+            flat = flat.cpu().contiguous().view(torch.uint8).numpy()
+        digest.update(repr(flat.tolist()).encode() if flat.dtype == object else flat.tobytes())
 
 
 def _add_object(digest: Any, value: Any, visited: Visited) -> None:
