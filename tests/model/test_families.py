@@ -519,6 +519,16 @@ def test_context_of_models_without_positions():
         assert context_length(AutoConfig.for_model(model_type)) == length
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"), [("deepseek_v32", {"index_topk": 48}), ("doge", {"keep_window_size": 48})]
+)
+def test_rows_end_before_a_model_chooses_among_its_keys(kind, options):
+    """Beyond it, the stock decode and the stock pass over a row give other log-probs."""
+    config = AutoConfig.for_model(kind, max_position_embeddings=512, **options)
+    assert context_length(config) == 48
+
+
+
 def test_context_ends_where_rotary_positions_change_with_the_length():
     """Beyond it, a long row would change the log-probs of short rows in the same pass."""
     rotary = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 16.0}

@@ -8,6 +8,9 @@ from postgrad.errors import RunError
 NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
 # Rotary positions whose angles change for all tokens of a pass once one row exceeds a length.
 LENGTH_DEPENDENT_ROTARY = ("dynamic", "longrope")
+# Numbers of keys that a token attends to at most, chosen by the model among all before it. Beyond
+# them even the stock decode of transformers differs from its own pass over the whole row.
+CHOSEN_KEYS = ("index_topk", "keep_window_size")
 NO_LIMIT = 1 << 20  # tokens; recurrent models and those with ALiBi accept rows of any length
 
 
@@ -15,7 +18,8 @@ def context_length(config: Any) -> int:
     """Return the most tokens of a row, prompt and response together.
 
     Where rotary positions depend on the length of a pass (Phi-3 with 128k tokens), it is the
-    length up to which they do not: a short row beside a long one would get other numbers.
+    length up to which they do not: a short row beside a long one would get other numbers. Where
+    the model chooses the keys of a token (DeepSeek-V3.2), it is the length up to which all count.
 
     Args:
         config: a transformers configuration; of a model with several parts, the text model's
@@ -25,8 +29,8 @@ def context_length(config: Any) -> int:
     for name in NAMES:
         value = getattr(text_config, name, None)
         if isinstance(value, int) and value > 0:
-            return min(value, _fixed_rotary_length(text_config))
-    return NO_LIMIT
+            return min(value, _fixed_rotary_length(text_config), _all_keys_length(text_config))
+    return _all_keys_length(text_config)
 
 
 def _fixed_rotary_length(text_config: Any) -> int:
@@ -37,6 +41,12 @@ def _fixed_rotary_length(text_config: Any) -> int:
     name = "original_max_position_embeddings"
     length = rotary.get(name) or getattr(text_config, name, None)
     return length if isinstance(length, int) and length > 0 else NO_LIMIT
+
+
+def _all_keys_length(text_config: Any) -> int:
+    """Return the longest row whose tokens attend to all tokens before them."""
+    counts = [getattr(text_config, name, None) for name in CHOSEN_KEYS]
+    return min([count for count in counts if isinstance(count, int) and count > 0] or [NO_LIMIT])
 
 
 def check_token_id(largest: int, config: Any) -> None:

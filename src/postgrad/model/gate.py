@@ -44,6 +44,7 @@ MEAN_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 # differ by 0.09 nats on average on unlikely tokens of SmolLM2-135M in bfloat16, 0.27 at most. So it
 # is measured on the model itself, and a pass of ours may differ by this many times as much.
 ROUNDING_MARGIN = 3.0
+WINDOWS = ("sliding_window", "window_size", "attention_chunk_size")  # names of a window's tokens
 LONGEST_WINDOW = 1024  # a row beyond a longer sliding window would take too long here
 # Layer types that see other tokens through the attention mask only, or not at all.
 MASKED_LAYERS = {"full_attention", "sliding_attention", "mlp", "moe", "dense", "sparse"}
@@ -72,7 +73,8 @@ def probe_rows(model: Any, beyond_window: bool = True) -> Batch:
         prompt = tokens(length)
         for index, response in enumerate(responses):
             rows.append(Trajectory(f"p{group}", prompt, tokens(response), group, index))
-    window = getattr(config, "sliding_window", None) or 0
+    windows = [getattr(config, name, None) for name in WINDOWS]
+    window = next((size for size in windows if isinstance(size, int) and size > 0), 0)
     context = context_length(config)
     is_exceeded = 0 < window < min(context, LONGEST_WINDOW + 1)
     if is_exceeded and beyond_window:
