@@ -79,3 +79,30 @@ def test_a_paired_problem_has_its_question_and_truth_in_the_columns():
     (problem,) = problems_of_rows([row], "rows")
     seen = seen_by_trl(paired_problem(problem))
     assert (seen["prompts"], seen["answer"], seen["ground_truth"]) == (["3+3="], ["6"], ["6"])
+
+
+@pytest.mark.parametrize(
+    ("value", "truth"),
+    [(4.0, "4"), (-3.0, "-3"), (2.5, "2.5"), (1e16, "10000000000000000"), (7, "7"), (True, "True")],
+)
+def test_whole_numbers_have_no_fraction(value, truth):
+    """pandas makes floats of integers where a cell is empty."""
+    (problem,) = problems_of_rows([{"prompt": "2+2=", "ground_truth": value}], "rows")
+    assert problem.ground_truth == truth
+
+
+@pytest.mark.parametrize(
+    ("verifier", "truth", "is_reported"),
+    [
+        ("exact", ["4", "5"], True),
+        ("math + 0.1*format", ["4", "5"], True),
+        ("exact", "4", False),
+        ("math", "[0, 5]", False),
+        ("format", ["4", "5"], False),
+    ],
+)
+def test_lists_that_a_verifier_takes_for_one_answer_are_reported(verifier, truth, is_reported):
+    (problem,) = problems_of_rows([{"prompt": "2+2=", "ground_truth": truth}], "rows")
+    with Scorer(verifier) as scorer:
+        notes = scorer.notes([problem])
+    assert any("ground truths are lists" in note for note in notes) == is_reported

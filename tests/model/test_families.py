@@ -528,7 +528,6 @@ def test_rows_end_before_a_model_chooses_among_its_keys(kind, options):
     assert context_length(config) == 48
 
 
-
 def test_context_ends_where_rotary_positions_change_with_the_length():
     """Beyond it, a long row would change the log-probs of short rows in the same pass."""
     rotary = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 16.0}

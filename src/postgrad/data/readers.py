@@ -90,7 +90,12 @@ def split_columns(source: str) -> tuple[str, dict[str, str]]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The data files of a folder, sorted by name. Raises ConfigError if there are none."""
+    """The data files of a folder, sorted by name. Raises ConfigError if there are none.
+
+    A folder that datasets saved names its files; others in it are cached results of `map`.
+    """
+    if names := _saved_files(folder):
+        return [folder / name for name in names]
     files: list[Path] = []
     for path in folder.iterdir():
         is_data = path.is_file() and extension(path) and path.name not in DATASETS_FILES
@@ -104,6 +109,15 @@ def files_in(folder: Path) -> list[Path]:
         f"{folder}: the folder has no data files; "
         f"{advice}, or a folder of .parquet, .jsonl, .json, .csv or .arrow files"
     )
+
+
+def _saved_files(folder: Path) -> list[str]:
+    """The names of the data files in the state.json of datasets' save_to_disk; [] without one."""
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        return [str(file["filename"]) for file in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def missing_file_message(path: Path) -> str:

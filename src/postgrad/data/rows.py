@@ -41,9 +41,14 @@ def text_of(row: Row, name: str) -> str:
 
 
 def truth_of(value: Any, name: str) -> str:
-    """A ground truth as text: numbers as Python prints them, lists and objects as JSON."""
+    """A ground truth as text: numbers as Python prints them, lists and objects as JSON.
+
+    Whole numbers have no ".0": a column of integers with an empty cell is one of floats in pandas.
+    """
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
         raise RowError(f"no ground truth: {name} is empty; fill it or remove the row")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, list | dict):

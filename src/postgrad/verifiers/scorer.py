@@ -1,5 +1,6 @@
 """The Scorer of the score stage: the right verifier for each problem, inline or in the pool."""
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +35,10 @@ from postgrad.verifiers.trl_rewards import (
 
 AUTO = "auto"
 ENVIRONMENT = "environment"  # the verifier that reads what an environment gave during the run
+# Verifiers that compare a response with one answer.
+ONE_ANSWER = {"exact", "numeric", "boxed", "gsm8k", "gsm8k_strict", "gsm8k_flexible", "math"} | {
+    *("math_answer", "oat", "think_math", "r1_zero", "r1_zero_math", "question_only")
+}
 NUM_PROBED = 16  # problems that check_fit() tries of a set, and check_parts() per verifier
 _AUTO_TERM = re.compile(r"(?<![\w./:-])auto(?![\w./:-])")
 
@@ -209,11 +214,24 @@ class Scorer:
         return None
 
     def notes(self, problems: Iterable[Problem]) -> list[str]:
-        """Return what the user should know about the verifiers that `auto` chose."""
-        if self.functions is not None or AUTO not in self.rules:
+        """Return what the user should know about verifiers that `auto` chose, and about truths."""
+        if self.functions is not None:
             return []
-        chosen = {choose(problem) for problem in problems}
-        return [note for name, note in NOTES.items() if name in chosen]
+        problems = list(problems)
+        notes: list[str] = []
+        if AUTO in self.rules:
+            chosen = {choose(problem) for problem in problems}
+            notes += [note for name, note in NOTES.items() if name in chosen]
+        lists = [p for p in problems if is_list(p.ground_truth) and self._compares_text(p)]
+        if lists:
+            notes.append(
+                f"warning: {len(lists)} of {len(problems)} ground truths are lists, such as "
+                f"{lists[0].ground_truth[:60]}; {self.name_for(lists[0])} takes each as one answer"
+            )
+        return notes
+
+    def _compares_text(self, problem: Problem) -> bool:
+        return not ONE_ANSWER.isdisjoint(re.findall(r"\w+", self.name_for(problem)))
 
     def score(
         self,
@@ -323,6 +341,17 @@ def _scorers_of(functions: FunctionScorer) -> Iterator[Scorer]:
             yield reward.reward
         elif isinstance(reward.reward, FunctionScorer):
             yield from _scorers_of(reward.reward)
+
+
+def is_list(truth: str) -> bool:
+    """Return whether a ground truth is the JSON text of a list of several values."""
+    if not truth.startswith("[") or not truth.endswith("]"):
+        return False
+    try:
+        values = json.loads(truth)
+    except ValueError:
+        return False
+    return isinstance(values, list) and any(isinstance(value, str) for value in values)
 
 
 def _replace_auto(verifier: str, name: str) -> str:
