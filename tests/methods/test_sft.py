@@ -128,6 +128,23 @@ def test_rewritten_turns_are_reported_and_trained_as_rendered(tiny, tmp_path):
     assert len(notes) == 1 and "1 of 2" in notes[0] and "method.train_on=last" in notes[0]
 
 
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_a_turn_end_at_which_the_model_does_not_stop_is_reported(is_declared, tiny, tmp_path):
+    """As with a base model whose template ends turns with another token than its texts."""
+    model = model_with(TEMPLATE.replace("{{ eos_token }}", "<pad>"), tiny, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if is_declared:
+        ends = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+        file = model / "generation_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": ends}))
+    _, notes = run(model, tmp_path)
+    reports = [note for note in notes if "will not stop" in note]
+    assert len(reports) == (0 if is_declared else 1)
+    assert all("responses end with <pad>, at which" in note for note in reports)
+    _, notes = run(model_with(TEMPLATE, tiny, tmp_path / "other"), tmp_path, "name=other")
+    assert not any("will not stop" in note for note in notes)
+
+
 def test_several_turns_need_a_chat_template(tiny, tmp_path):
     with pytest.raises(ConfigError, match=r"method\.train_on=last"):
         run(tiny, tmp_path)
