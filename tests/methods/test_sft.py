@@ -145,6 +145,17 @@ def test_a_turn_end_at_which_the_model_does_not_stop_is_reported(is_declared, ti
     assert not any("will not stop" in note for note in notes)
 
 
+def test_a_conversation_beside_columns_that_are_read_is_reported(tiny, tmp_path):
+    messages = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "1+1", "response": "2", "messages": messages}] * 2
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = model_with(TEMPLATE, tiny, tmp_path / "model")
+    for number, source in enumerate([str(file), f"{file}:response=unused"]):
+        _, notes = run(model, tmp_path, f"data.train={source}", f"name=run{number}")
+        assert any("has a column messages, but" in note for note in notes) == (number == 0)
+
+
 def test_several_turns_need_a_chat_template(tiny, tmp_path):
     with pytest.raises(ConfigError, match=r"method\.train_on=last"):
         run(tiny, tmp_path)

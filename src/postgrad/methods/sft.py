@@ -60,8 +60,7 @@ class Sft(Method):
                 f"{num_texts} of {len(problems)} rows of data.train are plain texts: SFT trains on "
                 "every token of them, without a chat template"
             )
-        if end := self._describe_end(prompts, problems[0]):
-            notes.append(end)
+        notes += filter(None, [self._describe_end(prompts, problems[0]), _unread_chat(problems[0])])
         count = rows.num_rewritten(problems)
         if not count:
             return notes
@@ -162,3 +161,14 @@ class Sft(Method):
         if self.settings.validate_accuracy:
             metrics |= super().validate(problems)
         return metrics
+
+
+def _unread_chat(problem: Problem) -> str:
+    """Returns a line if the row has a conversation, and other columns were read; else ""."""
+    columns = [name for name in ("messages", "conversations") if (problem.row or {}).get(name)]
+    if problem.conversation is not None or not columns:
+        return ""
+    return (
+        f"warning: data.train has a column {columns[0]}, but SFT trains on other columns of it; to "
+        f"train on {columns[0]}, rename those, such as data.train=FILE:solution=unused"
+    )
