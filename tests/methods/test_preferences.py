@@ -7,8 +7,9 @@ import pytest
 import torch
 from method_runs import VERIFIERS, bound, run
 
+from postgrad.data.problems import problems_of_rows
 from postgrad.errors import ConfigError
-from postgrad.methods.kto import mismatch
+from postgrad.methods.kto import label_of, mismatch
 from postgrad.model.tiny import make_tiny
 from postgrad.types import Batch, Trajectory
 
@@ -126,3 +127,16 @@ def test_kto_refuses_rows_without_a_label(row, fresh, tmp_path):
     with pytest.raises(ConfigError, match="label"):
         run("kto", fresh, tmp_path / "runs", f"data.train={data}")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        *((value, True) for value in (True, 1, 1.0, "True", "true")),
+        *((value, False) for value in (False, 0, "0", "False")),
+        *((value, None) for value in ("good", 2, None)),
+    ],
+)
+def test_kto_reads_labels_as_files_write_them(value, label):
+    (problem,) = problems_of_rows([{"prompt": "1+1=", "completion": "2", "label": value}], "rows")
+    assert label_of(problem) is label

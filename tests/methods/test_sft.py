@@ -156,6 +156,14 @@ def test_a_conversation_beside_columns_that_are_read_is_reported(tiny, tmp_path)
         assert any("has a column messages, but" in note for note in notes) == (number == 0)
 
 
+def test_responses_with_the_label_false_are_reported(tiny, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "1+1", "completion": "2", "label": label} for label in (True, False)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, notes = run(tiny, tmp_path, f"data.train={file}")
+    assert any("1 of 2 responses of data.train have the label false" in note for note in notes)
+
+
 def test_several_turns_need_a_chat_template(tiny, tmp_path):
     with pytest.raises(ConfigError, match=r"method\.train_on=last"):
         run(tiny, tmp_path)

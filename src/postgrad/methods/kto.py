@@ -24,6 +24,9 @@ from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.types import Batch, Problem
 
+# The label of a response by the text of its value, in lower case.
+LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+
 
 @dataclass
 class KtoSettings(MethodSettings):
@@ -56,13 +59,18 @@ class Kto(GivenResponses):
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         for problem in problems:
-            has_label = isinstance(problem.extra.get("label"), bool)
-            if not is_pair(problem) and not (problem.demonstrations and has_label):
+            label = problem.extra.get("label")
+            if is_pair(problem) or (problem.demonstrations and label_of(problem) is not None):
+                continue
+            if problem.demonstrations and label is not None:
                 raise ConfigError(
-                    f"problem {problem.uid} has neither a response with a label (true or false) "
-                    "nor a chosen and a rejected response; kto needs the columns prompt, "
-                    "completion, label, or prompt, chosen, rejected"
+                    f"problem {problem.uid}: its label is {label!r}; kto needs true or false"
                 )
+            raise ConfigError(
+                f"problem {problem.uid} has neither a response with a label (true or false) "
+                "nor a chosen and a rejected response; kto needs the columns prompt, "
+                "completion, label, or prompt, chosen, rejected"
+            )
 
     check_validation_problems = check_problems
 
@@ -90,9 +98,9 @@ class Kto(GivenResponses):
                 labels = [True, False]
             else:
                 rows = [given_row(self, problem, problem.demonstrations[0], "labeled", 0)]
-                labels = [problem.extra["label"]]
+                labels = [label_of(problem)]
             for row, label in zip(rows, labels, strict=True):
-                row.rows["desirable"] = float(label)
+                row.rows["desirable"] = float(bool(label))
             groups.append(Group(problem, 0, rows))
         return groups
 
@@ -148,3 +156,8 @@ def mismatch(batch: Batch) -> Batch:
     successors = dict(zip(order, [*order[1:], order[0]], strict=True))
     others = batch.select([first_rows[successors[group]] for group in groups])
     return Batch(batch.prompt, others.response, dict(others.tokens), dict(batch.rows))
+
+
+def label_of(problem: Problem) -> bool | None:
+    """Returns a row's label: true or false, also as 1 or 0 and as text; None if it is neither."""
+    return LABELS.get(str(problem.extra.get("label")).lower())

@@ -61,6 +61,12 @@ class Sft(Method):
                 "every token of them, without a chat template"
             )
         notes += filter(None, [self._describe_end(prompts, problems[0]), _unread_chat(problems[0])])
+        num_undesirable = sum(problem.extra.get("label") is False for problem in problems)
+        if num_undesirable:
+            notes.append(
+                f"warning: {num_undesirable} of {len(problems)} responses of data.train have the "
+                "label false, and SFT trains on them, too; kto learns from labels"
+            )
         count = rows.num_rewritten(problems)
         if not count:
             return notes
