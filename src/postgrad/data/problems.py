@@ -8,7 +8,7 @@ from postgrad.data.arithmetic import arithmetic_source
 from postgrad.data.generated import reasoning_gym_source, seeds_source
 from postgrad.data.hub_source import hub_files, rename_columns
 from postgrad.data.messages import parse_nested
-from postgrad.data.readers import exists, extension, files_in, read_rows, split_columns
+from postgrad.data.readers import data_files, exists, extension, read_rows, split_columns
 from postgrad.data.rows import Row, RowError
 from postgrad.data.schemas import recognize
 from postgrad.data.uid import assign_uids
@@ -78,9 +78,7 @@ def _read_part(part: str) -> Iterator[tuple[str, Problem]]:
         yield from _read_hub(part)
         return
     name, columns = split_columns(part)
-    path = Path(name).expanduser()
-    files = files_in(path) if exists(path) and path.is_dir() else [path]
-    for file in files:
+    for file in data_files(Path(name).expanduser()):
         yield from _read_file(file, columns)
 
 

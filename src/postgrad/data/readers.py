@@ -34,6 +34,8 @@ ARROW_FILE = b"ARROW1"  # the first bytes of an Arrow file; a stream has no such
 BATCH = 1000  # rows of a parquet file that are Python objects at the same time
 # Files beside the .arrow files that datasets' save_to_disk writes.
 DATASETS_FILES = ("dataset_info.json", "state.json", "dataset_dict.json")
+SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
+SPLIT_NAME = re.compile(rf"({'|'.join(SPLITS)})[-_.]")
 MAX_CSV_FIELD = 1 << 27  # bytes; a worked solution may exceed the csv module's 128 KiB
 
 
@@ -89,8 +91,29 @@ def split_columns(source: str) -> tuple[str, dict[str, str]]:
     return match[1], columns
 
 
+def data_files(path: Path) -> list[Path]:
+    """The files that a path of the data means: a file, a folder's files, or those of a split.
+
+    `FOLDER/train` means FOLDER/train-*.parquet and the like, where there is no such file or folder.
+    """
+    if exists(path):
+        return files_in(path) if path.is_dir() else [path]
+    if path.name in SPLITS and exists(path.parent) and path.parent.is_dir():
+        files = [file for file in path.parent.iterdir() if split_of(file) == path.name]
+        return sorted(file for file in files if extension(file)) or [path]
+    return [path]
+
+
+def split_of(file: Path) -> str:
+    """The split that a file is named after, as train-00000-of-00004.parquet; "" if none."""
+    match = SPLIT_NAME.match(file.name)
+    return match[1] if match else ""
+
+
 def files_in(folder: Path) -> list[Path]:
-    """The data files of a folder, sorted by name. Raises ConfigError if there are none.
+    """The data files of a folder, sorted by name.
+
+    Raises ConfigError if there are none, or if they are of several splits.
 
     A folder that datasets saved names its files; others in it are cached results of `map`.
     """
@@ -101,6 +124,12 @@ def files_in(folder: Path) -> list[Path]:
         is_data = path.is_file() and extension(path) and path.name not in DATASETS_FILES
         if is_data and not path.name.startswith("."):
             files.append(path)
+    splits = sorted({split_of(file) for file in files} - {""})
+    if len(splits) > 1:
+        raise ConfigError(
+            f"{folder}: the folder has files of several splits ({', '.join(splits)}); give one of "
+            f"them, such as {folder / splits[-1]}"
+        )
     if files:
         return sorted(files)
     parts = sorted(path.name for path in folder.iterdir() if path.is_dir())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.config.schema import Config
-from postgrad.data.readers import READERS, exists
+from postgrad.data.readers import READERS, data_files, exists
 from postgrad.files import atomic_write_text
 
 FILE = "inputs.json"
@@ -48,9 +48,11 @@ def _hashes(config: Config) -> dict[str, str]:
         names += map(_file_name, SEPARATORS.split(text))
     for text in _texts(settings["data"]):
         for word in SEPARATORS.split(text):
-            folder = Path(word).expanduser()
-            if word and exists(folder) and folder.is_dir():
-                names += [str(Path(word) / file.name) for file in sorted(folder.iterdir())]
+            path = Path(word).expanduser()
+            if word and exists(path) and path.is_dir():
+                names += [str(Path(word) / file.name) for file in sorted(path.iterdir())]
+            elif word and not exists(path):  # FOLDER/train: the files of a split
+                names += [str(Path(word).parent / file.name) for file in data_files(path)]
     hashes: dict[str, str] = {}
     for name in names:
         if name.endswith(ENDINGS) and Path(name).expanduser().is_file():
