@@ -103,6 +103,17 @@ def test_several_prompts_and_choices_come_in_order(client, native, prompts):
     assert [c.text for c in texts.choices] == [said(native, prompts, 0, 6, 0.0)[1]] * 2
 
 
+def test_equal_prompts_of_a_list_differ_without_a_seed(client):
+    def texts(**fields):
+        answer = client.completions.create(
+            model="tiny", prompt=["1+2="] * 16, max_tokens=12, extra_body=IDS, **fields
+        )
+        return {tuple(choice.token_ids) for choice in answer.choices}
+
+    assert len(texts()) > 8
+    assert len(texts(seed=3)) == 1
+
+
 @pytest.mark.slow
 def test_each_has_its_own_sampling_in_one_batch(client, native, prompts):
     """Temperatures, filters and limits of requests that decode together do not touch each other."""

@@ -61,12 +61,12 @@ class ServedModel(ModelText):
 
         Raises ApiError for ids outside the vocabulary and for prompts that do not fit.
         """
-        seed = secrets.randbits(64) if request.seed is None else request.seed
-        seeds = [(seed + i) % 2**64 for i in range(request.n)]
-        return [
-            self._make_job(request, self.encode(request, prompt), seeds)
-            for prompt in request.prompts
-        ]
+        jobs: list[LiveJob] = []
+        for prompt in request.prompts:
+            seed = secrets.randbits(64) if request.seed is None else request.seed
+            seeds = [(seed + i) % 2**64 for i in range(request.n)]
+            jobs.append(self._make_job(request, self.encode(request, prompt), seeds))
+        return jobs
 
     def _make_job(self, request: GenerationRequest, ids: list[int], seeds: list[int]) -> LiveJob:
         max_new_tokens = self.context - len(ids)
