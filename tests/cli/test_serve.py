@@ -17,6 +17,7 @@ from tiny_runs import END, config_of, stock_model, stock_row
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError
 from postgrad.model.load import load_tokenizer
+from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
 from postgrad.rollout.http import HttpChat, HttpEngine
 from postgrad.rollout.http_client import Address
@@ -457,6 +458,46 @@ def test_a_full_queue_says_so_and_when_to_come_again(tiny, monkeypatch):
         for thread in threads:
             thread.join()
         assert small.ask("/v1/completions", LONG)[0] == 200
+
+
+def test_a_waiting_request_starts_with_the_new_weights(tiny, tmp_path, monkeypatch):
+    """One row decodes and two requests wait when the reload arrives, one of them with an echo."""
+    other = make_tiny(tmp_path / "other", seed=5, layers=2, width=32)
+    running = LONG | {"max_tokens": 20, "logprobs": 0}
+    short = running | {"prompt": PROMPT, "max_tokens": 8}
+    echo = short | {"echo": True}
+    truth = {}
+    for name, folder in (("old", tiny), ("new", other)):
+        with live(folder) as server:
+            answers = [server.ask("/v1/completions", body)[1] for body in (running, short, echo)]
+            truth[name] = [answer["choices"][0] for answer in answers]
+    assert all(old != new for old, new in zip(truth["old"], truth["new"], strict=True))
+    found = {}
+    with live(tiny, rows=1, reload_below=tmp_path) as server:
+        pauses = pause_at(monkeypatch, 3, 5)
+
+        def ask(name, body, path="/v1/completions"):
+            found[name] = server.ask(path, body)[1]
+
+        threads = []
+        for number, (name, body) in enumerate(
+            [("running", running), ("short", short), ("echo", echo)], start=1
+        ):
+            threads.append(threading.Thread(target=ask, args=(name, body)))
+            threads[-1].start()
+            wait_for(lambda number=number: server.rows() == number, f"{name} to arrive")
+        pauses[3].set()
+        arguments = ("reload", {"folder": "other"}, "/v1/reload")
+        threads.append(threading.Thread(target=ask, args=arguments))
+        threads[-1].start()
+        assert server.served is not None
+        wait_for(lambda: server.served.worker._tasks, "the reload to arrive")
+        pauses[5].set()
+        for thread in threads:
+            thread.join(60)
+    assert found["reload"]["version"] == 1
+    choices = [found[name]["choices"][0] for name in ("running", "short", "echo")]
+    assert choices[0] == truth["old"][0] and choices[1:] == truth["new"][1:]
 
 
 @pytest.mark.slow
