@@ -26,6 +26,13 @@ UNSUPPORTED: dict[str, Any] = {
     "reasoning": {},
     "truncation": "disabled",
 }
+# Fields of /v1/chat/completions, with what to use in place of them.
+CHAT_FIELDS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "logprobs": f'include=["{LOGPROBS}"]',
+}
 IGNORED = ("client_metadata", "prompt_cache_retention", "stream_options")
 
 
@@ -87,8 +94,14 @@ def parse_responses(body: Any) -> ResponsesRequest:
         raise ApiError(400, "the request must be a JSON object")
     fields = {name: value for name, value in body.items() if value is not None}
     _check_unsupported(fields)
-    if "messages" in fields:
-        raise ApiError(400, "messages is a field of /v1/chat/completions; use input", "messages")
+    for name, instead in CHAT_FIELDS.items():
+        if name in fields:
+            raise ApiError(
+                400,
+                f"unknown field {name}, which /v1/chat/completions has; use {instead}",
+                name,
+                "unknown_parameter",
+            )
     messages = read_input(fields.pop("input", None))
     instructions = fields.get("instructions", "")
     if not isinstance(instructions, str):
