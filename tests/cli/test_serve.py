@@ -3,6 +3,7 @@
 The sampled tokens must equal those of the native engine.
 """
 
+import http.client
 import itertools
 import json
 import shutil
@@ -498,6 +499,39 @@ def test_a_waiting_request_starts_with_the_new_weights(tiny, tmp_path, monkeypat
     assert found["reload"]["version"] == 1
     choices = [found[name]["choices"][0] for name in ("running", "short", "echo")]
     assert choices[0] == truth["old"][0] and choices[1:] == truth["new"][1:]
+
+
+def test_requests_get_an_error_when_the_server_stops_before_they_end(tiny, monkeypatch, capfd):
+    """Two requests decode and two wait, one of each a stream, and the server gives 1 s."""
+    found: dict[str, tuple[int, str]] = {}
+
+    def ask(name, stream):
+        body = json.dumps(LONG | {"stream": stream})
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        found[name] = response.status, response.read().decode()
+
+    with live(tiny, rows=2, grace_s=1) as server:
+        steps = slowly(monkeypatch, 0.1)
+        kinds = [("running", False), ("running stream", True), ("waiting", False)]
+        threads = []
+        for name, stream in [*kinds, ("waiting stream", True)]:
+            threads.append(threading.Thread(target=ask, args=(name, stream)))
+            threads[-1].start()
+            wait_for(lambda: server.rows() == len(threads), f"{name} to arrive")
+        num_steps = len(steps)
+        wait_for(lambda: len(steps) > num_steps + 3, "both rows to have tokens")
+    for thread in threads:
+        thread.join(60)
+    status, stream = found.pop("running stream")
+    events = stream.strip().split("\n\n")
+    last = json.loads(events[-1].removeprefix("data: "))
+    assert status == 200 and len(events) > 2 and "shut down" in last["error"]["message"]
+    assert len(found) == 3
+    for status, body in found.values():
+        assert status == 503 and "shut" in json.loads(body)["error"]["message"]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """One served model: its tokenizer, its worker, and loading new weights into it."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,12 @@ def load_served_model(
         warm_up(engine, rows, context, cache_bytes)
     worker = DecodeWorker(engine, rows, context, queue, cache_bytes, stopping)
     return ServedModel(name, config.path, loaded.tokenizer, worker)
+
+
+def end_requests(models: Sequence[ServedModel]) -> None:
+    """Send 503 to the requests that are running at the end of the grace period."""
+    for served in models:
+        served.worker.end_requests()
 
 
 def bytes_per_token(model: Any, dtype: str) -> int:

@@ -136,6 +136,20 @@ class DecodeWorker:
                 self._cancelled.append(pending)
                 self._changed.notify()
 
+    def end_requests(self) -> None:
+        """Send 503 to all requests and tasks that have not ended. Called in their event loop.
+
+        It does not wait for the decode step that is running.
+        """
+        error = HttpError(503, "the server has shut down before the response was complete")
+        with self._changed:
+            requests = list(self._requests)
+            tasks, self._tasks = self._tasks, []
+        for pending in requests:
+            pending.updates.put_nowait(error)
+        for task in tasks:
+            settle(task.future, None, error)
+
     async def run_when_idle(self, function: Callable[[], Any]) -> Any:
         """Run a function in the worker's thread when no row is decoding; returns its result.
 
