@@ -77,13 +77,22 @@ def is_own_host(header: str, host: str) -> bool:
     return True
 
 
-def reject_reason(request: HTTPConnection, host: str, allow_links: bool = False) -> str:
+def reject_reason(
+    request: HTTPConnection, host: str, allow_links: bool = False, sends_token: bool = False
+) -> str:
     """Returns why a request is rejected, "" if it is allowed.
 
-    Rejected are unknown host names, other origins and pages of other sites. `allow_links` allows
-    a person to follow a link from another site.
+    Rejected are unknown host names, other origins and pages of other sites.
+
+    Args:
+        request: the request.
+        host: the address that the server listens on.
+        allow_links: whether a person may follow a link from another site.
+        sends_token: whether the request has a token in a header, which a page of another site
+            cannot know: a server that other machines reach then may have any name.
     """
-    if not is_own_host(request.headers.get("host", ""), host):
+    may_have_any_name = sends_token and not is_loopback(host)
+    if not may_have_any_name and not is_own_host(request.headers.get("host", ""), host):
         return "unknown host name"
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
@@ -96,8 +105,9 @@ def reject_reason(request: HTTPConnection, host: str, allow_links: bool = False)
 
 def has_token(request: HTTPConnection, token: str) -> bool:
     """Returns whether the request sends `Authorization: Bearer TOKEN`; True without a token."""
-    given = request.headers.get("authorization", "")
-    return not token or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    is_token = hmac.compare_digest(given.strip().encode(), token.encode())
+    return not token or (is_token and scheme.lower() == "bearer")
 
 
 async def read_json(request: Request, max_bytes: int, timeout_s: float) -> Any:

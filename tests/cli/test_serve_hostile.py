@@ -8,6 +8,7 @@ import threading
 import openai
 import pytest
 from serve_process import live
+from starlette.testclient import TestClient
 from tiny_runs import config_of
 
 from postgrad import web
@@ -223,6 +224,28 @@ def test_who_may_come_in(server):
         == 200
     )
     assert_refused(post(server, GOOD, Content_Type="text/plain"), 400, "send JSON")
+
+
+def test_a_server_for_other_machines_has_any_name_for_clients_with_the_token():
+    """Machines have names that they do not know: of a cluster, a container or a proxy."""
+    key = {"Authorization": f"Bearer {TOKEN}"}
+    name = {"Host": "gpu1.cluster.example:8000"}
+    client = TestClient(app_module.make_app([], "0.0.0.0", TOKEN))
+    assert client.get("/v1/models", headers=name | key).status_code == 200
+    for wrong in ({}, {"Authorization": "Bearer wrong"}):
+        assert client.get("/v1/models", headers=name | wrong).status_code == 403
+    assert client.get("/health", headers=name).status_code == 403
+    foreign = name | key | {"Origin": "http://evil.example"}
+    assert client.get("/v1/models", headers=foreign).status_code == 403
+    open_app = TestClient(app_module.make_app([], "0.0.0.0"))
+    assert open_app.get("/v1/models", headers=name | key).status_code == 403
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_the_scheme_of_the_token_may_be_in_any_case(server, scheme):
+    assert post(server, GOOD, Authorization=f"{scheme} {TOKEN}")[0] == 200
+    assert_refused(post(server, GOOD, Authorization=f"{scheme} {TOKEN.upper()}"), 401)
+    assert_refused(post(server, GOOD, Authorization=f"{scheme}{TOKEN}"), 401)
 
 
 def test_paths_and_methods(server):

@@ -101,9 +101,11 @@ class AuthMiddleware:
         await app(scope, receive, send)
 
     def _find_error(self, request: Request) -> ApiError | None:
-        if reason := reject_reason(request, self.host):
+        is_allowed = has_token(request, self.token)
+        sends_token = bool(self.token) and is_allowed
+        if reason := reject_reason(request, self.host, sends_token=sends_token):
             return ApiError(403, reason)
-        if request.url.path == "/health" or has_token(request, self.token):
+        if request.url.path == "/health" or is_allowed:
             return None
         return ApiError(
             401,
