@@ -128,6 +128,16 @@ def test_a_stream_sends_a_call_at_its_end(client, called):
     assert (item.name, item.arguments) == (response.output[0].name, response.output[0].arguments)
 
 
+def test_a_response_repeats_metadata_and_parallel_tool_calls(client):
+    plain = respond(client)
+    assert plain.metadata == {} and plain.parallel_tool_calls is True
+    given = {"metadata": {"run": "7"}, "parallel_tool_calls": False}
+    made = respond(client, **given)
+    assert made.metadata == {"run": "7"} and made.parallel_tool_calls is False
+    created = next(respond(client, stream=True, **given))
+    assert created.response.metadata == {"run": "7"}
+
+
 def test_token_ids_are_returned_on_request(client):
     made = client.responses.create(
         model="", input="1+1=", max_output_tokens=3, extra_body={"return_token_ids": True}

@@ -130,6 +130,19 @@ def test_tools_that_cannot_be_used_are_refused(fields, param, client):
     assert param in str(caught.value)
 
 
+def test_nulls_inside_of_objects_count_as_absent():
+    """Clients that dump their own classes send them."""
+    tool = {"type": "function", "function": {"name": "look"}}
+    nulls = {"name": "look", "description": None, "parameters": None, "strict": None}
+    body = {"messages": QUESTION, "stream": True}
+    absent = parse_request(body | {"tools": [tool], "stream_options": {}}, is_chat=True)
+    tools = [{"type": None, "function": nulls}]
+    given = body | {"tools": tools, "stream_options": {"include_usage": None}}
+    assert parse_request(given, is_chat=True) == absent
+    with pytest.raises(ApiError, match="name"):
+        parse_request(body | {"tools": [{"function": {"name": None}}]}, is_chat=True)
+
+
 def test_a_call_that_cannot_be_read_stays_text():
     class Tokenizer:
         chat_template = KNOWS_TOOLS + "<tool_call>"

@@ -75,11 +75,10 @@ def make_app(
         Route("/inference/v1/generate", catch_errors(api.generate), methods=["POST"]),
         Route("/v1/reload", catch_errors(api.reload), methods=["POST"]),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _answer_http_error, Exception: _answer_exception}
     return Starlette(
         routes=routes,
         middleware=[Middleware(AuthMiddleware, host=host, token=token)],
-        exception_handlers=handlers,
+        exception_handlers=ERROR_HANDLERS,
     )
 
 
@@ -387,6 +386,12 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 async def _answer_exception(request: Request, error: Exception) -> Response:
     body = error_body(ApiError(500, f"the server failed: {type(error).__name__}"))
     return JSONResponse(body, 500)
+
+
+ERROR_HANDLERS: dict[Any, Any] = {  # of an application: errors in OpenAI's shape
+    HTTPException: _answer_http_error,
+    Exception: _answer_exception,
+}
 
 
 def event(body: dict[str, Any]) -> str:

@@ -82,6 +82,9 @@ class ResponsesRequest(ChatRequest):
 
     instructions: str = ""
     max_output_tokens: TokenCount | None = None
+    # They have no effect; the response repeats them.
+    metadata: dict[str, Any] = {}
+    parallel_tool_calls: bool = True
 
     @property
     def token_limit(self) -> int | None:
