@@ -7,6 +7,7 @@ import threading
 
 import openai
 import pytest
+from safetensors.torch import load_file, save_file
 from serve_process import live
 from starlette.testclient import TestClient
 from tiny_runs import config_of
@@ -174,6 +175,32 @@ def test_chats_with_a_wrong_field_are_refused(server, change, param):
     assert_refused(post(server, CHAT | change, "/v1/chat/completions"), 400, param=param)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param", "says"),
+    [
+        (
+            "responses",
+            {"input": "1", "max_output_tokens": 600},
+            "input",
+            "lower max_output_tokens",
+        ),
+        ("completions", GOOD | {"max_tokens": 600}, "prompt", "lower max_tokens"),
+        ("completions", GOOD | {"prompt": ["1", ""]}, "prompt", "at least one token"),
+        ("responses", {"input": ""}, "input", "at least one token"),
+        (
+            "chat/completions",
+            CHAT | {"tools": [{"function": {"name": "look"}}]},
+            "tools",
+            "chat template, which 'tiny' has not",
+        ),
+    ],
+)
+def test_errors_name_the_fields_of_the_request_and_no_path(server, tiny, path, body, param, says):
+    answer = post(server, {"model": "tiny"} | body, f"/v1/{path}")
+    assert_refused(answer, 400, says, param)
+    assert str(tiny) not in answer[1]["error"]["message"]
+
+
 def test_neutral_values_of_unsupported_fields_are_accepted(server):
     neutral = {
         "echo": False,
@@ -331,6 +358,20 @@ def test_garbage_is_not_http(server):
 
 
 # ---- new weights
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_new_weights_that_are_not_numbers_are_refused(tiny, tmp_path, value):
+    broken = shutil.copytree(tiny, tmp_path / "broken")
+    tensors = load_file(broken / "model.safetensors")
+    last = sorted(tensors)[-1]
+    tensors[last].view(-1)[-1] = value
+    save_file(tensors, broken / "model.safetensors")
+    with live(tiny, reload_below=tmp_path) as server:
+        before = post(server, GOOD | {"temperature": 0})[1]["choices"]
+        assert_refused(post(server, {"folder": "broken"}, "/v1/reload"), 400, last, "folder")
+        assert server.ask("/health")[1]["models"]["tiny"]["version"] == 0
+        assert post(server, GOOD | {"temperature": 0})[1]["choices"] == before
 
 
 @pytest.mark.slow

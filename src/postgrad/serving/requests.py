@@ -186,6 +186,7 @@ class GenerationRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
     is_chat: ClassVar[bool]
     prompt_field: ClassVar[str]  # the field that has the prompt
+    limit_field: ClassVar[str] = "max_tokens"  # the field that has the token limit
 
     model: str = ""
     n: int = Field(1, ge=1, le=MAX_CHOICES)

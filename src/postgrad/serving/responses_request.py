@@ -79,6 +79,7 @@ class ResponsesRequest(ChatRequest):
     """The body of POST /v1/responses as a chat."""
 
     prompt_field: ClassVar[str] = "input"
+    limit_field: ClassVar[str] = "max_output_tokens"
 
     instructions: str = ""
     max_output_tokens: TokenCount | None = None

@@ -77,7 +77,7 @@ class ServedModel(ModelText):
             raise ApiError(
                 400,
                 f"a prompt of {len(ids)} tokens and {limit} new ones exceed the context of "
-                f"{self.context}; shorten the prompt or lower max_tokens",
+                f"{self.context}; shorten the prompt or lower {request.limit_field}",
                 request.prompt_field,
                 "context_length_exceeded",
             )
@@ -193,10 +193,10 @@ def find_weight_files(folder: str, allowed_folder: Path) -> list[Path]:
 def load_weights(model: Any, files: list[Path]) -> int:
     """Copy the tensors of the files into the model; returns their number.
 
-    All names and shapes are checked before the first tensor is copied.
+    All names, shapes and values are checked before the first tensor is copied.
 
     Raises:
-        ApiError: other names, other shapes, or files that cannot be read.
+        ApiError: other names, other shapes, NaN or infinity, or files that cannot be read.
     """
     parameters = dict(model.named_parameters())
     try:
@@ -214,7 +214,7 @@ def load_weights(model: Any, files: list[Path]) -> int:
 
 
 def _check_weights(model: Any, parameters: dict[str, Any], files: list[Path]) -> dict[str, Path]:
-    """Return the file of each tensor. Raises ApiError for other names or shapes."""
+    """Return the file of each tensor. Raises ApiError for other names, shapes, and no numbers."""
     known = set(model.state_dict())
     file_of: dict[str, Path] = {}
     for file in files:
@@ -226,6 +226,7 @@ def _check_weights(model: Any, parameters: dict[str, Any], files: list[Path]) ->
                     )
                 if name in parameters:
                     _check_shape(name, tensors.get_slice(name).get_shape(), parameters[name])
+                    _check_finite(name, tensors.get_tensor(name).to(parameters[name].dtype))
                 file_of[name] = file
     missing = sorted(set(parameters) - set(file_of))
     if missing:
@@ -239,3 +240,9 @@ def _check_shape(name: str, shape: list[int], parameter: Any) -> None:
     expected = list(parameter.shape)
     if shape != expected:
         raise ApiError(400, f"{name} has the shape {shape}, this model's is {expected}", "folder")
+
+
+def _check_finite(name: str, tensor: torch.Tensor) -> None:
+    """Raise ApiError for a value that would make every response of the model fail."""
+    if not tensor.isfinite().all():
+        raise ApiError(400, f"{name} has values that are NaN or infinite", "folder")
