@@ -193,6 +193,18 @@ def test_messages_that_the_template_leaves_out_are_refused(role):
     assert served.encode(request, request.prompts[0]) == [7, 1, 1, 2]
 
 
+def test_a_template_s_refusal_of_tools_names_no_path_of_the_server():
+    template = (
+        "{% if messages[-1].role == 'tool' %}{{ raise_exception('no') }}{% endif %}{{ tools }}"
+    )
+    tokenizer = chat_tokenizer("0123456789", template)
+    tokenizer.name_or_path = "/home/me/tiny-0"
+    served = ModelText("tiny", tokenizer, set(), 20)
+    request = parse_request({"messages": QUESTION, "tools": [LOOK]}, is_chat=True)
+    with pytest.raises(ApiError, match="template of 'tiny'"):
+        served.encode(request, request.prompts[0])
+
+
 def test_a_template_s_refusal_names_no_setting_of_a_run():
     template = "{{ raise_exception('no tools') }}"
     served = ModelText("tiny", chat_tokenizer("0123456789", template), set(), 20)

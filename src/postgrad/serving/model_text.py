@@ -74,6 +74,7 @@ class ModelText:
             reason = reason.replace("data.template_options", "chat_template_kwargs")
             reason = reason.replace("rollout.tools", "tools")
             reason = reason.replace(" or use data.template=plain", "")
+            reason = reason.replace(repr(self.tokenizer.name_or_path), repr(self.name))
             raise ApiError(400, reason, request.prompt_field) from error
         if not ids:
             field = request.prompt_field

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from postgrad.serving.requests import (
     ApiError,
@@ -84,7 +84,7 @@ class ResponsesRequest(ChatRequest):
     instructions: str = ""
     max_output_tokens: TokenCount | None = None
     # They have no effect; the response repeats them.
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = Field(default_factory=dict)
     parallel_tool_calls: bool = True
 
     @property
