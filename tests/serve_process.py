@@ -17,7 +17,7 @@ from waiting import wait_for
 from postgrad import web
 from postgrad.config.schema import ModelConfig
 from postgrad.serving.app import make_app
-from postgrad.serving.served_model import ServedModel, load_served_model
+from postgrad.serving.served_model import ServedModel, end_requests, load_served_model
 
 
 @dataclass
@@ -63,6 +63,7 @@ def live(
     token: str = "",
     reload_below: Path | None = None,
     time_limit_s: float = 60,
+    grace_s: int = 5,
     other: Path | None = None,
     **options: Any,
 ) -> Iterator[Live]:
@@ -81,7 +82,7 @@ def live(
         if path is not None
     ]
     app = make_app(served, "127.0.0.1", token, reload_below, time_limit_s)
-    server = web.make_server(app, grace_s=5)
+    server = web.make_server(app, grace_s, end_requests=lambda: end_requests(served))
     with running(server, served, token) as made:
         yield made
 

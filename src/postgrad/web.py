@@ -28,6 +28,7 @@ MAX_WEBSOCKET_MESSAGE = 16 << 20  # bytes
 KEEP_ALIVE_S = 15  # an idle connection is closed after this
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 FIRST_REQUEST_S = 2.0  # a stopping server waits this long for the first request of a connection
+LAST_RESPONSES_S = 2  # time to send the errors of requests that did not end in the grace period
 
 
 class HttpError(Exception):
@@ -76,13 +77,22 @@ def is_own_host(header: str, host: str) -> bool:
     return True
 
 
-def reject_reason(request: HTTPConnection, host: str, allow_links: bool = False) -> str:
+def reject_reason(
+    request: HTTPConnection, host: str, allow_links: bool = False, sends_token: bool = False
+) -> str:
     """Returns why a request is rejected, "" if it is allowed.
 
-    Rejected are unknown host names, other origins and pages of other sites. `allow_links` allows
-    a person to follow a link from another site.
+    Rejected are unknown host names, other origins and pages of other sites.
+
+    Args:
+        request: the request.
+        host: the address that the server listens on.
+        allow_links: whether a person may follow a link from another site.
+        sends_token: whether the request has a token in a header, which a page of another site
+            cannot know: a server that other machines reach then may have any name.
     """
-    if not is_own_host(request.headers.get("host", ""), host):
+    may_have_any_name = sends_token and not is_loopback(host)
+    if not may_have_any_name and not is_own_host(request.headers.get("host", ""), host):
         return "unknown host name"
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
@@ -95,8 +105,9 @@ def reject_reason(request: HTTPConnection, host: str, allow_links: bool = False)
 
 def has_token(request: HTTPConnection, token: str) -> bool:
     """Returns whether the request sends `Authorization: Bearer TOKEN`; True without a token."""
-    given = request.headers.get("authorization", "")
-    return not token or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    is_token = hmac.compare_digest(given.strip().encode(), token.encode())
+    return not token or (is_token and scheme.lower() == "bearer")
 
 
 async def read_json(request: Request, max_bytes: int, timeout_s: float) -> Any:
@@ -232,17 +243,29 @@ class Server(uvicorn.Server):
     """Answers every client that had connected when it was told to stop.
 
     uvicorn closes its socket at once: clients that wait to be accepted, and those whose request
-    is on its way, see a reset connection instead of an answer.
+    is on its way, see a reset connection instead of an answer. It cancels the requests that are
+    running at the end of the grace period; `end_requests` is called first and answers them.
     """
+
+    def __init__(
+        self, config: uvicorn.Config, grace_s: float, end_requests: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self.grace_s = grace_s
+        self.end_requests = end_requests
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await asyncio.sleep(0.1)  # the event loop accepts the connections that wait
-        limit_s = min(FIRST_REQUEST_S, self.config.timeout_graceful_shutdown or 0)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(min(FIRST_REQUEST_S, self.grace_s)):
                 while any(map(_is_silent, self.server_state.connections)):
                     await asyncio.sleep(0.02)
+        ending = asyncio.get_running_loop().call_later(self.grace_s, self.end_requests)
         await super().shutdown(sockets)
+        ending.cancel()
+        if self.force_exit:  # a second Ctrl-C
+            self.end_requests()
+            await asyncio.sleep(0.1)
 
 
 def _is_silent(connection: Any) -> bool:
@@ -251,9 +274,17 @@ def _is_silent(connection: Any) -> bool:
 
 
 def make_server(
-    app: Any, grace_s: int, connections: int = 1000, websockets: bool = False
+    app: Any,
+    grace_s: int,
+    connections: int = 1000,
+    websockets: bool = False,
+    end_requests: Callable[[], None] | None = None,
 ) -> uvicorn.Server:
-    """Returns a server for run(). When it stops, running requests get `grace_s` seconds."""
+    """Returns a server for run(). When it stops, running requests get `grace_s` seconds.
+
+    `end_requests` is called then, and makes the handlers of running requests send an error.
+    Without it they are cancelled.
+    """
     config = uvicorn.Config(
         app,
         http=HeaderTimeout,
@@ -263,10 +294,10 @@ def make_server(
         ws="websockets-sansio" if websockets else "none",
         ws_max_size=MAX_WEBSOCKET_MESSAGE,
         limit_concurrency=connections,
-        timeout_graceful_shutdown=grace_s,
+        timeout_graceful_shutdown=grace_s + (LAST_RESPONSES_S if end_requests else 0),
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-    return Server(config)
+    return Server(config, grace_s, end_requests or (lambda: None))
 
 
 def run(server: uvicorn.Server, listener: socket.socket) -> None:

@@ -1,9 +1,11 @@
 """Agents: programs that call the policy through an endpoint, and their trajectories."""
 
+import queue
 import string
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tool_model import CALL, KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
@@ -217,6 +219,30 @@ def test_a_program_that_does_not_exist_is_refused():
     prompts = Prompts(chat_tokenizer(LETTERS, PLAIN_CHAT), "chat", 200)
     with pytest.raises(ConfigError, match="agent=no_such_program"):
         Agents(AgentConfig("no_such_program x"), prompts, "auto")
+
+
+def test_the_endpoint_of_agents_names_its_model_and_has_errors_in_openai_s_shape():
+    import httpx
+
+    agents, _ = make_agents("silent")
+    recording: Any = None
+    session = agents.endpoint.open_session(recording, queue.SimpleQueue())
+    try:
+        with httpx.Client(base_url=session.base_url, timeout=20) as client:
+            assert client.get("/models/policy").json()["id"] == "policy"
+            limits = {"input": "x", "max_tokens": 5}
+            answers = [
+                (404, client.get("/models/other")),
+                (404, client.post("/embeddings", json={})),
+                (405, client.get("/chat/completions")),
+                (400, client.post("/responses", json=limits)),
+            ]
+        for status, answer in answers:
+            assert answer.status_code == status
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert answers[-1][1].json()["error"]["param"] == "max_tokens"
+    finally:
+        agents.close()
 
 
 def test_a_session_needs_its_token():

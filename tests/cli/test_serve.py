@@ -3,6 +3,7 @@
 The sampled tokens must equal those of the native engine.
 """
 
+import http.client
 import itertools
 import json
 import shutil
@@ -17,6 +18,7 @@ from tiny_runs import END, config_of, stock_model, stock_row
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError
 from postgrad.model.load import load_tokenizer
+from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
 from postgrad.rollout.http import HttpChat, HttpEngine
 from postgrad.rollout.http_client import Address
@@ -101,6 +103,17 @@ def test_several_prompts_and_choices_come_in_order(client, native, prompts):
         model="tiny", prompt=["1+2=", "1+2="], max_tokens=6, temperature=0
     )
     assert [c.text for c in texts.choices] == [said(native, prompts, 0, 6, 0.0)[1]] * 2
+
+
+def test_equal_prompts_of_a_list_differ_without_a_seed(client):
+    def texts(**fields):
+        answer = client.completions.create(
+            model="tiny", prompt=["1+2="] * 16, max_tokens=12, extra_body=IDS, **fields
+        )
+        return {tuple(choice.token_ids) for choice in answer.choices}
+
+    assert len(texts()) > 8
+    assert len(texts(seed=3)) == 1
 
 
 @pytest.mark.slow
@@ -446,6 +459,79 @@ def test_a_full_queue_says_so_and_when_to_come_again(tiny, monkeypatch):
         for thread in threads:
             thread.join()
         assert small.ask("/v1/completions", LONG)[0] == 200
+
+
+def test_a_waiting_request_starts_with_the_new_weights(tiny, tmp_path, monkeypatch):
+    """One row decodes and two requests wait when the reload arrives, one of them with an echo."""
+    other = make_tiny(tmp_path / "other", seed=5, layers=2, width=32)
+    running = LONG | {"max_tokens": 20, "logprobs": 0}
+    short = running | {"prompt": PROMPT, "max_tokens": 8}
+    echo = short | {"echo": True}
+    truth = {}
+    for name, folder in (("old", tiny), ("new", other)):
+        with live(folder) as server:
+            answers = [server.ask("/v1/completions", body)[1] for body in (running, short, echo)]
+            truth[name] = [answer["choices"][0] for answer in answers]
+    assert all(old != new for old, new in zip(truth["old"], truth["new"], strict=True))
+    found = {}
+    with live(tiny, rows=1, reload_below=tmp_path) as server:
+        pauses = pause_at(monkeypatch, 3, 5)
+
+        def ask(name, body, path="/v1/completions"):
+            found[name] = server.ask(path, body)[1]
+
+        threads = []
+        for number, (name, body) in enumerate(
+            [("running", running), ("short", short), ("echo", echo)], start=1
+        ):
+            threads.append(threading.Thread(target=ask, args=(name, body)))
+            threads[-1].start()
+            wait_for(lambda number=number: server.rows() == number, f"{name} to arrive")
+        pauses[3].set()
+        arguments = ("reload", {"folder": "other"}, "/v1/reload")
+        threads.append(threading.Thread(target=ask, args=arguments))
+        threads[-1].start()
+        assert server.served is not None
+        wait_for(lambda: server.served.worker._tasks, "the reload to arrive")
+        pauses[5].set()
+        for thread in threads:
+            thread.join(60)
+    assert found["reload"]["version"] == 1
+    choices = [found[name]["choices"][0] for name in ("running", "short", "echo")]
+    assert choices[0] == truth["old"][0] and choices[1:] == truth["new"][1:]
+
+
+def test_requests_get_an_error_when_the_server_stops_before_they_end(tiny, monkeypatch, capfd):
+    """Two requests decode and two wait, one of each a stream, and the server gives 1 s."""
+    found: dict[str, tuple[int, str]] = {}
+
+    def ask(name, stream):
+        body = json.dumps(LONG | {"stream": stream})
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        found[name] = response.status, response.read().decode()
+
+    with live(tiny, rows=2, grace_s=1) as server:
+        steps = slowly(monkeypatch, 0.1)
+        kinds = [("running", False), ("running stream", True), ("waiting", False)]
+        threads = []
+        for name, stream in [*kinds, ("waiting stream", True)]:
+            threads.append(threading.Thread(target=ask, args=(name, stream)))
+            threads[-1].start()
+            wait_for(lambda: server.rows() == len(threads), f"{name} to arrive")
+        num_steps = len(steps)
+        wait_for(lambda: len(steps) > num_steps + 3, "both rows to have tokens")
+    for thread in threads:
+        thread.join(60)
+    status, stream = found.pop("running stream")
+    events = stream.strip().split("\n\n")
+    last = json.loads(events[-1].removeprefix("data: "))
+    assert status == 200 and len(events) > 2 and "shut down" in last["error"]["message"]
+    assert len(found) == 3
+    for status, body in found.values():
+        assert status == 503 and "shut" in json.loads(body)["error"]["message"]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -7,7 +7,9 @@ import threading
 
 import openai
 import pytest
+from safetensors.torch import load_file, save_file
 from serve_process import live
+from starlette.testclient import TestClient
 from tiny_runs import config_of
 
 from postgrad import web
@@ -173,6 +175,32 @@ def test_chats_with_a_wrong_field_are_refused(server, change, param):
     assert_refused(post(server, CHAT | change, "/v1/chat/completions"), 400, param=param)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param", "says"),
+    [
+        (
+            "responses",
+            {"input": "1", "max_output_tokens": 600},
+            "input",
+            "lower max_output_tokens",
+        ),
+        ("completions", GOOD | {"max_tokens": 600}, "prompt", "lower max_tokens"),
+        ("completions", GOOD | {"prompt": ["1", ""]}, "prompt", "at least one token"),
+        ("responses", {"input": ""}, "input", "at least one token"),
+        (
+            "chat/completions",
+            CHAT | {"tools": [{"function": {"name": "look"}}]},
+            "tools",
+            "chat template, which 'tiny' has not",
+        ),
+    ],
+)
+def test_errors_name_the_fields_of_the_request_and_no_path(server, tiny, path, body, param, says):
+    answer = post(server, {"model": "tiny"} | body, f"/v1/{path}")
+    assert_refused(answer, 400, says, param)
+    assert str(tiny) not in answer[1]["error"]["message"]
+
+
 def test_neutral_values_of_unsupported_fields_are_accepted(server):
     neutral = {
         "echo": False,
@@ -223,6 +251,28 @@ def test_who_may_come_in(server):
         == 200
     )
     assert_refused(post(server, GOOD, Content_Type="text/plain"), 400, "send JSON")
+
+
+def test_a_server_for_other_machines_has_any_name_for_clients_with_the_token():
+    """Machines have names that they do not know: of a cluster, a container or a proxy."""
+    key = {"Authorization": f"Bearer {TOKEN}"}
+    name = {"Host": "gpu1.cluster.example:8000"}
+    client = TestClient(app_module.make_app([], "0.0.0.0", TOKEN))
+    assert client.get("/v1/models", headers=name | key).status_code == 200
+    for wrong in ({}, {"Authorization": "Bearer wrong"}):
+        assert client.get("/v1/models", headers=name | wrong).status_code == 403
+    assert client.get("/health", headers=name).status_code == 403
+    foreign = name | key | {"Origin": "http://evil.example"}
+    assert client.get("/v1/models", headers=foreign).status_code == 403
+    open_app = TestClient(app_module.make_app([], "0.0.0.0"))
+    assert open_app.get("/v1/models", headers=name | key).status_code == 403
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_the_scheme_of_the_token_may_be_in_any_case(server, scheme):
+    assert post(server, GOOD, Authorization=f"{scheme} {TOKEN}")[0] == 200
+    assert_refused(post(server, GOOD, Authorization=f"{scheme} {TOKEN.upper()}"), 401)
+    assert_refused(post(server, GOOD, Authorization=f"{scheme}{TOKEN}"), 401)
 
 
 def test_paths_and_methods(server):
@@ -308,6 +358,20 @@ def test_garbage_is_not_http(server):
 
 
 # ---- new weights
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_new_weights_that_are_not_numbers_are_refused(tiny, tmp_path, value):
+    broken = shutil.copytree(tiny, tmp_path / "broken")
+    tensors = load_file(broken / "model.safetensors")
+    last = sorted(tensors)[-1]
+    tensors[last].view(-1)[-1] = value
+    save_file(tensors, broken / "model.safetensors")
+    with live(tiny, reload_below=tmp_path) as server:
+        before = post(server, GOOD | {"temperature": 0})[1]["choices"]
+        assert_refused(post(server, {"folder": "broken"}, "/v1/reload"), 400, last, "folder")
+        assert server.ask("/health")[1]["models"]["tiny"]["version"] == 0
+        assert post(server, GOOD | {"temperature": 0})[1]["choices"] == before
 
 
 @pytest.mark.slow

@@ -128,6 +128,16 @@ def test_a_stream_sends_a_call_at_its_end(client, called):
     assert (item.name, item.arguments) == (response.output[0].name, response.output[0].arguments)
 
 
+def test_a_response_repeats_metadata_and_parallel_tool_calls(client):
+    plain = respond(client)
+    assert plain.metadata == {} and plain.parallel_tool_calls is True
+    given = {"metadata": {"run": "7"}, "parallel_tool_calls": False}
+    made = respond(client, **given)
+    assert made.metadata == {"run": "7"} and made.parallel_tool_calls is False
+    created = next(respond(client, stream=True, **given))
+    assert created.response.metadata == {"run": "7"}
+
+
 def test_token_ids_are_returned_on_request(client):
     made = client.responses.create(
         model="", input="1+1=", max_output_tokens=3, extra_body={"return_token_ids": True}
@@ -151,6 +161,9 @@ def test_token_ids_are_returned_on_request(client):
         ({"instructions": ["x"]}, "instructions"),
         ({"tools": "look"}, "tools"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"max_completion_tokens": 5}, "max_completion_tokens"),
+        ({"logprobs": True}, "logprobs"),
         ({"unknown": 1}, "unknown"),
         ({"input": []}, "input"),
         ({"input": None}, "input"),
@@ -164,6 +177,14 @@ def test_what_is_not_supported_is_refused_with_its_field(fields, param):
     with pytest.raises(ApiError) as caught:
         parse_responses({"input": "x", **fields})
     assert caught.value.status == 400 and caught.value.param == param
+
+
+def test_a_limit_of_chats_is_refused_with_the_one_of_responses():
+    for name in ("max_tokens", "max_completion_tokens"):
+        with pytest.raises(ApiError, match="max_output_tokens") as caught:
+            parse_responses({"input": "x", name: 5})
+        assert caught.value.code == "unknown_parameter"
+        assert parse_responses({"input": "x", name: None}).token_limit is None
 
 
 def test_fields_without_an_effect_are_accepted():

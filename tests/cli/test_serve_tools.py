@@ -130,6 +130,19 @@ def test_tools_that_cannot_be_used_are_refused(fields, param, client):
     assert param in str(caught.value)
 
 
+def test_nulls_inside_of_objects_count_as_absent():
+    """Clients that dump their own classes send them."""
+    tool = {"type": "function", "function": {"name": "look"}}
+    nulls = {"name": "look", "description": None, "parameters": None, "strict": None}
+    body = {"messages": QUESTION, "stream": True}
+    absent = parse_request(body | {"tools": [tool], "stream_options": {}}, is_chat=True)
+    tools = [{"type": None, "function": nulls}]
+    given = body | {"tools": tools, "stream_options": {"include_usage": None}}
+    assert parse_request(given, is_chat=True) == absent
+    with pytest.raises(ApiError, match="name"):
+        parse_request(body | {"tools": [{"function": {"name": None}}]}, is_chat=True)
+
+
 def test_a_call_that_cannot_be_read_stays_text():
     class Tokenizer:
         chat_template = KNOWS_TOOLS + "<tool_call>"
@@ -178,6 +191,18 @@ def test_messages_that_the_template_leaves_out_are_refused(role):
     default = "{{ messages[0].content if messages[0].role != 'user' else '71' }}" + only_user
     served = ModelText("tiny", chat_tokenizer("0123456789x", default), set(), 20)
     assert served.encode(request, request.prompts[0]) == [7, 1, 1, 2]
+
+
+def test_a_template_s_refusal_of_tools_names_no_path_of_the_server():
+    template = (
+        "{% if messages[-1].role == 'tool' %}{{ raise_exception('no') }}{% endif %}{{ tools }}"
+    )
+    tokenizer = chat_tokenizer("0123456789", template)
+    tokenizer.name_or_path = "/home/me/tiny-0"
+    served = ModelText("tiny", tokenizer, set(), 20)
+    request = parse_request({"messages": QUESTION, "tools": [LOOK]}, is_chat=True)
+    with pytest.raises(ApiError, match="template of 'tiny'"):
+        served.encode(request, request.prompts[0])
 
 
 def test_a_template_s_refusal_names_no_setting_of_a_run():

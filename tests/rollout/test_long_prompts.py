@@ -15,7 +15,7 @@ from transformers import Qwen3Config
 from postgrad.model.passes.attention import NAME, register_attention
 from postgrad.model.passes.support import support_of
 from postgrad.rollout.engine import Completion, Request, Sampling
-from postgrad.rollout.native import decode_loop
+from postgrad.rollout.native import decode_loop, live
 from postgrad.rollout.native.jobs import LiveJob
 from postgrad.rollout.native.live import LiveDecodeLoop
 from postgrad.rollout.native.stream import ConversationStream
@@ -66,6 +66,40 @@ def decode(engine: Any) -> list[LiveJob]:
     while loop.busy:
         loop.step()
     return jobs
+
+
+@torch.no_grad()
+def test_a_long_prompt_does_not_hold_up_the_rows_of_a_server(monkeypatch):
+    """The other row gets a token between two passes, and a request can leave between them."""
+    monkeypatch.setattr(live, "CPU_PASS_TOKENS", 8)
+    engine = make_engine("qwen3")
+    engine.stop_ids = torch.tensor([-1])
+    sizes = count_passes(engine)
+    reports: list[tuple[LiveJob, int]] = []
+    loop = LiveDecodeLoop(engine, 8, 64, lambda row, *_: reports.append((row.job, len(sizes))))
+    short = LiveJob(Request([3, 5], [4], 9), Sampling())
+    loop.add(short)
+    loop.step()
+    sizes.clear()
+    reports.clear()
+    long_job = LiveJob(Request(PROMPT, [1], 4), Sampling())
+    loop.add(long_job)
+    loop.add(LiveJob(Request([2], [1], 4), Sampling()))
+    for _ in range(4):
+        assert loop.busy and long_job in loop.waiting_jobs
+        loop.step()
+    assert sizes == [8, 8, 8, 6]
+    assert [count for job, count in reports if job is short] == [0, 1, 2, 3]
+    assert {job for job, _ in reports} == loop.decoding_jobs and len(loop.decoding_jobs) == 3
+    leaving = LiveJob(Request(PROMPT, [1], 4), Sampling())
+    loop.add(leaving)
+    loop.step()
+    assert leaving in loop.waiting_jobs
+    loop.drop({leaving})
+    sizes.clear()
+    while loop.busy:
+        loop.step()
+    assert not sizes and leaving not in {job for job, _ in reports}
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt_oss"])

@@ -1,6 +1,7 @@
 """The HTTP endpoint of a run: agents call the policy as they would call OpenAI.
 
     GET  /agent/TOKEN/v1/models
+    GET  /agent/TOKEN/v1/models/policy
     POST /agent/TOKEN/v1/chat/completions
     POST /agent/TOKEN/v1/responses
     POST /agent/TOKEN/v1/completions
@@ -32,6 +33,7 @@ from postgrad.rollout.engine import Completion
 from postgrad.serving.app import (
     BODY_S,
     DONE,
+    ERROR_HANDLERS,
     MAX_BODY,
     AuthMiddleware,
     catch_errors,
@@ -43,6 +45,7 @@ from postgrad.serving.responses import ResponseBuilder
 from postgrad.serving.responses_request import parse_responses
 
 MODEL = "policy"  # the name of the policy in responses
+MODEL_CARD = {"id": MODEL, "object": "model", "created": 0, "owned_by": "postgrad"}
 START_S = 30.0
 
 
@@ -115,17 +118,25 @@ class Endpoint:
         base = "/agent/{token}/v1"
         routes = [
             Route(f"{base}/models", catch_errors(self.list_models)),
+            Route(f"{base}/models/{{name:path}}", catch_errors(self.show_model)),
             Route(f"{base}/chat/completions", catch_errors(self.chat), methods=["POST"]),
             Route(f"{base}/responses", catch_errors(self.respond), methods=["POST"]),
             Route(f"{base}/completions", catch_errors(self.complete_text), methods=["POST"]),
         ]
         middleware = [Middleware(AuthMiddleware, host="127.0.0.1", token="")]
-        return Starlette(routes=routes, middleware=middleware)
+        return Starlette(routes=routes, middleware=middleware, exception_handlers=ERROR_HANDLERS)
 
     async def list_models(self, request: Request) -> Response:
         self._find_session(request)
-        card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "postgrad"}
-        return JSONResponse({"object": "list", "data": [card]})
+        return JSONResponse({"object": "list", "data": [MODEL_CARD]})
+
+    async def show_model(self, request: Request) -> Response:
+        self._find_session(request)
+        name = request.path_params["name"]
+        if name != MODEL:
+            reason = f"no model {name[:200]!r}; the policy is {MODEL}"
+            raise ApiError(404, reason, "model", "model_not_found")
+        return JSONResponse(MODEL_CARD)
 
     async def chat(self, request: Request) -> Response:
         return await self._answer(request, lambda body: parse_request(body, is_chat=True))

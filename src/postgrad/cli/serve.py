@@ -278,7 +278,7 @@ def serve(
     from postgrad.model.threads import set_threads
     from postgrad.serving import servers_file
     from postgrad.serving.app import make_app
-    from postgrad.serving.served_model import load_served_model
+    from postgrad.serving.served_model import end_requests, load_served_model
 
     if options.threads:
         set_threads(options.threads)
@@ -298,7 +298,12 @@ def serve(
     ]
     below = Path(options.reload_below).expanduser() if options.reload_below else None
     app = make_app(served, options.host, token, below, options.time_limit)
-    server = web.make_server(app, options.grace, connections=options.queue + 1000)
+    server = web.make_server(
+        app,
+        options.grace,
+        connections=options.queue + 1000,
+        end_requests=lambda: end_requests(served),
+    )
     file = Path(options.servers).expanduser() if options.servers else None
     host, port = listener.getsockname()[:2]
     entries = {

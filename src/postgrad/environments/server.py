@@ -52,7 +52,7 @@ def make_app(spec: SessionSpec, host: str, token: str = "", max_sessions: int = 
     def why_rejected(connection: HTTPConnection) -> str:
         if not has_token(connection, token):
             return "this server needs a token: Authorization: Bearer TOKEN"
-        return reject_reason(connection, host)
+        return reject_reason(connection, host, sends_token=bool(token))
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "healthy"})

@@ -75,11 +75,10 @@ def make_app(
         Route("/inference/v1/generate", catch_errors(api.generate), methods=["POST"]),
         Route("/v1/reload", catch_errors(api.reload), methods=["POST"]),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _answer_http_error, Exception: _answer_exception}
     return Starlette(
         routes=routes,
         middleware=[Middleware(AuthMiddleware, host=host, token=token)],
-        exception_handlers=handlers,
+        exception_handlers=ERROR_HANDLERS,
     )
 
 
@@ -101,9 +100,11 @@ class AuthMiddleware:
         await app(scope, receive, send)
 
     def _find_error(self, request: Request) -> ApiError | None:
-        if reason := reject_reason(request, self.host):
+        is_allowed = has_token(request, self.token)
+        sends_token = bool(self.token) and is_allowed
+        if reason := reject_reason(request, self.host, sends_token=sends_token):
             return ApiError(403, reason)
-        if request.url.path == "/health" or has_token(request, self.token):
+        if request.url.path == "/health" or is_allowed:
             return None
         return ApiError(
             401,
@@ -193,41 +194,47 @@ class Api:
         builder = await run_aside(is_long, make_builder, request, served, jobs)
         pending = PendingRequest(jobs, per_token=request.stream)
         served.worker.submit(pending)
-        if request.stream:
-            events = self._stream_events(pending, builder)
-            return EventStream(events, lambda: served.worker.cancel(pending))
+        deadline = asyncio.get_running_loop().time() + self.time_limit_s
+        # A stream begins with the first tokens: until then, an error has a status of its own.
+        wait = _wait_for_updates if request.stream else _collect
         try:
-            async with asyncio.timeout(self.time_limit_s):
-                await unless_disconnected(http_request, _collect(pending, builder))
-            return JSONResponse(await run_aside(is_long, make_body, builder))
-        except TimeoutError as error:
-            raise self._timeout_error() from error
-        finally:
+            async with asyncio.timeout_at(deadline):
+                choices = await unless_disconnected(http_request, wait(pending, builder))
+        except BaseException as error:
             served.worker.cancel(pending)
+            if isinstance(error, TimeoutError):
+                raise self._timeout_error() from error
+            raise
+        if request.stream:
+            events = self._stream_events(pending, builder, choices, deadline)
+            return EventStream(events, lambda: served.worker.cancel(pending))
+        return JSONResponse(await run_aside(is_long, make_body, builder))
 
     async def _stream_events(
-        self, pending: PendingRequest, builder: ResponseBuilder
+        self,
+        pending: PendingRequest,
+        builder: ResponseBuilder,
+        choices: list[Choice],
+        deadline: float,
     ) -> AsyncIterator[str]:
-        """Yield server-sent events, those that are ready together.
+        """Yield server-sent events, those that are ready together, from the first `choices` on.
 
         Tokens that arrive while others are sent share the next event.
         """
         ready = "".join(map(event, builder.first_chunks()))
-        if ready and pending.updates.empty():
-            yield ready
-            ready = ""
-        deadline = asyncio.get_running_loop().time() + self.time_limit_s
         try:
-            while not builder.done:
-                async with asyncio.timeout_at(deadline):
-                    choices = await _wait_for_updates(pending, builder)
+            while True:
                 for choice in choices:
                     has_calls = bool(choice.finish and builder.request.tool_schemas)
                     chunks = await run_aside(has_calls, builder.next_chunks, choice)
                     ready += "".join(map(event, chunks))
-                if ready and not builder.done:
+                if builder.done:
+                    break
+                if ready:
                     yield ready
                     ready = ""
+                async with asyncio.timeout_at(deadline):
+                    choices = await _wait_for_updates(pending, builder)
         except HttpError as error:
             yield ready + event(builder.error_chunk(error))
             return
@@ -290,10 +297,11 @@ class EventStream(StreamingResponse):
             self.on_end()
 
 
-async def _collect(pending: PendingRequest, builder: ResponseBuilder) -> None:
-    """Wait until all rows of a request have ended."""
+async def _collect(pending: PendingRequest, builder: ResponseBuilder) -> list[Choice]:
+    """Wait until all rows of a request have ended; returns its choices."""
     while not builder.done:
         await _wait_for_updates(pending, builder)
+    return builder.choices
 
 
 async def _wait_for_updates(pending: PendingRequest, builder: ResponseBuilder) -> list[Choice]:
@@ -378,6 +386,12 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 async def _answer_exception(request: Request, error: Exception) -> Response:
     body = error_body(ApiError(500, f"the server failed: {type(error).__name__}"))
     return JSONResponse(body, 500)
+
+
+ERROR_HANDLERS: dict[Any, Any] = {  # of an application: errors in OpenAI's shape
+    HTTPException: _answer_http_error,
+    Exception: _answer_exception,
+}
 
 
 def event(body: dict[str, Any]) -> str:

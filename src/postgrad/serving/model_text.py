@@ -41,8 +41,9 @@ class ModelText:
         self.vocabulary_size = vocabulary_size
         self.template = template
         self.options = dict(options or {})
-        self.plain_prompts = Prompts(tokenizer, "plain")
-        self.chat_prompts = Prompts(tokenizer, template, options=self.options)
+        # An empty prompt is refused here, in words for a client.
+        self.plain_prompts = Prompts(tokenizer, "plain", may_be_empty=True)
+        self.chat_prompts = Prompts(tokenizer, template, options=self.options, may_be_empty=True)
         self.lock = threading.Lock()  # tokenizers are not thread-safe
         self._token_texts: dict[int, str] = {}
 
@@ -54,6 +55,12 @@ class ModelText:
                     400, f"prompt has a token id outside 0 to {self.vocabulary_size - 1}", "prompt"
                 )
             return prompt
+        if request.tool_schemas and self.chat_prompts.chat_template is None:
+            raise ApiError(
+                400,
+                f"tools need a chat template, which {self.name!r} has not; leave tools out",
+                "tools",
+            )
         messages: Messages = ({"role": "user", "content": prompt},)
         if request.is_chat:
             messages = tuple(self._known_role(message) for message in prompt)
@@ -61,13 +68,18 @@ class ModelText:
             with self.lock:
                 prompts = self.prompts_for(request)
                 _check_roles(prompts, messages)
-                return prompts.encode(Problem("", messages, ""))
+                ids = prompts.encode(Problem("", messages, ""))
         except ConfigError as error:
             reason = str(error).removeprefix("problem : ")
             reason = reason.replace("data.template_options", "chat_template_kwargs")
             reason = reason.replace("rollout.tools", "tools")
             reason = reason.replace(" or use data.template=plain", "")
+            reason = reason.replace(repr(self.tokenizer.name_or_path), repr(self.name))
             raise ApiError(400, reason, request.prompt_field) from error
+        if not ids:
+            field = request.prompt_field
+            raise ApiError(400, f"{field} is empty: the model needs at least one token", field)
+        return ids
 
     def _known_role(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the message; one of the developer is the system's if the template has none.
@@ -89,6 +101,7 @@ class ModelText:
                 self.template,
                 options=self.options | request.chat_template_kwargs,
                 tools=request.tool_schemas,
+                may_be_empty=True,
             )
         return self.chat_prompts
 

@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     ValidationError,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -135,7 +136,18 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 NumTopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
-class StreamOptions(BaseModel):
+class NestedFields(BaseModel):
+    """An object inside of a request. A field that is null counts as absent, as at the top."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class StreamOptions(NestedFields):
     """`stream_options`; unknown keys are ignored."""
 
     include_usage: bool = False
@@ -153,7 +165,7 @@ class ChatMessage(BaseModel):
     name: str | None = None
 
 
-class ToolFunction(BaseModel):
+class ToolFunction(NestedFields):
     """The function of a tool; unknown keys are ignored."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
@@ -161,7 +173,7 @@ class ToolFunction(BaseModel):
     parameters: dict[str, Any] = {}
 
 
-class Tool(BaseModel):
+class Tool(NestedFields):
     """A tool that the model may call."""
 
     type: Literal["function"] = "function"
@@ -174,6 +186,7 @@ class GenerationRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
     is_chat: ClassVar[bool]
     prompt_field: ClassVar[str]  # the field that has the prompt
+    limit_field: ClassVar[str] = "max_tokens"  # the field that has the token limit
 
     model: str = ""
     n: int = Field(1, ge=1, le=MAX_CHOICES)
@@ -324,9 +337,10 @@ def parse_fields(body: Any, schema: type[AnyRequest]) -> AnyRequest:
         raise ApiError(400, "the request must be a JSON object")
     fields: dict[str, Any] = {}
     for name, value in body.items():
-        if value is None or name in IGNORED:
+        is_field = name in schema.model_fields
+        if value is None or (name in IGNORED and not is_field):
             continue
-        if name in UNSUPPORTED and name not in schema.model_fields:
+        if name in UNSUPPORTED and not is_field:
             _check_unsupported(name, value)
             continue
         fields[name] = value

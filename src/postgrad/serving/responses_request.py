@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from postgrad.serving.requests import (
     ApiError,
@@ -25,6 +25,13 @@ UNSUPPORTED: dict[str, Any] = {
     "prompt": None,
     "reasoning": {},
     "truncation": "disabled",
+}
+# Fields of /v1/chat/completions, with what to use in place of them.
+CHAT_FIELDS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "logprobs": f'include=["{LOGPROBS}"]',
 }
 IGNORED = ("client_metadata", "prompt_cache_retention", "stream_options")
 
@@ -72,9 +79,13 @@ class ResponsesRequest(ChatRequest):
     """The body of POST /v1/responses as a chat."""
 
     prompt_field: ClassVar[str] = "input"
+    limit_field: ClassVar[str] = "max_output_tokens"
 
     instructions: str = ""
     max_output_tokens: TokenCount | None = None
+    # They have no effect; the response repeats them.
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    parallel_tool_calls: bool = True
 
     @property
     def token_limit(self) -> int | None:
@@ -87,8 +98,14 @@ def parse_responses(body: Any) -> ResponsesRequest:
         raise ApiError(400, "the request must be a JSON object")
     fields = {name: value for name, value in body.items() if value is not None}
     _check_unsupported(fields)
-    if "messages" in fields:
-        raise ApiError(400, "messages is a field of /v1/chat/completions; use input", "messages")
+    for name, instead in CHAT_FIELDS.items():
+        if name in fields:
+            raise ApiError(
+                400,
+                f"unknown field {name}, which /v1/chat/completions has; use {instead}",
+                name,
+                "unknown_parameter",
+            )
     messages = read_input(fields.pop("input", None))
     instructions = fields.get("instructions", "")
     if not isinstance(instructions, str):

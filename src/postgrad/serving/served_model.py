@@ -1,7 +1,7 @@
 """One served model: its tokenizer, its worker, and loading new weights into it."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +61,12 @@ class ServedModel(ModelText):
 
         Raises ApiError for ids outside the vocabulary and for prompts that do not fit.
         """
-        seed = secrets.randbits(64) if request.seed is None else request.seed
-        seeds = [(seed + i) % 2**64 for i in range(request.n)]
-        return [
-            self._make_job(request, self.encode(request, prompt), seeds)
-            for prompt in request.prompts
-        ]
+        jobs: list[LiveJob] = []
+        for prompt in request.prompts:
+            seed = secrets.randbits(64) if request.seed is None else request.seed
+            seeds = [(seed + i) % 2**64 for i in range(request.n)]
+            jobs.append(self._make_job(request, self.encode(request, prompt), seeds))
+        return jobs
 
     def _make_job(self, request: GenerationRequest, ids: list[int], seeds: list[int]) -> LiveJob:
         max_new_tokens = self.context - len(ids)
@@ -77,7 +77,7 @@ class ServedModel(ModelText):
             raise ApiError(
                 400,
                 f"a prompt of {len(ids)} tokens and {limit} new ones exceed the context of "
-                f"{self.context}; shorten the prompt or lower max_tokens",
+                f"{self.context}; shorten the prompt or lower {request.limit_field}",
                 request.prompt_field,
                 "context_length_exceeded",
             )
@@ -154,6 +154,12 @@ def load_served_model(
     return ServedModel(name, config.path, loaded.tokenizer, worker)
 
 
+def end_requests(models: Sequence[ServedModel]) -> None:
+    """Send 503 to the requests that are running at the end of the grace period."""
+    for served in models:
+        served.worker.end_requests()
+
+
 def bytes_per_token(model: Any, dtype: str) -> int:
     """Return the bytes of one token's keys and values in all layers."""
     config = model.config.get_text_config()
@@ -187,10 +193,10 @@ def find_weight_files(folder: str, allowed_folder: Path) -> list[Path]:
 def load_weights(model: Any, files: list[Path]) -> int:
     """Copy the tensors of the files into the model; returns their number.
 
-    All names and shapes are checked before the first tensor is copied.
+    All names, shapes and values are checked before the first tensor is copied.
 
     Raises:
-        ApiError: other names, other shapes, or files that cannot be read.
+        ApiError: other names, other shapes, NaN or infinity, or files that cannot be read.
     """
     parameters = dict(model.named_parameters())
     try:
@@ -208,7 +214,7 @@ def load_weights(model: Any, files: list[Path]) -> int:
 
 
 def _check_weights(model: Any, parameters: dict[str, Any], files: list[Path]) -> dict[str, Path]:
-    """Return the file of each tensor. Raises ApiError for other names or shapes."""
+    """Return the file of each tensor. Raises ApiError for other names, shapes, and no numbers."""
     known = set(model.state_dict())
     file_of: dict[str, Path] = {}
     for file in files:
@@ -220,6 +226,7 @@ def _check_weights(model: Any, parameters: dict[str, Any], files: list[Path]) ->
                     )
                 if name in parameters:
                     _check_shape(name, tensors.get_slice(name).get_shape(), parameters[name])
+                    _check_finite(name, tensors.get_tensor(name).to(parameters[name].dtype))
                 file_of[name] = file
     missing = sorted(set(parameters) - set(file_of))
     if missing:
@@ -233,3 +240,9 @@ def _check_shape(name: str, shape: list[int], parameter: Any) -> None:
     expected = list(parameter.shape)
     if shape != expected:
         raise ApiError(400, f"{name} has the shape {shape}, this model's is {expected}", "folder")
+
+
+def _check_finite(name: str, tensor: torch.Tensor) -> None:
+    """Raise ApiError for a value that would make every response of the model fail."""
+    if not tensor.isfinite().all():
+        raise ApiError(400, f"{name} has values that are NaN or infinite", "folder")

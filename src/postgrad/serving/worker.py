@@ -96,6 +96,7 @@ class DecodeWorker:
         self.stopping = stopping
         self.rows = 0  # of all requests that have not ended
         self._changed = threading.Condition()  # guards the fields that both sides change
+        self._requests: dict[PendingRequest, None] = {}  # that have rows, in the order of arrival
         self._submitted: list[PendingRequest] = []
         self._cancelled: list[PendingRequest] = []
         self._tasks: list[_Task] = []
@@ -124,6 +125,7 @@ class DecodeWorker:
             if self.rows + pending.rows_left > max_rows:
                 raise HttpError(429, f"all {max_rows} places are taken; try again later")
             self.rows += pending.rows_left
+            self._requests[pending] = None
             self._submitted.append(pending)
             self._changed.notify()
 
@@ -134,10 +136,25 @@ class DecodeWorker:
                 self._cancelled.append(pending)
                 self._changed.notify()
 
+    def end_requests(self) -> None:
+        """Send 503 to all requests and tasks that have not ended. Called in their event loop.
+
+        It does not wait for the decode step that is running.
+        """
+        error = HttpError(503, "the server has shut down before the response was complete")
+        with self._changed:
+            requests = list(self._requests)
+            tasks, self._tasks = self._tasks, []
+        for pending in requests:
+            pending.updates.put_nowait(error)
+        for task in tasks:
+            settle(task.future, None, error)
+
     async def run_when_idle(self, function: Callable[[], Any]) -> Any:
         """Run a function in the worker's thread when no row is decoding; returns its result.
 
-        New requests wait until it is done. Raises HttpError when the server is shutting down.
+        Requests that have not begun wait until it is done. Raises HttpError when the server is
+        shutting down.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
@@ -190,18 +207,33 @@ class DecodeWorker:
         with self._changed:
             cancelled, self._cancelled = self._cancelled, []
             submitted, self._submitted = self._submitted, []
-            has_tasks = bool(self._tasks)
+            must_wait = bool(self._tasks) and not self.stopping()
         decode_loop.drop({job for pending in cancelled for job in pending.jobs})
         for pending in cancelled:
             self._count_ended(pending, pending.rows_left)
         submitted = [pending for pending in submitted if pending.rows_left]
-        if has_tasks and submitted:  # they wait until the tasks are done
+        if must_wait:  # until the tasks are done
+            submitted = self._take_waiting(decode_loop) + submitted
             with self._changed:
                 self._submitted = submitted + self._submitted
-        elif not has_tasks:
-            for pending in submitted:
+            return
+        for pending in submitted:
+            for job in pending.jobs:
+                decode_loop.add(job)
+
+    def _take_waiting(self, decode_loop: LiveLoop) -> list[PendingRequest]:
+        """Remove the requests that have not begun from the decode loop; returns them in order."""
+        waiting = _requests_of(decode_loop.waiting_jobs)
+        with self._changed:
+            requests = list(self._requests)
+        taken: list[PendingRequest] = []
+        for pending in requests:
+            if pending in waiting and not pending.has_begun:
+                taken.append(pending)
+                decode_loop.drop(pending.jobs)
                 for job in pending.jobs:
-                    decode_loop.add(job)
+                    job.forget_prompt()
+        return taken
 
     def _open_loop(self) -> LiveLoop:
         if self._decode_loop is None:
@@ -296,6 +328,8 @@ class DecodeWorker:
         with self._changed:
             self.rows -= num_rows
             pending.rows_left -= num_rows
+            if not pending.rows_left:
+                self._requests.pop(pending, None)
 
     def _fail(self, decode_loop: LiveLoop, pending: PendingRequest, error: HttpError) -> None:
         """Drop the rows of a request and send it an error."""

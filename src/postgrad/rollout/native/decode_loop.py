@@ -52,6 +52,18 @@ class PrefilledPrompt:
     logits: Tensor  # (vocabulary,) after the prompt's last token
 
 
+@dataclass
+class Prefill:
+    """Prompts that are prefilled together: several in one pass, or one in one pass or more."""
+
+    jobs: list[Job]
+    ids: Tensor  # (jobs, tokens)
+    lengths: Tensor  # (jobs,)
+    pass_tokens: int  # tokens per row that one pass computes
+    cache: PrefillCache
+    num_done: int = 0  # tokens per row
+
+
 class Sampled(NamedTuple):
     """One new token for each of the active rows from `first` on."""
 
@@ -113,6 +125,11 @@ class DecodeLoop:
     def decoding_jobs(self) -> set[Job]:
         """The jobs that have decoding rows."""
         return {row.job for row in self.active}
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether there are waiting rows."""
+        return bool(self.prefilled or self.to_prefill)
 
     @property
     def waiting_jobs(self) -> set[Job]:
@@ -231,9 +248,11 @@ class DecodeLoop:
 
         All rows that enter together get their first tokens from their prompts' logits at once.
         """
-        while len(self.active) < self.capacity and (self.prefilled or self.to_prefill):
+        while len(self.active) < self.capacity and self.has_waiting:
             if not self.prefilled:
                 self.prefill()
+            if not self.prefilled:
+                return  # a server computes the next pass after a step
             first = len(self.active)
             cache = self.prefilled[0].cache  # all of them come from one prefill pass
             logits: list[Tensor] = []
@@ -266,26 +285,41 @@ class DecodeLoop:
 
         They share one pass. A prompt that is too long for a pass is alone and takes several.
         """
+        prefill = self.begin_prefill()
+        while not self.advance_prefill(prefill):
+            pass
+
+    def pass_tokens(self, width: int) -> int:
+        """Return how many tokens of a prompt of `width` tokens one pass computes."""
+        return tokens_per_pass(width)
+
+    def begin_prefill(self) -> Prefill:
+        """Return the next prompts to prefill."""
         jobs = self._take_jobs_to_prefill()
         lengths = torch.tensor([len(job.request.prompt) for job in jobs])
         width = int(lengths.max())
         ids = torch.zeros(len(jobs), width, dtype=torch.int64)
         for row, job in enumerate(jobs):
             ids[row, : lengths[row]] = torch.tensor(job.request.prompt)
-        cache = PrefillCache()
-        size = tokens_per_pass(width)
-        starts = range(0, width, size)
-        hidden = torch.empty(0)
-        for start in starts:
-            hidden = self._prefill_pass(ids[:, : start + size], start, lengths, cache)
-            self.on_prefill(jobs, hidden)
+        return Prefill(jobs, ids, lengths, self.pass_tokens(width), PrefillCache())
+
+    def advance_prefill(self, prefill: Prefill) -> bool:
+        """Compute one pass; returns whether it was the last. Then the prompts are prefilled."""
+        start = prefill.num_done
+        prefill.num_done += prefill.pass_tokens
+        ids = prefill.ids[:, : prefill.num_done]
+        hidden = self._prefill_pass(ids, start, prefill.lengths, prefill.cache)
+        self.on_prefill(prefill.jobs, hidden)
+        if prefill.num_done < prefill.ids.shape[1]:
+            return False
         device = self.engine.device
-        rows = torch.arange(len(jobs), device=device)
-        logits = self.compute_logits(hidden[rows, (lengths - 1 - starts[-1]).to(device)])
+        rows = torch.arange(len(prefill.jobs), device=device)
+        logits = self.compute_logits(hidden[rows, (prefill.lengths - 1 - start).to(device)])
         if not self.cache.keys:
-            self.cache.allocate(cache)
-        for row, job in enumerate(jobs):
-            self.prefilled.append(PrefilledPrompt(job, cache, row, logits[row]))
+            self.cache.allocate(prefill.cache)
+        for row, job in enumerate(prefill.jobs):
+            self.prefilled.append(PrefilledPrompt(job, prefill.cache, row, logits[row]))
+        return True
 
     def _prefill_pass(
         self, ids: Tensor, first: int, lengths: Tensor, cache: PrefillCache
@@ -310,14 +344,18 @@ class DecodeLoop:
         """Called with the last hidden states (jobs, tokens, width) of each prefill pass."""
 
     def _take_jobs_to_prefill(self) -> list[Job]:
-        """Remove jobs from the queue: enough for the free slots, within PREFILL_TOKENS."""
+        """Remove jobs from the queue: enough for the free slots, within PREFILL_TOKENS.
+
+        A prompt that takes several passes is alone.
+        """
         jobs: list[Job] = []
         free_slots = self.capacity - len(self.active)
         width = 0
         while self.to_prefill and free_slots > 0:
             request = self.to_prefill[0].request
             width = max(width, len(request.prompt))
-            if jobs and width * (len(jobs) + 1) > PREFILL_TOKENS:
+            is_too_large = width * (len(jobs) + 1) > PREFILL_TOKENS
+            if jobs and (is_too_large or width > self.pass_tokens(width)):
                 break
             free_slots -= len(request.seeds)
             jobs.append(self.to_prefill.popleft())

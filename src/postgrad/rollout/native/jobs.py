@@ -81,6 +81,11 @@ class LiveJob(Job):
             self.prompt_logprobs += logprobs.gather(1, chunk[:, None])[:, 0].tolist()
             self.prompt_top_tokens += find_top_tokens(logprobs, self.num_top)
 
+    def forget_prompt(self) -> None:
+        """Forget the log-probs of the prompt, which other weights will compute again."""
+        self.prompt_logprobs = []
+        self.prompt_top_tokens = []
+
 
 @dataclass(eq=False)
 class Row:

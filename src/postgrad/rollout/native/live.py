@@ -1,12 +1,12 @@
 """The decode loops of a server: jobs join and leave while others decode."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from postgrad.rollout.native.decode_loop import DecodeLoop, ModelToSample, Sampled
+from postgrad.rollout.native.decode_loop import DecodeLoop, ModelToSample, Prefill, Sampled
 from postgrad.rollout.native.jobs import (
     Job,
     LiveJob,
@@ -19,6 +19,9 @@ from postgrad.rollout.native.jobs import (
 
 if TYPE_CHECKING:
     from postgrad.rollout.native.engine import NativeEngine
+
+# Tokens of a long prompt that a CPU computes between two tokens of the decoding rows.
+CPU_PASS_TOKENS = 256
 
 
 def open_live_loop(
@@ -56,10 +59,41 @@ class LiveDecodeLoop(DecodeLoop):
     def __init__(self, engine: ModelToSample, capacity: int, longest: int, report: Report) -> None:
         super().__init__(engine, capacity, longest)
         self.report = report
+        self.prefilling: Prefill | None = None  # passes of it are left
 
     @property
     def busy(self) -> bool:
-        return bool(self.active or self.prefilled or self.to_prefill)
+        return bool(self.active or self.has_waiting)
+
+    @property
+    def has_waiting(self) -> bool:
+        return super().has_waiting or self.prefilling is not None
+
+    @property
+    def waiting_jobs(self) -> set[Job]:
+        prefilling = self.prefilling.jobs if self.prefilling is not None else []
+        return super().waiting_jobs.union(prefilling)
+
+    def drop(self, jobs: Collection[Job]) -> None:
+        super().drop(jobs)
+        # One that is not complete after a pass has one job.
+        if self.prefilling is not None and self.prefilling.jobs[0] in jobs:
+            self.prefilling = None
+
+    def pass_tokens(self, width: int) -> int:
+        limit = CPU_PASS_TOKENS if self.engine.device.type == "cpu" else width
+        return min(super().pass_tokens(width), limit)
+
+    def prefill(self) -> None:
+        """Compute one pass of the next prompts.
+
+        The next pass of a long prompt follows after a token of the decoding rows. Meanwhile its
+        client may leave.
+        """
+        if self.prefilling is None:
+            self.prefilling = self.begin_prefill()
+        if self.advance_prefill(self.prefilling):
+            self.prefilling = None
 
     def step(self) -> None:
         if self.active:

@@ -166,13 +166,14 @@ class KeyMiddleware:
         await app(scope, receive, send)
 
     def _find_error(self, request: Request) -> HttpError | None:
-        if reason := reject_reason(request, self.host):
+        key = request.headers.get("x-api-key", "")
+        sends_token = bool(self.token) and hmac.compare_digest(key.encode(), self.token.encode())
+        if reason := reject_reason(request, self.host, sends_token=sends_token):
             return HttpError(403, reason)
         path = request.url.path
         if not self.token or path in OPEN_PATHS or path.startswith("/download/"):
             return None
-        key = request.headers.get("x-api-key", "")
-        if hmac.compare_digest(key.encode(), self.token.encode()):
+        if sends_token:
             return None
         return HttpError(401, "wrong api_key: set TINKER_API_KEY to the server's token")
 
