@@ -12,6 +12,7 @@ from chat_templates import (
     LLAMA3,
     MISTRAL,
     NO_END,
+    PHI3,
     QWEN3,
     QWEN25,
     make_tokenizer,
@@ -87,6 +88,7 @@ LLAMA_CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
         ),
         (GEMMA, TWO_TURNS, ["Hi!<end_of_turn>", "It is sunny.<end_of_turn>"]),
         (MISTRAL, TWO_TURNS, [" Hi!  \n</s>", " It is sunny.</s>"]),
+        (PHI3, TWO_TURNS, ["Hi!  \n<|end|>", "It is sunny.<|end|>"]),
         # One token covers the space of the header and the first word: it is trained on.
         (NO_END, TWO_TURNS, ["Hi!", " It is sunny.</s>"]),
     ],
@@ -99,6 +101,7 @@ LLAMA_CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
         "qwen_tools",
         "gemma",
         "mistral",
+        "phi",
         "no_end",
     ],
 )

@@ -107,11 +107,16 @@ class ChatTemplate:
         Raises:
             jinja2.TemplateError: the template refuses the messages.
         """
-        messages = [dict(message) for message in messages]
-        if self.tools and not self.reads("tools"):
-            messages = self._with_tools_prompt(messages)
+        messages = self.prompt_messages(messages)
         text = self.render(messages, self.tools or tools, add_generation_prompt=True)
         return text if text.endswith(self.opening) else text + self.opening
+
+    def prompt_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The messages, with the run's tools in the system message if the template needs that."""
+        messages = [dict(message) for message in messages]
+        if self.tools and not self.reads("tools"):
+            return self._with_tools_prompt(messages)
+        return messages
 
     def render(
         self,

@@ -12,7 +12,7 @@ from typing import Any, cast
 from postgrad.data.overlong import drop_longer
 from postgrad.data.render import Prompts
 from postgrad.data.styles import OWN, styled
-from postgrad.data.turns import RENDER_ERRORS, TurnFinder, TurnNotFound
+from postgrad.data.turns import RENDER_ERRORS, TurnNotFound
 from postgrad.errors import ConfigError
 from postgrad.problem import Conversation, Message, Problem
 
@@ -60,13 +60,7 @@ class ConversationRows:
     def __init__(self, prompts: Prompts, train_on: str = "all") -> None:
         self.prompts = prompts
         self.train_on = train_on
-        self._finder: TurnFinder | None = None
-        if prompts.chat_template is not None:
-            special = {str(token) for token in prompts.tokenizer.all_special_tokens}
-            for token in prompts.tokenizer.added_tokens_decoder.values():
-                if token.special:
-                    special.add(str(token.content))
-            self._finder = TurnFinder(prompts.chat_template, sorted(special))
+        self._finder = prompts.turn_finder
         self._cache: dict[str, tuple[Conversation, ConversationRow]] = {}
 
     def row(self, problem: Problem) -> ConversationRow:

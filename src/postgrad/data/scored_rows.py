@@ -17,7 +17,7 @@ def conversation_ids(prompts: Prompts, problem: Problem, response: str) -> list[
     removed, because transformers reads the score at the last token that is not padding.
     """
     if prompts.chat_template is None:
-        ids = [*prompts.encode(problem), *prompts.encode_response(response)]
+        ids = [*prompts.encode(problem), *prompts.encode_reply(problem, response)]
     else:
         messages = styled(prompts.style, problem.messages)
         reply = {"role": "assistant", "content": response}
