@@ -7,8 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from chat_templates import CHATML, QWEN25, make_tokenizer
 
+from postgrad.api.rows import as_problems
+from postgrad.data.conversation_rows import ConversationRows
 from postgrad.data.problems import load_problems
+from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.problem import Conversation
 
@@ -113,3 +117,38 @@ def test_invalid_conversations(tmp_path: Path, row: dict[str, Any], key: str):
 def test_pair_may_repeat_its_prompt(tmp_path: Path):
     problem = load(tmp_path, {"prompt": [USER], "chosen": [USER, ANSWER], "rejected": [ANSWER]})
     assert problem.extra["chosen"] == problem.extra["rejected"] == "It is sunny."
+
+
+WITH_TOOLS = [
+    {"prompt": [USER], "chosen": [ANSWER], "rejected": "No."},
+    {"chosen": [USER, ANSWER], "rejected": [USER, {"role": "assistant", "content": "No."}]},
+    {"prompt": [USER], "reward_model": {"ground_truth": "sunny"}},
+    {"prompt": [USER], "ground_truth": "sunny"},
+    {"prompt": [USER], "answer": "sunny"},
+    {"question": "Weather in Rome?", "answer": "sunny"},
+    {"instruction": "Weather in Rome?", "output": "sunny"},
+    {"prompt": [USER], "completion": "It is sunny."},
+]
+
+
+@pytest.mark.parametrize("row", WITH_TOOLS, ids=lambda row: "-".join(row))
+def test_tools_of_every_schema_are_in_the_prompt(tmp_path: Path, row: dict[str, Any]):
+    problem = load(tmp_path, {**row, "tools": [TOOL]})
+    assert "tools" not in problem.extra
+    assert json.dumps(TOOL) in Prompts(make_tokenizer(QWEN25)).text(problem)
+    for template in (CHATML, None):  # it does not read tools; there is none
+        with pytest.raises(ConfigError, match=f"problem {problem.uid} has tools"):
+            Prompts(make_tokenizer(template)).encode(problem)
+
+
+def test_tools_of_a_demonstration_are_in_the_row_of_sft(tmp_path: Path):
+    row = {"instruction": "Weather in Rome?", "output": "It is sunny.", "tools": [TOOL]}
+    prompts = Prompts(make_tokenizer(QWEN25))
+    encoded = ConversationRows(prompts).row(load(tmp_path, row))
+    assert json.dumps(TOOL) in prompts.decode_raw(encoded.prompt)
+
+
+def test_tools_of_a_problem_are_kept_by_train(tmp_path: Path):
+    problem = load(tmp_path, {"prompt": [USER], "ground_truth": "sunny", "tools": [TOOL]})
+    (same,) = as_problems([problem])
+    assert same.tools == (TOOL,)

@@ -46,7 +46,8 @@ def conversation_of(problem: Problem) -> Conversation | None:
     if not problem.demonstrations:
         return None
     reply = {"role": "assistant", "content": problem.demonstrations[0]}
-    return Conversation((*problem.messages, reply), num_prompt=len(problem.messages))
+    messages = (*problem.messages, reply)
+    return Conversation(messages, problem.tools, num_prompt=len(problem.messages))
 
 
 class ConversationRows:
@@ -92,7 +93,7 @@ class ConversationRows:
             except ConfigError as error:
                 raise ConfigError(f"problem {problem.uid}: {error}") from error
             num_prompt = len(messages) - 1
-        self._check_tools(problem, messages, conversation.tools)
+        self.prompts.check_rendered(problem, messages, conversation.tools)
         try:
             return self._encode_turns(problem, messages, conversation.tools, num_prompt)
         except RENDER_ERRORS as error:
@@ -108,20 +109,6 @@ class ConversationRows:
                 f"{self.prompts.tokenizer.name_or_path!r} renders; mark the assistant's text with "
                 "{% generation %} in the template, or use data.template=plain"
             ) from error
-
-    def _check_tools(
-        self, problem: Problem, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
-    ) -> None:
-        template = self.prompts.chat_template
-        assert template is not None
-        has_calls = any("tool_calls" in message for message in messages)
-        for name, is_used in (("tools", bool(tools)), ("tool_calls", has_calls)):
-            if is_used and not template.reads(name):
-                raise ConfigError(
-                    f"problem {problem.uid} has {name}, which the chat template of "
-                    f"{self.prompts.tokenizer.name_or_path!r} does not render; "
-                    "use a model whose template does, or remove these rows"
-                )
 
     def _encode_turns(
         self,

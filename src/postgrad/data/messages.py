@@ -98,6 +98,17 @@ def with_system_column(row: Row, problem: Problem) -> Problem:
     )
 
 
+def with_tools_column(row: Row, problem: Problem) -> Problem:
+    """The problem of a row, with the schemas of the row's column `tools`.
+
+    Problems with a conversation hold them there.
+    """
+    if problem.conversation is not None or not row.get("tools"):
+        return problem
+    extra = {key: value for key, value in problem.extra.items() if key != "tools"}
+    return replace(problem, tools=read_tools(row), extra=extra)
+
+
 def read_tools(row: Row) -> tuple[dict[str, Any], ...]:
     """The column `tools`: a list of JSON schemas, each an object or JSON text; or all as JSON text.
 

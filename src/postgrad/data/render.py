@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 NEUTRAL = ("\n", "a", "1", "=")
 
 
+def tools_of(problem: Problem) -> tuple[dict[str, Any], ...]:
+    """The JSON schemas of a problem's row, which its prompt shows."""
+    return problem.conversation.tools if problem.conversation else problem.tools
+
+
 def make_prompts(
     tokenizer: "PreTrainedTokenizerBase",
     data: DataConfig,
@@ -128,13 +133,14 @@ class Prompts:
         except ConfigError as error:
             raise ConfigError(f"problem {problem.uid}: {error}") from error
         if self.chat_template is None:
-            if any("tool_calls" in message for message in messages):
+            if tools_of(problem) or any("tool_calls" in message for message in messages):
                 raise ConfigError(
-                    f"problem {problem.uid} has tool calls, which need a chat template; "
+                    f"problem {problem.uid} has tools or tool calls, which need a chat template; "
                     "use a model that has one"
                 )
             return "\n\n".join(message["content"] for message in messages) + self.style.opening
-        tools = problem.conversation.tools if problem.conversation else ()
+        tools = tools_of(problem)
+        self.check_rendered(problem, messages, () if self.tools else tools)
         try:
             return self.chat_template.render_prompt(messages, tools)
         except TemplateError as error:
@@ -144,6 +150,21 @@ class Prompts:
                 f"problem {problem.uid}: the chat template refuses messages with roles {roles} "
                 f"({reason}); change the messages or use data.template=plain"
             ) from error
+
+    def check_rendered(
+        self, problem: Problem, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+    ) -> None:
+        """Raises ConfigError for tools or tool calls that the chat template does not read."""
+        template = self.chat_template
+        assert template is not None
+        has_calls = any("tool_calls" in message for message in messages)
+        for name, is_used in (("tools", bool(tools)), ("tool_calls", has_calls)):
+            if is_used and not template.reads(name):
+                raise ConfigError(
+                    f"problem {problem.uid} has {name}, which the chat template of "
+                    f"{self.tokenizer.name_or_path!r} does not render; "
+                    "use a model whose template does, or remove these rows"
+                )
 
     def encode(self, problem: Problem) -> list[int]:
         """The prompt's token ids, truncated if `overlong` says so.
@@ -333,7 +354,7 @@ class Prompts:
     ) -> tuple[str, bool]:
         """(what the template writes after the prompt, whether its end-of-turn token is in it)."""
         messages = finder.template.prompt_messages(styled(self.style, problem.messages))
-        tools = problem.conversation.tools if problem.conversation else ()
+        tools = tools_of(problem)
         reply = {"role": "assistant", "content": text}
         try:
             return finder.reply_text(prompt, [*messages, reply], finder.template.tools or tools)

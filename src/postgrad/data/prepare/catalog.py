@@ -13,7 +13,7 @@ from postgrad.data.rows import Row, RowError
 from postgrad.data.schemas import recognize
 from postgrad.data.styles import question_of
 from postgrad.errors import ConfigError, did_you_mean
-from postgrad.problem import Problem
+from postgrad.problem import Conversation, Problem
 
 INFO_COLUMNS = ("difficulty", "subject", "level", "topic", "options")  # moved to extra_info
 REPLACED_INFO = ("split", "index", "question", "raw_problem")  # `prepare` writes its own
@@ -46,9 +46,7 @@ def draft_of_problem(problem: Problem) -> Draft:
 
 def _check_fits_schema(problem: Problem) -> None:
     """Raises RowError for a conversation that `prompt` and `target` of the schema cannot hold."""
-    conversation = problem.conversation
-    if conversation is None:
-        return
+    conversation = problem.conversation or Conversation((), problem.tools)
     has_calls = any("tool_calls" in message for message in conversation.messages)
     has_several = conversation.num_prompt and not problem.demonstrations
     if has_calls or conversation.tools or has_several or conversation.text:
