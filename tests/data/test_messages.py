@@ -21,6 +21,7 @@ CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city"
 CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 RESULT = {"role": "tool", "content": "sunny"}
 ANSWER = {"role": "assistant", "content": "It is sunny."}
+THOUGHT = {**ANSWER, "reasoning_content": "Let me look."}
 TOOL = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"properties": {"city": {"type": "string"}}}},
@@ -108,6 +109,9 @@ def test_null_fields_of_parquet_are_left_out(tmp_path: Path):
             {"prompt": [USER], "chosen": [CALLING, RESULT, ANSWER], "rejected": [ANSWER]},
             "chosen",
         ),
+        ({"prompt": [USER], "chosen": [THOUGHT], "rejected": [ANSWER]}, "chosen"),
+        ({"chosen": [USER, ANSWER], "rejected": [USER, THOUGHT]}, "rejected"),
+        ({"prompt": [USER], "target": [THOUGHT]}, "target[0]"),
     ],
 )
 def test_invalid_conversations(tmp_path: Path, row: dict[str, Any], key: str):

@@ -72,6 +72,10 @@ class ChatTemplate:
         """Whether the template's source mentions a variable."""
         return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
+    def reads_field(self, name: str) -> bool:
+        """Whether the template's source mentions a field of messages: `.name` or `'name'`."""
+        return re.search(rf"[.'\"]{re.escape(name)}\b", self.source) is not None
+
     def _check_option(self, name: str) -> None:
         """Refuses a name that the template does not read: Jinja would ignore it silently."""
         key = f"data.template_options.{name}"

@@ -228,7 +228,7 @@ class ConversationRows:
             problem,
             messages=tuple(before),
             demonstrations=(last["content"],),
-            conversation=None,
+            conversation=conversation,
         )
         prompt = self.prompts.encode(single)
         (response,) = self.prompts.encode_demonstrations(single)

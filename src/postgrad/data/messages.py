@@ -1,6 +1,7 @@
 """Reads messages, tool calls and tool schemas from a row, and checks them."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,9 @@ SYSTEM_COLUMNS = ("system", "system_prompt")  # the text of a system message
 # Columns that may be a text or messages. JSON text is messages if all of it has these roles.
 TEXT_COLUMNS = ("prompt", "completion", "chosen", "rejected")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+
+# Fields with the thinking of an assistant message, beside its content.
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 # Columns that some files hold as JSON text, and csv files always do.
 MESSAGE_COLUMNS = (*TEXT_COLUMNS, "messages", "conversations")
@@ -73,6 +77,15 @@ def read_messages(row: Row, name: str) -> tuple[Message, ...]:
             f"{name} must be a list of messages {{role, content}} or a string, not {given}"
         )
     return tuple(_read_message(message, f"{name}[{i}]") for i, message in enumerate(value))
+
+
+def reasoning_field(messages: Sequence[Message]) -> str:
+    """The field that holds the thinking of one of the messages; "" if none has any."""
+    for message in messages:
+        for name in REASONING_FIELDS:
+            if message.get(name):
+                return name
+    return ""
 
 
 def with_system_column(row: Row, problem: Problem) -> Problem:

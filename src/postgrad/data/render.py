@@ -12,11 +12,12 @@ from jinja2 import TemplateError
 
 from postgrad.config.schema import TRUNCATION_SIDES, DataConfig
 from postgrad.data.chat_template import ChatTemplate
+from postgrad.data.messages import reasoning_field
 from postgrad.data.overlong import drop_longer
 from postgrad.data.prompt_checks import check_names, check_no_chat_settings, check_text_style
 from postgrad.data.styles import find_style, styled, without_opening
 from postgrad.data.truncate import min_limit, truncate
-from postgrad.data.turns import RENDER_ERRORS, TurnFinder, special_texts
+from postgrad.data.turns import RENDER_ERRORS, TurnFinder, TurnNotFound, special_texts
 from postgrad.errors import ConfigError, RunError
 from postgrad.files import atomic_write_text
 from postgrad.problem import Message, Problem
@@ -31,6 +32,15 @@ NEUTRAL = ("\n", "a", "1", "=")
 def tools_of(problem: Problem) -> tuple[dict[str, Any], ...]:
     """The JSON schemas of a problem's row, which its prompt shows."""
     return problem.conversation.tools if problem.conversation else problem.tools
+
+
+def _reply_message(problem: Problem, text: str) -> Message:
+    """The assistant message with this text: that of the conversation, if it is its last one."""
+    if problem.conversation is not None and problem.conversation.messages:
+        last = problem.conversation.messages[-1]
+        if last["content"] == text:
+            return last
+    return {"role": "assistant", "content": text}
 
 
 def make_prompts(
@@ -138,6 +148,7 @@ class Prompts:
                     f"problem {problem.uid} has tools or tool calls, which need a chat template; "
                     "use a model that has one"
                 )
+            self._check_no_reasoning(problem, messages)
             return "\n\n".join(message["content"] for message in messages) + self.style.opening
         tools = tools_of(problem)
         self.check_rendered(problem, messages, () if self.tools else tools)
@@ -154,7 +165,7 @@ class Prompts:
     def check_rendered(
         self, problem: Problem, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
     ) -> None:
-        """Raises ConfigError for tools or tool calls that the chat template does not read."""
+        """Raises ConfigError for tools, tool calls or thinking that the template does not read."""
         template = self.chat_template
         assert template is not None
         has_calls = any("tool_calls" in message for message in messages)
@@ -165,6 +176,22 @@ class Prompts:
                     f"{self.tokenizer.name_or_path!r} does not render; "
                     "use a model whose template does, or remove these rows"
                 )
+        field = reasoning_field(messages)
+        if field and not template.reads_field(field):
+            raise ConfigError(
+                f"problem {problem.uid} has {field} in a message, which the chat template of "
+                f"{self.tokenizer.name_or_path!r} does not render; "
+                "write it in the content, as <think>...</think>"
+            )
+
+    def _check_no_reasoning(self, problem: Problem, messages: Sequence[Message]) -> None:
+        """Raises ConfigError for thinking outside of the content, which needs a chat template."""
+        field = reasoning_field(messages)
+        if field:
+            raise ConfigError(
+                f"problem {problem.uid} has {field} in a message, which only a chat template "
+                "renders; write it in the content, as <think>...</think>"
+            )
 
     def encode(self, problem: Problem) -> list[int]:
         """The prompt's token ids, truncated if `overlong` says so.
@@ -338,11 +365,13 @@ class Prompts:
 
     def _encode_reply(self, problem: Problem, text: str) -> list[int]:
         prompt = self.text(problem)
+        reply = _reply_message(problem, text)
         is_ended = False
         if self.turn_finder is None or self.style.opening:
+            self._check_no_reasoning(problem, [reply])
             written = without_opening(prompt, text)
         else:
-            written, is_ended = self._render_reply(self.turn_finder, problem, prompt, text)
+            written, is_ended = self._render_reply(self.turn_finder, problem, prompt, reply)
         ids = self._encode_after(prompt, written)
         if is_ended:
             return ids
@@ -350,12 +379,12 @@ class Prompts:
         return ids if ids[-1:] == [eos] else [*ids, eos]
 
     def _render_reply(
-        self, finder: TurnFinder, problem: Problem, prompt: str, text: str
+        self, finder: TurnFinder, problem: Problem, prompt: str, reply: Message
     ) -> tuple[str, bool]:
         """(what the template writes after the prompt, whether its end-of-turn token is in it)."""
         messages = finder.template.prompt_messages(styled(self.style, problem.messages))
         tools = tools_of(problem)
-        reply = {"role": "assistant", "content": text}
+        self.check_rendered(problem, [reply], ())
         try:
             return finder.reply_text(prompt, [*messages, reply], finder.template.tools or tools)
         except RENDER_ERRORS as error:
@@ -363,6 +392,11 @@ class Prompts:
             raise ConfigError(
                 f"problem {problem.uid}: the chat template refuses its response ({reason}); "
                 "change the messages or use data.template=plain"
+            ) from error
+        except TurnNotFound as error:
+            raise ConfigError(
+                f"problem {problem.uid}: {error} is not found in what the chat template renders; "
+                "write it in the content, as <think>...</think>"
             ) from error
 
     def _encode_after(self, before: str, text: str) -> list[int]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from postgrad.data.chat_template import ChatTemplate
+from postgrad.data.messages import reasoning_field
 from postgrad.data.styles import THINK, without_opening
 from postgrad.problem import Message
 
@@ -98,12 +99,17 @@ class TurnFinder:
             prompt: the text of all messages but the last, with the assistant's turn opened.
             messages: the messages, with the reply as the last one.
             tools: schemas that the prompt shows.
+
+        Raises:
+            TurnNotFound: the content alone would leave out the message's thinking.
         """
         rendered = self._without_closing(self.render(messages, tools))
         end = self._end_token(rendered)
         text = str(messages[-1]["content"])
         if rendered.startswith(prompt):
             text = rendered[len(prompt) :].removesuffix(end)
+        elif field := reasoning_field(messages[-1:]):
+            raise TurnNotFound(f"{field} of the response")
         elif prompt.rstrip().endswith(THINK.strip()):
             end = ""  # as in a style that opens the thought: EOS ends the response
         text = without_opening(prompt, text)
