@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from chat_templates import CHATML, QWEN25, make_tokenizer
+from chat_templates import CHATML, GEMMA, QWEN25, make_tokenizer
 
 from postgrad.api.rows import as_problems
-from postgrad.data.conversation_rows import ConversationRows
+from postgrad.data.conversation_rows import ConversationRows, conversation_of
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
@@ -156,3 +156,36 @@ def test_tools_of_a_problem_are_kept_by_train(tmp_path: Path):
     problem = load(tmp_path, {"prompt": [USER], "ground_truth": "sunny", "tools": [TOOL]})
     (same,) = as_problems([problem])
     assert same.tools == (TOOL,)
+
+
+@pytest.mark.parametrize("role", ["Assistant", "bot", "model", "ai", "human", "prompter", "gpt"])
+@pytest.mark.parametrize("template", [CHATML, QWEN25, GEMMA])
+def test_unknown_roles_are_refused(tmp_path: Path, role: str, template: str):
+    prompts = Prompts(make_tokenizer(template))
+    odd = {"role": role, "content": "Hm?"}
+    key = f"has a message with the role {role!r}, .* system, developer, user, assistant, tool"
+    for row in (
+        {"messages": [USER, odd, USER, ANSWER]},
+        {"prompt": [USER, odd, USER], "ground_truth": "sunny"},
+        {"prompt": [odd], "chosen": "yes", "rejected": "no"},
+        {"prompt": [odd], "completion": [ANSWER]},
+    ):
+        problem = load(tmp_path, row)
+        with pytest.raises(ConfigError, match=key):
+            prompts.encode(problem)
+        if conversation_of(problem):
+            with pytest.raises(ConfigError, match=key):
+                ConversationRows(prompts).row(problem)
+    assert role in refused(tmp_path, {"messages": [USER, odd]})
+
+
+def test_unknown_speakers_of_sharegpt_are_refused(tmp_path: Path):
+    turns = [
+        {"from": "human", "value": "a"},
+        {"from": "bing", "value": "b"},
+        {"from": "human", "value": "c"},
+        {"from": "gpt", "value": "d"},
+    ]
+    problem = load(tmp_path, {"conversations": turns})
+    with pytest.raises(ConfigError, match="role 'bing'"):
+        ConversationRows(Prompts(make_tokenizer(CHATML))).row(problem)

@@ -20,6 +20,7 @@ from chat_templates import (
 
 from postgrad.data.conversation_rows import ConversationRows
 from postgrad.data.render import Prompts
+from postgrad.errors import ConfigError
 from postgrad.methods.support.given_rows import pair_rows
 from postgrad.problem import Problem
 
@@ -135,3 +136,26 @@ def test_one_opening_of_the_thought_in_every_method(start: str):
             ConversationRows(prompts).row(problem).response,
         ):
             assert tokenizer.decode(ids) == "Hm.</think>Hi!</s>"
+
+
+# Prompts that end in an assistant message
+
+
+@pytest.mark.parametrize("template", [CHATML, QWEN3, LLAMA3])
+def test_a_prompt_that_ends_in_an_assistant_message_is_refused(template: str):
+    messages = (HELLO, {"role": "assistant", "content": "Sure,"})
+    prompts = Prompts(make_tokenizer(template))
+    key = "problem u: its prompt ends in an assistant message"
+    problem = Problem("u", messages, "", demonstrations=("it is sunny.",))
+    with pytest.raises(ConfigError, match=key):
+        prompts.encode(problem)
+    with pytest.raises(ConfigError, match=key):
+        ConversationRows(prompts).row(problem)
+    with pytest.raises(ConfigError, match=key):
+        rows_of(prompts, pair("yes", "no", *messages))
+
+
+def test_a_plain_prompt_is_continued():
+    messages = (HELLO, {"role": "assistant", "content": "Sure,"})
+    problem = Problem("u", messages, "")
+    assert Prompts(make_tokenizer(None)).text(problem) == "Hello there\n\nSure,"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from postgrad.data.overlong import drop_longer
+from postgrad.data.prompt_checks import check_prompt_end
 from postgrad.data.render import Prompts
 from postgrad.data.styles import OWN, styled
 from postgrad.data.turns import RENDER_ERRORS, TurnNotFound
@@ -94,6 +95,7 @@ class ConversationRows:
                 raise ConfigError(f"problem {problem.uid}: {error}") from error
             num_prompt = len(messages) - 1
         self.prompts.check_rendered(problem, messages, conversation.tools)
+        check_prompt_end(problem, messages[:num_prompt])
         try:
             return self._encode_turns(problem, messages, conversation.tools, num_prompt)
         except RENDER_ERRORS as error:

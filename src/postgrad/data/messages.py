@@ -12,7 +12,7 @@ SYSTEM_COLUMNS = ("system", "system_prompt")  # the text of a system message
 
 # Columns that may be a text or messages. JSON text is messages if all of it has these roles.
 TEXT_COLUMNS = ("prompt", "completion", "chosen", "rejected")
-ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
 
 # Fields with the thinking of an assistant message, beside its content.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")

@@ -14,7 +14,13 @@ from postgrad.config.schema import TRUNCATION_SIDES, DataConfig
 from postgrad.data.chat_template import ChatTemplate
 from postgrad.data.messages import reasoning_field
 from postgrad.data.overlong import drop_longer
-from postgrad.data.prompt_checks import check_names, check_no_chat_settings, check_text_style
+from postgrad.data.prompt_checks import (
+    check_names,
+    check_no_chat_settings,
+    check_prompt_end,
+    check_roles,
+    check_text_style,
+)
 from postgrad.data.styles import find_style, styled, without_opening
 from postgrad.data.truncate import min_limit, truncate
 from postgrad.data.turns import RENDER_ERRORS, TurnFinder, TurnNotFound, special_texts
@@ -152,6 +158,7 @@ class Prompts:
             return "\n\n".join(message["content"] for message in messages) + self.style.opening
         tools = tools_of(problem)
         self.check_rendered(problem, messages, () if self.tools else tools)
+        check_prompt_end(problem, messages)
         try:
             return self.chat_template.render_prompt(messages, tools)
         except TemplateError as error:
@@ -165,9 +172,13 @@ class Prompts:
     def check_rendered(
         self, problem: Problem, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
     ) -> None:
-        """Raises ConfigError for tools, tool calls or thinking that the template does not read."""
+        """Raises ConfigError for what the chat template would lose or write as it is.
+
+        That is tools, tool calls or thinking that it does not read, and unknown roles.
+        """
         template = self.chat_template
         assert template is not None
+        check_roles(problem, messages)
         has_calls = any("tool_calls" in message for message in messages)
         for name, is_used in (("tools", bool(tools)), ("tool_calls", has_calls)):
             if is_used and not template.reads(name):
