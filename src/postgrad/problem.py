@@ -31,7 +31,8 @@ class Conversation:
 class Problem:
     """One row of a data set.
 
-    `uid` is stable: it stays the same through shuffling, resuming, rollouts and dumps. `row` has
+    `uid` is stable: it stays the same through shuffling, resuming, rollouts and dumps. `tools` are
+    the JSON schemas of a row without a conversation, which the chat template shows. `row` has
     the columns as they are in the data; it is empty for a problem that was not read from a row, and
     stays in this process.
     """
@@ -43,6 +44,7 @@ class Problem:
     demonstrations: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
     conversation: Conversation | None = None
+    tools: tuple[dict[str, Any], ...] = ()
     row: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 

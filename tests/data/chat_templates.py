@@ -2,7 +2,15 @@
 
 from functools import lru_cache
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 CHATML = (
@@ -191,6 +199,14 @@ DEEPSEEK_R1 = (
     "{% if add_generation_prompt %}{{ '<|Assistant|><think>\n' }}{% endif %}"
 )
 
+# Phi-3: each turn ends with <|end|>, a conversation with EOS.
+PHI3 = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>\n' + message['content'] + '<|end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+)
+
 # A template that writes no token after a turn.
 NO_END = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}"
@@ -207,6 +223,9 @@ SPECIAL_TOKENS = [
     "<end_of_turn>",
     "<|User|>",
     "<|Assistant|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
 ]
 CORPUS = [
     "user assistant system model tool ipython You are a helpful assistant.",
@@ -229,6 +248,32 @@ def make_backend() -> str:
     )
     backend.train_from_iterator(CORPUS, trainer)
     return backend.to_str()
+
+
+def make_sentencepiece_tokenizer(chat_template: str | None) -> PreTrainedTokenizerFast:
+    """One token per character, and a space before each text, as in Llama 2's tokenizer.json."""
+    characters = ["\u2581", "\n", *map(chr, range(33, 127))]
+    tokens = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", *characters]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+    )
+    tokenizer.chat_template = chat_template
+    return tokenizer
 
 
 def make_tokenizer(chat_template: str | None) -> PreTrainedTokenizerFast:

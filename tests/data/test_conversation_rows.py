@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from chat_templates import (
     LLAMA3,
     MISTRAL,
     NO_END,
+    PHI3,
     QWEN3,
     QWEN25,
     make_tokenizer,
@@ -87,6 +89,7 @@ LLAMA_CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
         ),
         (GEMMA, TWO_TURNS, ["Hi!<end_of_turn>", "It is sunny.<end_of_turn>"]),
         (MISTRAL, TWO_TURNS, [" Hi!  \n</s>", " It is sunny.</s>"]),
+        (PHI3, TWO_TURNS, ["Hi!  \n<|end|>", "It is sunny.<|end|>"]),
         # One token covers the space of the header and the first word: it is trained on.
         (NO_END, TWO_TURNS, ["Hi!", " It is sunny.</s>"]),
     ],
@@ -99,6 +102,7 @@ LLAMA_CALL = '{"name": "weather", "parameters": {"city": "Rome"}}'
         "qwen_tools",
         "gemma",
         "mistral",
+        "phi",
         "no_end",
     ],
 )
@@ -169,6 +173,30 @@ def test_thinking_that_the_template_removes_is_not_trained_on():
     last, texts = encode(QWEN3, problem, train_on="last")
     assert texts == ["<think>\nRome?\n</think>\n\nIt is sunny.<|im_end|>"]
     assert not last.is_rewritten
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "thinking"])
+def test_thinking_that_the_template_does_not_read_is_refused(field: str):
+    problem = problem_of(HELLO, {**SUNNY, field: "Look."})
+    shown = replace(problem, demonstrations=("It is sunny.",))
+    for template, style in ((CHATML, "own"), (CHATML, "luffy"), (None, "own")):
+        with pytest.raises(ConfigError, match=f"problem u has {field}"):
+            encode(template, problem, style=style)
+        prompts = Prompts(make_tokenizer(template), style=style)
+        with pytest.raises(ConfigError, match=f"problem u has {field}"):
+            prompts.encode_demonstrations(shown)
+    history = Problem("u", (HELLO, {**SUNNY, field: "Look."}, WEATHER), "")
+    with pytest.raises(ConfigError, match=f"problem u has {field}"):
+        Prompts(make_tokenizer(CHATML)).encode(history)
+
+
+def test_thinking_that_the_template_reads_is_in_every_row():
+    problem = problem_of(HELLO, {**SUNNY, "reasoning_content": "Look."})
+    _, texts = encode(QWEN3, problem)
+    assert texts == ["<think>\nLook.\n</think>\n\nIt is sunny.<|im_end|>"]
+    prompts = Prompts(make_tokenizer(QWEN3))
+    (ids,) = prompts.encode_demonstrations(replace(problem, demonstrations=("It is sunny.",)))
+    assert prompts.decode_raw(ids) == texts[0]
 
 
 def test_thinking_within_one_tool_loop_is_kept():

@@ -7,8 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from chat_templates import CHATML, GEMMA, QWEN25, make_tokenizer
 
+from postgrad.api.rows import as_problems
+from postgrad.data.conversation_rows import ConversationRows, conversation_of
 from postgrad.data.problems import load_problems
+from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.problem import Conversation
 
@@ -17,6 +21,7 @@ CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city"
 CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 RESULT = {"role": "tool", "content": "sunny"}
 ANSWER = {"role": "assistant", "content": "It is sunny."}
+THOUGHT = {**ANSWER, "reasoning_content": "Let me look."}
 TOOL = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"properties": {"city": {"type": "string"}}}},
@@ -104,6 +109,9 @@ def test_null_fields_of_parquet_are_left_out(tmp_path: Path):
             {"prompt": [USER], "chosen": [CALLING, RESULT, ANSWER], "rejected": [ANSWER]},
             "chosen",
         ),
+        ({"prompt": [USER], "chosen": [THOUGHT], "rejected": [ANSWER]}, "chosen"),
+        ({"chosen": [USER, ANSWER], "rejected": [USER, THOUGHT]}, "rejected"),
+        ({"prompt": [USER], "target": [THOUGHT]}, "target[0]"),
     ],
 )
 def test_invalid_conversations(tmp_path: Path, row: dict[str, Any], key: str):
@@ -113,3 +121,71 @@ def test_invalid_conversations(tmp_path: Path, row: dict[str, Any], key: str):
 def test_pair_may_repeat_its_prompt(tmp_path: Path):
     problem = load(tmp_path, {"prompt": [USER], "chosen": [USER, ANSWER], "rejected": [ANSWER]})
     assert problem.extra["chosen"] == problem.extra["rejected"] == "It is sunny."
+
+
+WITH_TOOLS = [
+    {"prompt": [USER], "chosen": [ANSWER], "rejected": "No."},
+    {"chosen": [USER, ANSWER], "rejected": [USER, {"role": "assistant", "content": "No."}]},
+    {"prompt": [USER], "reward_model": {"ground_truth": "sunny"}},
+    {"prompt": [USER], "ground_truth": "sunny"},
+    {"prompt": [USER], "answer": "sunny"},
+    {"question": "Weather in Rome?", "answer": "sunny"},
+    {"instruction": "Weather in Rome?", "output": "sunny"},
+    {"prompt": [USER], "completion": "It is sunny."},
+]
+
+
+@pytest.mark.parametrize("row", WITH_TOOLS, ids=lambda row: "-".join(row))
+def test_tools_of_every_schema_are_in_the_prompt(tmp_path: Path, row: dict[str, Any]):
+    problem = load(tmp_path, {**row, "tools": [TOOL]})
+    assert "tools" not in problem.extra
+    assert json.dumps(TOOL) in Prompts(make_tokenizer(QWEN25)).text(problem)
+    for template in (CHATML, None):  # it does not read tools; there is none
+        with pytest.raises(ConfigError, match=f"problem {problem.uid} has tools"):
+            Prompts(make_tokenizer(template)).encode(problem)
+
+
+def test_tools_of_a_demonstration_are_in_the_row_of_sft(tmp_path: Path):
+    row = {"instruction": "Weather in Rome?", "output": "It is sunny.", "tools": [TOOL]}
+    prompts = Prompts(make_tokenizer(QWEN25))
+    encoded = ConversationRows(prompts).row(load(tmp_path, row))
+    assert json.dumps(TOOL) in prompts.decode_raw(encoded.prompt)
+
+
+def test_tools_of_a_problem_are_kept_by_train(tmp_path: Path):
+    problem = load(tmp_path, {"prompt": [USER], "ground_truth": "sunny", "tools": [TOOL]})
+    (same,) = as_problems([problem])
+    assert same.tools == (TOOL,)
+
+
+@pytest.mark.parametrize("role", ["Assistant", "bot", "model", "ai", "human", "prompter", "gpt"])
+@pytest.mark.parametrize("template", [CHATML, QWEN25, GEMMA])
+def test_unknown_roles_are_refused(tmp_path: Path, role: str, template: str):
+    prompts = Prompts(make_tokenizer(template))
+    odd = {"role": role, "content": "Hm?"}
+    key = f"has a message with the role {role!r}, .* system, developer, user, assistant, tool"
+    for row in (
+        {"messages": [USER, odd, USER, ANSWER]},
+        {"prompt": [USER, odd, USER], "ground_truth": "sunny"},
+        {"prompt": [odd], "chosen": "yes", "rejected": "no"},
+        {"prompt": [odd], "completion": [ANSWER]},
+    ):
+        problem = load(tmp_path, row)
+        with pytest.raises(ConfigError, match=key):
+            prompts.encode(problem)
+        if conversation_of(problem):
+            with pytest.raises(ConfigError, match=key):
+                ConversationRows(prompts).row(problem)
+    assert role in refused(tmp_path, {"messages": [USER, odd]})
+
+
+def test_unknown_speakers_of_sharegpt_are_refused(tmp_path: Path):
+    turns = [
+        {"from": "human", "value": "a"},
+        {"from": "bing", "value": "b"},
+        {"from": "human", "value": "c"},
+        {"from": "gpt", "value": "d"},
+    ]
+    problem = load(tmp_path, {"conversations": turns})
+    with pytest.raises(ConfigError, match="role 'bing'"):
+        ConversationRows(Prompts(make_tokenizer(CHATML))).row(problem)

@@ -97,8 +97,8 @@ def _row_of_problem(problem: Problem) -> Row:
         row["completion"] = list(conversation.messages[conversation.num_prompt :])
     else:
         row["messages"] = list(conversation.messages)
-    if conversation is not None and conversation.tools:
-        row["tools"] = list(conversation.tools)
+    if tools := conversation.tools if conversation else problem.tools:
+        row["tools"] = list(tools)
     if conversation is None and problem.demonstrations:
         row["target"] = list(problem.demonstrations)
     if "reward_model" in row:  # verl's column has the ground truth

@@ -72,6 +72,10 @@ class ChatTemplate:
         """Whether the template's source mentions a variable."""
         return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
+    def reads_field(self, name: str) -> bool:
+        """Whether the template's source mentions a field of messages: `.name` or `'name'`."""
+        return re.search(rf"[.'\"]{re.escape(name)}\b", self.source) is not None
+
     def _check_option(self, name: str) -> None:
         """Refuses a name that the template does not read: Jinja would ignore it silently."""
         key = f"data.template_options.{name}"
@@ -107,11 +111,16 @@ class ChatTemplate:
         Raises:
             jinja2.TemplateError: the template refuses the messages.
         """
-        messages = [dict(message) for message in messages]
-        if self.tools and not self.reads("tools"):
-            messages = self._with_tools_prompt(messages)
+        messages = self.prompt_messages(messages)
         text = self.render(messages, self.tools or tools, add_generation_prompt=True)
         return text if text.endswith(self.opening) else text + self.opening
+
+    def prompt_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The messages, with the run's tools in the system message if the template needs that."""
+        messages = [dict(message) for message in messages]
+        if self.tools and not self.reads("tools"):
+            return self._with_tools_prompt(messages)
+        return messages
 
     def render(
         self,

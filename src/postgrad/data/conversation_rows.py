@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from postgrad.data.overlong import drop_longer
+from postgrad.data.prompt_checks import check_prompt_end
 from postgrad.data.render import Prompts
 from postgrad.data.styles import OWN, styled
-from postgrad.data.turns import RENDER_ERRORS, TurnFinder, TurnNotFound
+from postgrad.data.turns import RENDER_ERRORS, TurnNotFound
 from postgrad.errors import ConfigError
 from postgrad.problem import Conversation, Message, Problem
 
@@ -46,7 +47,8 @@ def conversation_of(problem: Problem) -> Conversation | None:
     if not problem.demonstrations:
         return None
     reply = {"role": "assistant", "content": problem.demonstrations[0]}
-    return Conversation((*problem.messages, reply), num_prompt=len(problem.messages))
+    messages = (*problem.messages, reply)
+    return Conversation(messages, problem.tools, num_prompt=len(problem.messages))
 
 
 class ConversationRows:
@@ -60,13 +62,7 @@ class ConversationRows:
     def __init__(self, prompts: Prompts, train_on: str = "all") -> None:
         self.prompts = prompts
         self.train_on = train_on
-        self._finder: TurnFinder | None = None
-        if prompts.chat_template is not None:
-            special = {str(token) for token in prompts.tokenizer.all_special_tokens}
-            for token in prompts.tokenizer.added_tokens_decoder.values():
-                if token.special:
-                    special.add(str(token.content))
-            self._finder = TurnFinder(prompts.chat_template, sorted(special))
+        self._finder = prompts.turn_finder
         self._cache: dict[str, tuple[Conversation, ConversationRow]] = {}
 
     def row(self, problem: Problem) -> ConversationRow:
@@ -98,7 +94,8 @@ class ConversationRows:
             except ConfigError as error:
                 raise ConfigError(f"problem {problem.uid}: {error}") from error
             num_prompt = len(messages) - 1
-        self._check_tools(problem, messages, conversation.tools)
+        self.prompts.check_rendered(problem, messages, conversation.tools)
+        check_prompt_end(problem, messages[:num_prompt])
         try:
             return self._encode_turns(problem, messages, conversation.tools, num_prompt)
         except RENDER_ERRORS as error:
@@ -114,20 +111,6 @@ class ConversationRows:
                 f"{self.prompts.tokenizer.name_or_path!r} renders; mark the assistant's text with "
                 "{% generation %} in the template, or use data.template=plain"
             ) from error
-
-    def _check_tools(
-        self, problem: Problem, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
-    ) -> None:
-        template = self.prompts.chat_template
-        assert template is not None
-        has_calls = any("tool_calls" in message for message in messages)
-        for name, is_used in (("tools", bool(tools)), ("tool_calls", has_calls)):
-            if is_used and not template.reads(name):
-                raise ConfigError(
-                    f"problem {problem.uid} has {name}, which the chat template of "
-                    f"{self.prompts.tokenizer.name_or_path!r} does not render; "
-                    "use a model whose template does, or remove these rows"
-                )
 
     def _encode_turns(
         self,
@@ -247,7 +230,7 @@ class ConversationRows:
             problem,
             messages=tuple(before),
             demonstrations=(last["content"],),
-            conversation=None,
+            conversation=conversation,
         )
         prompt = self.prompts.encode(single)
         (response,) = self.prompts.encode_demonstrations(single)

@@ -12,7 +12,7 @@ from typing import Any
 from postgrad.data.boxes import last_box
 from postgrad.data.choices import plain_prompt, read_choices, sentence_prompt
 from postgrad.data.dialogue import read_pair
-from postgrad.data.messages import read_messages, read_tools
+from postgrad.data.messages import read_messages, read_tools, reasoning_field
 from postgrad.data.rows import (
     Row,
     RowError,
@@ -76,6 +76,8 @@ def _read_target(value: Any) -> tuple[str, ...]:
         )
     texts: list[str] = []
     for i, item in enumerate(value):
+        if isinstance(item, dict):
+            _check_no_reasoning(item, f"target[{i}]")
         content = item.get("content") if isinstance(item, dict) else item
         if content is not None:
             texts.append(checked_text(content, f"target[{i}].content"))
@@ -399,4 +401,15 @@ def _read_reply(row: Row, name: str, prompt: tuple[Message, ...]) -> str:
             f"{name} must be one assistant message without tool calls, not {len(messages)} "
             "messages; move the others to the column prompt"
         )
+    _check_no_reasoning(messages[0], name)
     return text[0]
+
+
+def _check_no_reasoning(message: Message, name: str) -> None:
+    """Raises RowError for thinking beside the content of a message that is read as a text."""
+    field = reasoning_field([message])
+    if field:
+        raise RowError(
+            f"{name} has {field}, and only its content would be read; "
+            "write the thinking in the content, as <think>...</think>"
+        )

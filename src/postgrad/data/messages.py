@@ -1,6 +1,7 @@
 """Reads messages, tool calls and tool schemas from a row, and checks them."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,10 @@ SYSTEM_COLUMNS = ("system", "system_prompt")  # the text of a system message
 
 # Columns that may be a text or messages. JSON text is messages if all of it has these roles.
 TEXT_COLUMNS = ("prompt", "completion", "chosen", "rejected")
-ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
+
+# Fields with the thinking of an assistant message, beside its content.
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 # Columns that some files hold as JSON text, and csv files always do.
 MESSAGE_COLUMNS = (*TEXT_COLUMNS, "messages", "conversations")
@@ -75,6 +79,15 @@ def read_messages(row: Row, name: str) -> tuple[Message, ...]:
     return tuple(_read_message(message, f"{name}[{i}]") for i, message in enumerate(value))
 
 
+def reasoning_field(messages: Sequence[Message]) -> str:
+    """The field that holds the thinking of one of the messages; "" if none has any."""
+    for message in messages:
+        for name in REASONING_FIELDS:
+            if message.get(name):
+                return name
+    return ""
+
+
 def with_system_column(row: Row, problem: Problem) -> Problem:
     """The problem of a row, with the text of the row's system column as its first message.
 
@@ -96,6 +109,17 @@ def with_system_column(row: Row, problem: Problem) -> Problem:
     return replace(
         problem, messages=(system, *problem.messages), extra=extra, conversation=conversation
     )
+
+
+def with_tools_column(row: Row, problem: Problem) -> Problem:
+    """The problem of a row, with the schemas of the row's column `tools`.
+
+    Problems with a conversation hold them there.
+    """
+    if problem.conversation is not None or not row.get("tools"):
+        return problem
+    extra = {key: value for key, value in problem.extra.items() if key != "tools"}
+    return replace(problem, tools=read_tools(row), extra=extra)
 
 
 def read_tools(row: Row) -> tuple[dict[str, Any], ...]:

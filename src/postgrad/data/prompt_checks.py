@@ -1,11 +1,13 @@
-"""Checks of the settings that prompts are made with. All raise ConfigError."""
+"""Checks of the settings and messages that prompts are made with. All raise ConfigError."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from postgrad.config.schema import OVERLONG
+from postgrad.data.messages import ROLES
 from postgrad.errors import ConfigError, did_you_mean
+from postgrad.problem import Message, Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,3 +67,26 @@ def check_no_chat_settings(
             "rollout.tools needs a chat template, and the prompts of "
             f"{tokenizer.name_or_path!r} use none; remove one of them"
         )
+
+
+def check_prompt_end(problem: Problem, messages: Sequence[Message]) -> None:
+    """Refuses messages that end in an assistant message: its turn would be closed.
+
+    The model would answer it in a second turn of the assistant, instead of continuing it.
+    """
+    if messages and messages[-1]["role"] == "assistant":
+        raise ConfigError(
+            f"problem {problem.uid}: its prompt ends in an assistant message, which the chat "
+            "template closes, so a response cannot continue it; move its text to the start of the "
+            "response, or end the prompt with a user or tool message"
+        )
+
+
+def check_roles(problem: Problem, messages: Sequence[Message]) -> None:
+    """Refuses roles that no chat has: templates write them as they are, or leave them out."""
+    for message in messages:
+        if message["role"] not in ROLES:
+            raise ConfigError(
+                f"problem {problem.uid} has a message with the role {message['role']!r}, which "
+                f"chat templates do not know; rename it to one of {', '.join(ROLES)}"
+            )

@@ -28,7 +28,7 @@ from postgrad.data.converters import (
     read_transcript_pair,
     read_verl,
 )
-from postgrad.data.messages import with_system_column
+from postgrad.data.messages import with_system_column, with_tools_column
 from postgrad.data.rows import Row, RowError
 from postgrad.problem import Problem
 
@@ -70,8 +70,8 @@ class Schema:
         return all(column in row for column in self.columns) and self.matches(row)
 
     def read(self, row: Row, stem: str) -> Problem:
-        """The problem of a row, with the message of a column `system` or `system_prompt`."""
-        return with_system_column(row, self.convert(row, stem))
+        """The problem of a row, with the columns `system` or `system_prompt`, and `tools`."""
+        return with_tools_column(row, with_system_column(row, self.convert(row, stem)))
 
 
 def recognize(row: Row) -> Schema:

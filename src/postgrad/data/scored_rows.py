@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from postgrad.data.overlong import drop_longer
-from postgrad.data.render import Prompts
+from postgrad.data.render import Prompts, tools_of
 from postgrad.data.styles import styled
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
@@ -17,11 +17,11 @@ def conversation_ids(prompts: Prompts, problem: Problem, response: str) -> list[
     removed, because transformers reads the score at the last token that is not padding.
     """
     if prompts.chat_template is None:
-        ids = [*prompts.encode(problem), *prompts.encode_response(response)]
+        ids = [*prompts.encode(problem), *prompts.encode_reply(problem, response)]
     else:
         messages = styled(prompts.style, problem.messages)
         reply = {"role": "assistant", "content": response}
-        text = prompts.chat_template.render([*messages, reply])
+        text = prompts.chat_template.render([*messages, reply], tools_of(problem))
         ids = list(cast(Any, prompts.tokenizer(text, add_special_tokens=False))["input_ids"])
     tokenizer = prompts.tokenizer
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

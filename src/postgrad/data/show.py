@@ -39,7 +39,7 @@ def describe_problem(
     for number, demonstration in enumerate(problem.demonstrations, 1):
         size = f"{len(demonstration)} characters"
         if prompts:
-            size += f", {len(prompts.encode_response(demonstration))} tokens"
+            size += f", {len(prompts.encode_reply(problem, demonstration))} tokens"
         lines += [f"demonstration {number} ({size}):", *_indented(demonstration)]
     for name, value in problem.extra.items():
         if name == "extra_info" and isinstance(value, dict):

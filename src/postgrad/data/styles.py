@@ -51,6 +51,18 @@ def chatml(system: str, user: str) -> str:
     )
 
 
+def without_opening(prompt: str, response: str) -> str:
+    """The response without a `<think>` at its start, if the prompt ends in one.
+
+    White space that the prompt has after its `<think>` is removed from the response, too.
+    """
+    end = prompt.rstrip()
+    tag = THINK.strip()
+    if not end.endswith(tag) or not response.lstrip().startswith(tag):
+        return response
+    return response.lstrip().removeprefix(tag).removeprefix(prompt[len(end) :])
+
+
 @dataclass(frozen=True)
 class Style:
     """The text that a style adds to a question.

@@ -8,19 +8,24 @@ The conversation is rendered as a whole, and only this text is tokenized. A turn
 2. by a placeholder: the whole conversation is rendered again with a placeholder as the content of
    the turn, which shows where the turn starts.
 
-A turn ends with the special token that the template writes after it.
+A turn ends with the special token that the template writes after it. A token that the template
+writes only at the end of a conversation (Phi-3's `<|endoftext|>`) belongs to no turn.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from postgrad.data.chat_template import ChatTemplate
-from postgrad.data.styles import THINK
+from postgrad.data.messages import reasoning_field
+from postgrad.data.styles import THINK, without_opening
 from postgrad.problem import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PLACEHOLDER = "postgradplaceholder"
 # What a template raises for messages that it does not support, such as a null content.
@@ -63,6 +68,7 @@ class TurnFinder:
         self.template = template
         self.special_tokens = [token for token in special_tokens if token]
         self._header: str | None = None
+        self._closing: str | None = None
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
         """The text of a whole conversation.
@@ -78,11 +84,36 @@ class TurnFinder:
         if content.strip() in text or _squeeze(content) in _squeeze(text):
             return text
         prompt = self.template.render(messages[:-1], tools, add_generation_prompt=True)
-        for opening in (THINK, THINK.strip()):
-            if prompt.endswith(opening):
-                content = content.removeprefix(opening)
-                break
-        return prompt + content + self._end_token(text.rstrip())
+        end = self._end_token(self._without_closing(text))
+        return prompt + without_opening(prompt, content) + end
+
+    def reply_text(
+        self, prompt: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+    ) -> tuple[str, bool]:
+        """(what the model writes after a prompt, whether it has an end-of-turn token).
+
+        That is the last message as the template renders it. If the rendered conversation does not
+        start with the prompt, it is the message's content.
+
+        Args:
+            prompt: the text of all messages but the last, with the assistant's turn opened.
+            messages: the messages, with the reply as the last one.
+            tools: schemas that the prompt shows.
+
+        Raises:
+            TurnNotFound: the content alone would leave out the message's thinking.
+        """
+        rendered = self._without_closing(self.render(messages, tools))
+        end = self._end_token(rendered)
+        text = str(messages[-1]["content"])
+        if rendered.startswith(prompt):
+            text = rendered[len(prompt) :].removesuffix(end)
+        elif field := reasoning_field(messages[-1:]):
+            raise TurnNotFound(f"{field} of the response")
+        elif prompt.rstrip().endswith(THINK.strip()):
+            end = ""  # as in a style that opens the thought: EOS ends the response
+        text = without_opening(prompt, text)
+        return text.removesuffix(end) + end, bool(end)
 
     def find(
         self, text: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
@@ -115,7 +146,7 @@ class TurnFinder:
     ) -> Turn | None:
         try:
             before = self.template.render(messages[:i], tools, add_generation_prompt=True)
-            through = self.render(messages[: i + 1], tools).rstrip()
+            through = self._without_closing(self.render(messages[: i + 1], tools))
         except RENDER_ERRORS:
             return None
         if not (text.startswith(before) and text.startswith(through)):
@@ -177,12 +208,8 @@ class TurnFinder:
     def _generation_header(self) -> str:
         """The text that opens an assistant turn: `<|im_start|>assistant\\n` in ChatML."""
         if self._header is None:
-            user = [{"role": "user", "content": "?"}]
-            try:
-                closed = self.template.render(user)
-                opened = self.template.render(user, add_generation_prompt=True)
-            except RENDER_ERRORS:
-                closed = opened = ""
+            closed, opened = self._question_closed_and_opened()
+            closed = closed.removesuffix(self._closing_token())
             self._header = opened[len(closed) :] if opened.startswith(closed) else ""
         return self._header
 
@@ -191,14 +218,47 @@ class TurnFinder:
     ) -> str:
         """The special token after the last message if the conversation ends there; "" if none."""
         try:
-            return self._end_token(self.render(messages, tools).rstrip())
+            return self._end_token(self._without_closing(self.render(messages, tools)))
         except RENDER_ERRORS:
             return ""
+
+    def _without_closing(self, text: str) -> str:
+        """A rendered conversation up to its last turn's end, without white space there."""
+        text = text.rstrip()
+        return text.removesuffix(self._closing_token()).rstrip()
+
+    def _closing_token(self) -> str:
+        """The special token that ends a conversation instead of opening a turn; "" if none."""
+        if self._closing is None:
+            closed, opened = self._question_closed_and_opened()
+            token = self._end_token(closed.rstrip())
+            rest = closed.rstrip().removesuffix(token)
+            is_extra = not opened.startswith(closed.rstrip()) and opened.startswith(rest)
+            self._closing = token if is_extra else ""
+        return self._closing
+
+    def _question_closed_and_opened(self) -> tuple[str, str]:
+        """A question as a whole conversation, and with the assistant's turn opened."""
+        user = [{"role": "user", "content": "?"}]
+        try:
+            closed = self.template.render(user)
+            return closed, self.template.render(user, add_generation_prompt=True)
+        except RENDER_ERRORS:
+            return "", ""
 
     def _end_token(self, text: str) -> str:
         """The special token at the end of a text; the longest, if several match; "" if none."""
         matches = [token for token in self.special_tokens if text.endswith(token)]
         return max(matches, key=len, default="")
+
+
+def special_texts(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """The texts of all special tokens of a tokenizer, sorted."""
+    special = {str(token) for token in tokenizer.all_special_tokens}
+    for token in tokenizer.added_tokens_decoder.values():
+        if token.special:
+            special.add(str(token.content))
+    return sorted(special)
 
 
 def _with_placeholder(message: Message, placeholder: str) -> list[Message]:

@@ -3,6 +3,7 @@
 A data set of your own needs no entry: `own` reads any file that load_problems reads.
 """
 
+from postgrad.data.messages import reasoning_field
 from postgrad.data.prepare.base import Context, DataSet, Draft, Option, select_columns
 from postgrad.data.prepare.chat import CHAT
 from postgrad.data.prepare.choice import CHOICE
@@ -13,7 +14,7 @@ from postgrad.data.rows import Row, RowError
 from postgrad.data.schemas import recognize
 from postgrad.data.styles import question_of
 from postgrad.errors import ConfigError, did_you_mean
-from postgrad.problem import Problem
+from postgrad.problem import Conversation, Problem
 
 INFO_COLUMNS = ("difficulty", "subject", "level", "topic", "options")  # moved to extra_info
 REPLACED_INFO = ("split", "index", "question", "raw_problem")  # `prepare` writes its own
@@ -46,15 +47,14 @@ def draft_of_problem(problem: Problem) -> Draft:
 
 def _check_fits_schema(problem: Problem) -> None:
     """Raises RowError for a conversation that `prompt` and `target` of the schema cannot hold."""
-    conversation = problem.conversation
-    if conversation is None:
-        return
+    conversation = problem.conversation or Conversation((), problem.tools)
     has_calls = any("tool_calls" in message for message in conversation.messages)
     has_several = conversation.num_prompt and not problem.demonstrations
-    if has_calls or conversation.tools or has_several or conversation.text:
+    has_reasoning = bool(reasoning_field(conversation.messages))
+    if has_calls or conversation.tools or has_several or has_reasoning or conversation.text:
         raise RowError(
-            "plain texts, tool calls, tools and completions of several messages cannot be "
-            "prepared; train on the file itself"
+            "plain texts, tool calls, tools, reasoning_content and completions of several "
+            "messages cannot be prepared; train on the file itself"
         )
 
 

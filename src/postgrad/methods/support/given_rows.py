@@ -48,7 +48,7 @@ def pair_rows(method: Method, problem: Problem) -> list[Trajectory]:
 
 def given_row(method: Method, problem: Problem, text: str, name: str, index: int) -> Trajectory:
     """A response of the data as a row. Raises RunError if it is too long."""
-    tokens = method.ports.prompts.encode_response(text)
+    tokens = method.ports.prompts.encode_reply(problem, text)
     limit = method.config.rollout.max_response_tokens
     if len(tokens) > limit:
         raise RunError(
