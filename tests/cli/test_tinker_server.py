@@ -8,6 +8,8 @@ import pytest
 import tinker
 import torch
 from serve_process import command
+from starlette.responses import JSONResponse
+from starlette.testclient import TestClient
 from tinker import types
 from tinker.proto import request_conv, response_conv
 from tinker.types.forward_backward_request import ForwardBackwardRequest
@@ -159,6 +161,13 @@ def test_a_checkpoint_of_another_model_is_refused(client, server):
 
 
 @pytest.mark.slow
+def test_a_server_for_other_machines_has_any_name_for_clients_with_the_key():
+    client = TestClient(app.KeyMiddleware(JSONResponse({}), "0.0.0.0", KEY))
+    client.headers["Host"] = "gpu1.cluster.example"
+    for headers, status in (({"X-Api-Key": KEY}, 200), ({"X-Api-Key": "wrong"}, 403), ({}, 403)):
+        assert client.get("/api/v1/sessions", headers=headers).status_code == status
+
+
 def test_wrong_token_is_refused(tiny, tmp_path):
     with training_server(tiny, tmp_path, token="tml-right-key") as server:
         with server.connect("tml-right-key") as service:

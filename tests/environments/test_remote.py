@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 from test_pool import GAMES, collect, problem
 
 from postgrad import web
@@ -137,6 +138,16 @@ def test_a_server_with_a_token_refuses_others(serve, monkeypatch):
         remote_spec(url)
     monkeypatch.setenv(remote.TOKEN_VARIABLE, "secret")
     assert collect(open_sessions(url), 1) == {0: "hello p0"}
+
+
+def test_a_server_for_other_machines_has_any_name_for_clients_with_the_token():
+    name = {"Host": "gpu1.cluster.example"}
+    client = TestClient(make_app(game("Echo"), "0.0.0.0", "secret"))
+    assert client.get("/schema", headers=name).status_code == 401
+    key = {"Authorization": "Bearer secret"}
+    assert client.get("/schema", headers=name | key).status_code == 200
+    open_client = TestClient(make_app(game("Echo"), "0.0.0.0"))
+    assert open_client.get("/schema", headers=name).status_code == 401
 
 
 def test_each_run_asks_the_server_for_its_schema(serve):
