@@ -9,6 +9,7 @@ from tiny_runs import config_of, metrics_of, metrics_without_timing, overrides_o
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError
+from postgrad.methods.grpo import Grpo
 from postgrad.methods.support.declarations import find_advantage, find_loss
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
@@ -210,3 +211,28 @@ def test_name_or_function_selects_the_same_declaration(functions):
     assert find_advantage("functions.py:centered").options == ("normalize_by_std",)
     with pytest.raises(ConfigError, match=r"method\.advantage"):
         find_advantage("functions.py:clipped")
+
+
+class UserLoss(Grpo):
+    def loss(self, batch, current, metrics):
+        return super().loss(batch, current, metrics)
+
+
+class UserTokenLosses(Grpo):
+    def token_losses(self, batch, current, metrics):
+        return super().token_losses(batch, current, metrics)
+
+
+class UserLossOfSomeRows(UserLoss):
+    def needs_all_rows(self):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("method", "keeps"),
+    [(UserLoss, True), (UserTokenLosses, True), (UserLossOfSomeRows, False), (Grpo, False)],
+)
+def test_the_loss_of_a_user_class_gets_rows_without_advantage(method, keeps, tiny, functions):
+    b = bound("grpo", tiny, "method.advantage=functions.py:nothing")
+    batch = b.until("estimate")
+    assert len(method(b.method.config).prepare(batch)) == (len(batch) if keeps else 0)

@@ -35,14 +35,22 @@ class Settings:
 
     overrides: list[str] = dataclasses.field(default_factory=list)
     objects: dict[str, Any] = dataclasses.field(default_factory=dict)  # by dotted key
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)  # all of them, by dotted key
 
     def add(self, key: str, value: Any) -> None:
-        """Add one setting by its full name; a dict sets the keys below it."""
+        """Add one setting by its full name; a dict sets the keys below it.
+
+        Raises ConfigError if the setting was added before with another value.
+        """
         if isinstance(value, Mapping):
             for name, item in value.items():
                 self.add(f"{key}.{name}", item)
             return
         plain = _plain(value)
+        if self.values.setdefault(key, plain) != plain:
+            raise ConfigError(
+                f"{key} is given twice, as {self.values[key]} and {plain}; give it once"
+            )
         if _has_objects(plain):
             self.objects[key] = plain
         # The command of an agent is no value in Hydra's grammar: its quotes are the command's own.
