@@ -42,6 +42,13 @@ pull_all = Loss(
 pull_some = Loss(pull, ("logprobs", "advantages"), ("strength",), required=("strength",))
 
 
+def to_reference(logprobs, reference_logprobs):
+    return TokenLoss((logprobs - reference_logprobs) ** 2, {})
+
+
+reference_loss = Loss(to_reference, ("logprobs", "reference_logprobs"))
+
+
 def centered(rewards, groups, *, normalize_by_std):
     values = rewards - rewards.mean()
     return values / (values.std() + 1e-6) if normalize_by_std else values
@@ -191,6 +198,7 @@ def test_mistake_in_a_user_function_is_one_line_with_exit_code_2(
         ("method.loss=functions.py:short_loss", r"method\.loss"),
         ("method.loss=functions.py:plain_tensor", r"TokenLoss"),
         ("method.loss=functions.py:unknown_column", r"shade"),
+        ("method.loss=functions.py:reference_loss", r"reference_logprobs.*set method\.kl=loss"),
         ("method.advantage=functions.py:long_advantage", r"method\.advantage"),
     ],
 )

@@ -102,3 +102,35 @@ def test_rewards_of_other_types_become_floats(value, tmp_path, monkeypatch, tiny
 def test_a_column_of_several_numbers_per_token_is_not_written(tmp_path, monkeypatch, tiny):
     line = "batch.tokens['table'] = torch.zeros(batch.num_tokens, 3)"
     assert train_method(tmp_path, monkeypatch, tiny, SCORE, line=line) == 0
+
+
+SETTINGS = """
+from dataclasses import dataclass
+from postgrad.methods.grpo import Grpo, GrpoSettings
+
+{decorator}
+class MySettings(GrpoSettings):
+    strength: {kind} = {value}
+
+class Mine(Grpo):
+    Settings = MySettings
+"""
+
+
+@pytest.mark.parametrize(
+    ("decorator", "kind", "value", "message"),
+    [
+        ("", "float", "1.0", "MySettings, has no @dataclass, so strength would be no setting"),
+        ("@dataclass", "complex", "1j", "a field of MySettings cannot be a setting"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    decorator, kind, value, message, tmp_path, monkeypatch, tiny, capsys
+):
+    (tmp_path / "mine.py").write_text(SETTINGS.format(decorator=decorator, kind=kind, value=value))
+    monkeypatch.chdir(tmp_path)
+    settings = overrides_of(tiny, *toy_run(steps=1), "method=mine.py:Mine", "runs=runs")
+    assert main(["train", "grpo", *settings, "method.strength=2"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and message in err, err
+    assert not (tmp_path / "runs").exists()

@@ -43,6 +43,8 @@ class Settings:
         Raises ConfigError if the setting was added before with another value.
         """
         if isinstance(value, Mapping):
+            if "." in key:  # the recipe's dict is replaced; a section keeps its other settings
+                self.overrides.append(f"{key}={{}}")
             for name, item in value.items():
                 self.add(f"{key}.{name}", item)
             return

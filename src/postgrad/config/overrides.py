@@ -1,7 +1,7 @@
 """`key=value` overrides in Hydra's grammar."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 COMMAND_KEYS = ("agent", "agent.command")  # their value is a command, not Hydra's grammar
 
 
-def apply_overrides(values: DictConfig, overrides: Sequence[str]) -> None:
-    """Sets the overridden keys of `values`, in order, as Hydra does. Raises ConfigError."""
+def apply_overrides(
+    values: DictConfig, overrides: Sequence[str], sections: Collection[str]
+) -> None:
+    """Sets the overridden keys of `values`, in order, as Hydra does. Raises ConfigError.
+
+    A dict replaces the dict that the recipe has; only a dict for one of `sections` is merged.
+    """
     for override in overrides:
         parsed = parse_override(override)
+        key = parsed.key_or_group
         try:
-            OmegaConf.update(
-                values, parsed.key_or_group, parsed.value(), merge=True, force_add=True
-            )
+            OmegaConf.update(values, key, parsed.value(), merge=key in sections, force_add=True)
         except OmegaConfBaseException as error:
             raise ConfigError(f"{override}: {first_line(error)}") from error
 
