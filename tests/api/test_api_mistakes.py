@@ -84,6 +84,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"optimizer": {"lr": 5e-5}}}, "optimizer.lr is given twice"),
     ({"kl_coef": 0.1, "settings": {"method.kl_coef": 0.2}}, "method.kl_coef is given twice"),
     ({"settings": {"model.path": "other"}}, "model.path is given twice"),
+    (
+        {"settings": {"cluster": "ray", "cluster.backend": "local"}},
+        "cluster.backend is given twice",
+    ),
     ({"loss": "ppo_clipp"}, "did you mean ppo_clip"),
     ({"top_p": 0.9, "engine": "http", "rollout.url": "http://a/v1#m"}, "top_p"),
     ({"max_tokens": 100_000}, "context"),

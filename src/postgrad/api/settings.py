@@ -8,7 +8,7 @@ from typing import Any
 
 from postgrad.api.objects import as_setting
 from postgrad.config.foreign_names import FOREIGN_NAMES, NOT_NEEDED_NAMES
-from postgrad.config.overrides import COMMAND_KEYS
+from postgrad.config.overrides import COMMAND_KEYS, SHORT_FORMS
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.user_code import PythonObject
 
@@ -49,9 +49,10 @@ class Settings:
                 self.add(f"{key}.{name}", item)
             return
         plain = _plain(value)
-        if self.values.setdefault(key, plain) != plain:
+        full = SHORT_FORMS.get(key, key)
+        if self.values.setdefault(full, plain) != plain:
             raise ConfigError(
-                f"{key} is given twice, as {self.values[key]} and {plain}; give it once"
+                f"{full} is given twice, as {self.values[full]} and {plain}; give it once"
             )
         if _has_objects(plain):
             self.objects[key] = plain

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 
 COMMAND_KEYS = ("agent", "agent.command")  # their value is a command, not Hydra's grammar
 
+# Sections that may be written for one of their settings: method=NAME.
+SHORT_FORMS = {
+    "method": "method.name",
+    "environment": "environment.name",
+    "agent": "agent.command",
+    "cluster": "cluster.backend",
+}
+
 
 def apply_overrides(
     values: DictConfig, overrides: Sequence[str], sections: Collection[str]
@@ -72,12 +80,12 @@ def _split_override(override: str) -> tuple[str, str]:
     if key.split(".")[0] == "hydra":  # Hydra would accept it silently
         raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")
     if key in ("method", "environment"):
-        return f"{key}.name", f"'{value}'"
+        return SHORT_FORMS[key], f"'{value}'"
     if key in COMMAND_KEYS:
         escaped = value.replace("'", "\\'")
         return "agent.command", f"'{escaped}'"
     if key == "cluster":
-        key = "cluster.backend"
+        key = SHORT_FORMS[key]
     is_url = value.startswith(("http://", "https://"))
     if is_url and "'" not in value:  # Hydra would read "#" as the start of a comment
         value = f"'{value}'"

@@ -98,7 +98,7 @@ class RemoteEnvironment:
         parts = (result.get("metadata") or {}).get("parts")
         if isinstance(parts, dict):
             reward = {"score": reward, **parts}
-        return self._text(result["observation"]), reward, result.get("done", False)
+        return self._text(result["observation"]), reward, result.get("done") or False
 
     def score(self) -> Any:
         """Return the server's score; 0.0 if it has none."""
