@@ -88,8 +88,12 @@ class Ragged:
         return torch.arange(int(lengths.sum())) + shift.repeat_interleave(lengths)
 
 
+class ColumnError(ValueError):
+    """A column does not have one entry per row or per token."""
+
+
 class Columns(MutableMapping[str, Any]):
-    """Named columns of equal length. Assigning a column of another length raises ValueError."""
+    """Named columns of equal length. Assigning a column of another length raises ColumnError."""
 
     def __init__(self, kind: str, size: int, columns: dict[str, Any] | None = None) -> None:
         self.kind = kind  # "token" or "row", for error messages
@@ -99,9 +103,16 @@ class Columns(MutableMapping[str, Any]):
             self[name] = column
 
     def __setitem__(self, name: str, column: Any) -> None:
-        if len(column) != self.size:
-            raise ValueError(
-                f"column {name!r} has {len(column)} entries, the batch has {self.size} {self.kind}"
+        try:
+            num_entries = len(column)
+        except TypeError as error:  # None, a number, or a tensor without dimensions
+            raise ColumnError(
+                f"column {name!r} is a {type(column).__name__} without entries, the batch has "
+                f"{self.size} {self.kind}s"
+            ) from error
+        if num_entries != self.size:
+            raise ColumnError(
+                f"column {name!r} has {num_entries} entries, the batch has {self.size} {self.kind}s"
             )
         self.data[name] = column
 

@@ -26,12 +26,12 @@ def odd(response, problem):
 """
 
 
-def request_of(**named: Any) -> Any:
+def request_of(recipe: str = "grpo", **named: Any) -> Any:
     arguments = dict.fromkeys(("tokenizer", "validation", "reward", "reward_weights", "method"))
     more = named.pop("settings", None)
     model = named.pop("model", "tiny")
     data = named.pop("data", "arithmetic:1")
-    return make_request("grpo", model=model, data=data, settings=more, named=named, **arguments)
+    return make_request(recipe, model=model, data=data, settings=more, named=named, **arguments)
 
 
 @pytest.mark.slow
@@ -134,6 +134,14 @@ def test_texts_arrive_unchanged(text):
     overrides = ["model.path=tiny", f"data.train={override_text(text)}"]
     config = compose("grpo", overrides, lambda name: find_method(name).Settings)
     assert config.data.train == text
+
+
+def test_a_dict_replaces_the_dict_of_the_recipe():
+    weights = {"a": 1.0, "b": 0.5}
+    settings = {"method.reward_weights": weights, "optimizer": {"weight_decay": 0.25}}
+    found = request_of("gdpo", settings=settings).config
+    assert found.method.reward_weights == weights
+    assert found.optimizer.weight_decay == 0.25
 
 
 def test_the_reward_of_both_is_the_same_function():

@@ -28,6 +28,11 @@ class TrlCallback:
         return control
 
 
+class MistypedCallback(postgrad.Callback):
+    def on_step_ends(self, trainer, step):
+        trainer.stop()
+
+
 class NoMethod:
     pass
 
@@ -74,6 +79,15 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"callbacks": [TrlCallback()]}, "postgrad.Callback"),
     ({"callbacks": [postgrad.Callback]}, "Callback\\(\\)"),
     ({"callbacks": odd}, "must be a list"),
+    ({"callbacks": [MistypedCallback()]}, "did you mean on_step_end"),
+    ({"settings": {"optimizer.lr": 5e-5}}, "optimizer.lr is given twice, as 5e-05 and 0.003"),
+    ({"settings": {"optimizer": {"lr": 5e-5}}}, "optimizer.lr is given twice"),
+    ({"kl_coef": 0.1, "settings": {"method.kl_coef": 0.2}}, "method.kl_coef is given twice"),
+    ({"settings": {"model.path": "other"}}, "model.path is given twice"),
+    (
+        {"settings": {"cluster": "ray", "cluster.backend": "local"}},
+        "cluster.backend is given twice",
+    ),
     ({"loss": "ppo_clipp"}, "did you mean ppo_clip"),
     ({"top_p": 0.9, "engine": "http", "rollout.url": "http://a/v1#m"}, "top_p"),
     ({"max_tokens": 100_000}, "context"),

@@ -2,10 +2,16 @@
 
 import asyncio
 import gc
+import json
 import os
+import re
+import shutil
 import signal
 import threading
+import warnings
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -387,3 +393,35 @@ def test_a_trainer_that_is_dropped_releases_its_folder(small):
         next(postgrad.Trainer(**small))
     del trainer
     assert next(postgrad.Trainer(**small)).number == 1  # no checkpoint was written yet
+
+
+@pytest.mark.slow
+def test_a_finished_run_whose_files_changed_is_returned_with_a_note(small, tiny, folder, capsys):
+    rows = folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    shutil.copytree(tiny, folder / "model")
+    arguments = small | {"data": str(rows), "model": "model", "steps": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        postgrad.train(**arguments)
+        postgrad.train(**arguments)  # the same files
+    rows.write_text("".join(json.dumps(row) + "\n" for row in reversed(ROWS)))
+    with pytest.warns(UserWarning, match=r"nothing was trained now \(\S+rows.jsonl changed"):
+        postgrad.train(**arguments)
+    (folder / "model" / "generation_config.json").write_text("{}")
+    capsys.readouterr()
+    postgrad.train(**arguments | {"progress": True})
+    assert "rows.jsonl, model changed since then" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_loop_of_the_docs_runs_where_every_group_is_flat(small, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    code = re.search(r"## The loop\n\n```python\n(.*?)```", page, re.DOTALL)
+    assert code is not None
+    given = {name: small[name] for name in ("batch_size", "group_size", "max_tokens", "device")}
+    code = code[1].replace("steps=100", "steps=2").replace('"tiny"', "tiny")
+    trainer = partial(postgrad.Trainer, **given, template="plain", threads=1, progress=False)
+    names = {"rows": ROWS, "reward": lambda response, problem: 0.5, "tiny": small["model"]}
+    exec(code, {"postgrad": SimpleNamespace(Trainer=trainer), **names})
+    assert len(capsys.readouterr().out.splitlines()) >= 2

@@ -465,6 +465,15 @@ def test_a_setting_that_is_a_dictionary_takes_any_names():
 
 
 @pytest.mark.slow
+def test_a_dict_replaces_the_dict_of_the_recipe_and_a_section_is_merged():
+    weights = compose_with("gdpo", "method.reward_weights={a: 1.0, b: 0.5}").method.reward_weights
+    assert weights == {"a": 1.0, "b": 0.5}
+    one_more = compose_with("gdpo", "method.reward_weights.a=1.0").method.reward_weights
+    assert one_more == {"answer": 1.0, "format": 1.0, "a": 1.0}
+    section = compose_with("grpo", "optimizer.lr=0.5", "optimizer={weight_decay: 0.25}").optimizer
+    assert (section.lr, section.weight_decay) == (0.5, 0.25)
+
+
 def test_an_address_needs_no_quotes():
     for override in (
         "rollout.url=http://host:8000/v1#org/model",

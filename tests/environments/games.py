@@ -50,6 +50,12 @@ class Hostile:
             return "", float("nan"), False
         if action == "wrong":
             return "only a text"
+        if action == "no reward":
+            return "", None, True
+        if action == "done as text":
+            return "", 1.0, "false"
+        if action == "swapped":
+            return "", True, 0.5
         return f"step {self.count}", 1.0, False
 
 

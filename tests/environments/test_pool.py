@@ -3,13 +3,15 @@
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from games import Echo
 
 from postgrad.environments.calls import Call
 from postgrad.environments.host import ThreadHost
 from postgrad.environments.pool import ChildPool
-from postgrad.environments.port import Observation, Outcome
-from postgrad.environments.session import SessionSpec
+from postgrad.environments.port import EnvironmentFailure, Observation, Outcome, read_step
+from postgrad.environments.session import Session, SessionSpec
 from postgrad.problem import Failure, Problem
 
 GAMES = Path(__file__).parent / "games.py"
@@ -107,6 +109,9 @@ def test_public_methods_are_tools(host):
         ("raise", "error"),
         ("nan", "invalid"),
         ("wrong", "invalid"),
+        ("no reward", "invalid"),
+        ("done as text", "invalid"),
+        ("swapped", "invalid"),
     ],
 )
 def test_a_failure_is_a_value(action, kind, host):
@@ -116,6 +121,26 @@ def test_a_failure_is_a_value(action, kind, host):
     sessions.act(0, action, [])
     result = collect(sessions, 1)[0]
     assert isinstance(result, Failure) and result.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("value", "done"), [(True, True), (np.bool_(True), True), (np.int64(0), False), (1, True)]
+)
+def test_done_is_any_bool(value, done):
+    assert read_step(("", 0.0, value))[2] is done
+
+
+class Unscored(Echo):
+    def score(self):
+        return None
+
+
+def test_a_score_of_none_is_a_failure():
+    session = Session(SessionSpec(), problem(), 0)
+    session.environment = Unscored()
+    session.environment.reset(problem(), 0)
+    with pytest.raises(EnvironmentFailure, match="score returned None"):
+        session.finish()
 
 
 def test_a_long_observation_is_cut_before_it_is_sent(host):

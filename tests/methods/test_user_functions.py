@@ -9,6 +9,7 @@ from tiny_runs import config_of, metrics_of, metrics_without_timing, overrides_o
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError
+from postgrad.methods.grpo import Grpo
 from postgrad.methods.support.declarations import find_advantage, find_loss
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
@@ -39,6 +40,13 @@ pull_all = Loss(
     pull, ("logprobs", "advantages"), ("strength",), required=("strength",), needs_all_rows=True
 )
 pull_some = Loss(pull, ("logprobs", "advantages"), ("strength",), required=("strength",))
+
+
+def to_reference(logprobs, reference_logprobs):
+    return TokenLoss((logprobs - reference_logprobs) ** 2, {})
+
+
+reference_loss = Loss(to_reference, ("logprobs", "reference_logprobs"))
 
 
 def centered(rewards, groups, *, normalize_by_std):
@@ -190,6 +198,7 @@ def test_mistake_in_a_user_function_is_one_line_with_exit_code_2(
         ("method.loss=functions.py:short_loss", r"method\.loss"),
         ("method.loss=functions.py:plain_tensor", r"TokenLoss"),
         ("method.loss=functions.py:unknown_column", r"shade"),
+        ("method.loss=functions.py:reference_loss", r"reference_logprobs.*set method\.kl=loss"),
         ("method.advantage=functions.py:long_advantage", r"method\.advantage"),
     ],
 )
@@ -210,3 +219,28 @@ def test_name_or_function_selects_the_same_declaration(functions):
     assert find_advantage("functions.py:centered").options == ("normalize_by_std",)
     with pytest.raises(ConfigError, match=r"method\.advantage"):
         find_advantage("functions.py:clipped")
+
+
+class UserLoss(Grpo):
+    def loss(self, batch, current, metrics):
+        return super().loss(batch, current, metrics)
+
+
+class UserTokenLosses(Grpo):
+    def token_losses(self, batch, current, metrics):
+        return super().token_losses(batch, current, metrics)
+
+
+class UserLossOfSomeRows(UserLoss):
+    def needs_all_rows(self):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("method", "keeps"),
+    [(UserLoss, True), (UserTokenLosses, True), (UserLossOfSomeRows, False), (Grpo, False)],
+)
+def test_the_loss_of_a_user_class_gets_rows_without_advantage(method, keeps, tiny, functions):
+    b = bound("grpo", tiny, "method.advantage=functions.py:nothing")
+    batch = b.until("estimate")
+    assert len(method(b.method.config).prepare(batch)) == (len(batch) if keeps else 0)

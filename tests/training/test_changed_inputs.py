@@ -1,6 +1,8 @@
 """A run that is started again: finished already, or with edited files of the user."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from tiny_runs import config_of, overrides_of, toy_run
@@ -73,7 +75,8 @@ def test_files_are_found_in_sums_lists_commands_and_modules(home, tiny):
     config.method.name = "own:NoReturn"
     input_files.record(home, config)
     names = ["mine.py", "rows.jsonl", "held.csv", "agent.py", "own.py"]
-    assert sorted(json.loads((home / "inputs.json").read_text())) == sorted(names)
+    recorded = json.loads((home / "inputs.json").read_text())
+    assert sorted(recorded) == sorted([*names, str(tiny)])
     assert input_files.changed(home, config) == []
     for name in names:
         with (home / name).open("a") as file:
@@ -110,3 +113,14 @@ def test_files_of_folders_and_files_with_renamed_columns_are_recorded(home, tiny
     for name in ("shards/a.jsonl", "rows.jsonl"):
         (home / name).write_text('{"prompt": "1+1=", "ground_truth": "2"}\n')
     assert sorted(input_files.changed(home, config)) == ["rows.jsonl", "shards/a.jsonl"]
+
+
+def test_a_changed_model_folder_is_found(home, tiny):
+    shutil.copytree(tiny, home / "model")
+    config = config_of("grpo", Path("model"), "data.train=arithmetic:1")
+    input_files.record(home, config)
+    assert input_files.changed(home, config) == []
+    weights = bytearray((home / "model" / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (home / "model" / "model.safetensors").write_bytes(weights)
+    assert input_files.changed(home, config) == ["model"]

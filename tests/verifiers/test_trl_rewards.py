@@ -32,6 +32,12 @@ def short(completions, **columns):
 def number(completions, **columns):
     return 1.0
 
+def mapping(completions, **columns):
+    return {1: "a", 2: "b"}
+
+def unordered(completions, **columns):
+    return {1.0, 2.0}
+
 def ours(response, problem):
     return len(response)
 """
@@ -140,9 +146,20 @@ def test_results_that_are_no_list_of_rewards(file):
     problems = problems_of_rows(TEXT_ROWS, "rows")
     with Scorer(f"{file}:short") as scorer, pytest.raises(RunError, match="1 scores for 2"):
         scorer.score(problems, ["4", "7"])
-    with Scorer(f"{file}:number") as scorer:
-        (failure, _) = scorer.score(problems, ["4", "7"])
-    assert isinstance(failure, Failure) and "not a list" in failure.reason
+    for name in ("number", "mapping", "unordered"):
+        with Scorer(f"{file}:{name}") as scorer:
+            (failure, _) = scorer.score(problems, ["4", "7"])
+        assert isinstance(failure, Failure) and "not a list" in failure.reason
+
+
+def test_an_object_that_returns_a_dict_of_scores_fails():
+    class Judge:
+        def score(self, problems, responses):
+            return {1: 0.5, 2: 1.0}
+
+    with Scorer(PythonObject("test", [WeightedReward(1.0, "judge", Judge())])) as scorer:
+        (failure, _) = scorer.score(problems_of_rows(TEXT_ROWS, "rows"), ["4", "7"])
+    assert isinstance(failure, Failure) and "dict, not a list" in failure.reason
 
 
 def by_position(completions, /):

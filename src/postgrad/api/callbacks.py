@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, did_you_mean
 from postgrad.training.report import Reporter
 from postgrad.training.result import StepResult
 from postgrad.types import Batch
@@ -77,6 +77,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
     checked: list[Callback] = []
     for callback in callbacks:
         if isinstance(callback, Callback):
+            _check_names(callback)
             checked.append(callback)
         elif isinstance(callback, type):
             name = callback.__name__
@@ -94,6 +95,17 @@ def check_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
                 "or a function that takes a step"
             )
     return checked
+
+
+def _check_names(callback: Callback) -> None:
+    """Raise ConfigError for a method `on_...` that no run calls."""
+    events = [name for name in vars(Callback) if name.startswith("on_")]
+    for name in dir(callback):
+        if name.startswith("on_") and name not in events:
+            raise ConfigError(
+                f"{type(callback).__name__}.{name} is never called: there is no such event; "
+                f"{did_you_mean(name, events)}"
+            )
 
 
 class CallbackReporter(Reporter):

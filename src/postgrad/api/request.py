@@ -110,9 +110,8 @@ def make_request(
     verifier = as_verifier_setting(reward, reward_weights)
     if verifier is not None:
         all_settings.add("reward.verifier", verifier)
-    values = dict(settings or {})
-    values |= {name: value for name, value in named.items() if value is not None}
-    for name, value in values.items():
+    given_names = {name: value for name, value in named.items() if value is not None}
+    for name, value in [*(settings or {}).items(), *given_names.items()]:
         all_settings.add(full_key(name, known), value)
     try:
         config = compose(recipe, all_settings.overrides, lambda _: method_class.Settings)

@@ -8,7 +8,7 @@ from typing import Any
 
 from postgrad.api.objects import as_setting
 from postgrad.config.foreign_names import FOREIGN_NAMES, NOT_NEEDED_NAMES
-from postgrad.config.overrides import COMMAND_KEYS
+from postgrad.config.overrides import COMMAND_KEYS, SHORT_FORMS
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.user_code import PythonObject
 
@@ -35,14 +35,25 @@ class Settings:
 
     overrides: list[str] = dataclasses.field(default_factory=list)
     objects: dict[str, Any] = dataclasses.field(default_factory=dict)  # by dotted key
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)  # all of them, by dotted key
 
     def add(self, key: str, value: Any) -> None:
-        """Add one setting by its full name; a dict sets the keys below it."""
+        """Add one setting by its full name; a dict sets the keys below it.
+
+        Raises ConfigError if the setting was added before with another value.
+        """
         if isinstance(value, Mapping):
+            if "." in key:  # the recipe's dict is replaced; a section keeps its other settings
+                self.overrides.append(f"{key}={{}}")
             for name, item in value.items():
                 self.add(f"{key}.{name}", item)
             return
         plain = _plain(value)
+        full = SHORT_FORMS.get(key, key)
+        if self.values.setdefault(full, plain) != plain:
+            raise ConfigError(
+                f"{full} is given twice, as {self.values[full]} and {plain}; give it once"
+            )
         if _has_objects(plain):
             self.objects[key] = plain
         # The command of an agent is no value in Hydra's grammar: its quotes are the command's own.

@@ -1,6 +1,7 @@
 """train() and Trainer: training runs from Python, by the same driver as the command line."""
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ from postgrad.api.signature import with_arguments_of
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.threads import kept_threads, set_threads
+from postgrad.training import input_files
 from postgrad.training.display import make_reporter
 from postgrad.training.driver import Driver, open_driver
 from postgrad.training.report import MultiReporter, Reporter, print_line
@@ -254,12 +256,22 @@ class Trainer:
         """Keep the result of a run that ended, and release what it held."""
         self._result = driver.result()
         self._release(None, None, None)
+        if self._result.start == self._result.step > 0 and not self._result.interrupted:
+            self._note_untrained()
         left = self._result.step < self.config.training.steps
         if self._progress and self._result.interrupted and left:
             print_line(
                 f"saved at step {self._result.step} of {self.config.training.steps} in "
                 f"{self.folder}; the same call continues it"
             )
+
+    def _note_untrained(self) -> None:
+        """Say that the run was finished before; without progress only if its files changed."""
+        note = input_files.untrained_note(self.folder, self.config)
+        if self._progress:
+            print_line(note)
+        elif input_files.changed(self.folder, self.config):
+            warnings.warn(f"{self.folder}: {note}", stacklevel=2)
 
     def _release(self, *error: Any) -> None:
         stack = self._stack

@@ -91,11 +91,6 @@ def _print_result(config: Config, result: "Result") -> None:
     steps = counted(result.step, "step")
     print_line(f"done: {steps} in {result.folder}; the trained model is {model}")
     if result.start == result.step:
-        changed = input_files.changed(result.folder, config)
-        reason = f" ({', '.join(changed)} changed since then)" if changed else ""
-        print_line(
-            f"nothing was trained now{reason}; for a new run add name=NEW, for more steps raise "
-            f"training.steps={config.training.steps}"
-        )
+        print_line(input_files.untrained_note(result.folder, config))
     if best := checkpoint.best(result.folder):
         print_line(f"best by {config.training.keep_best}: {best}/policy")

@@ -70,13 +70,12 @@ def _to_json(value: Any, tensors: dict[str, Tensor], store: Store) -> Any:
         for key in value:
             if not isinstance(key, str):  # JSON would silently make it a string
                 raise TypeError(
-                    f"a dict with the key {key!r} cannot be sent to another process; "
-                    "keys must be strings"
+                    f"a dict with the key {key!r} cannot be sent or stored; keys must be strings"
                 )
         return {"dict": {key: _to_json(item, tensors, store) for key, item in value.items()}}
     if isinstance(value, list | tuple):
         return [_to_json(item, tensors, store) for item in value]
-    raise TypeError(f"{type(value).__name__} cannot be sent to another process")
+    raise TypeError(f"{type(value).__name__} cannot be sent or stored")
 
 
 def _from_json(value: Any, tensors: dict[str, Tensor], load: Load | None) -> Any:

@@ -134,7 +134,7 @@ def compose_section(schema: type, overrides: list[str], base: dict[str, Any] | N
     Raises ConfigError.
     """
     values = OmegaConf.create(base or {})
-    apply_overrides(values, overrides)
+    apply_overrides(values, overrides, _section_keys(schema))
     settings = _to_object(_merge(_typed(schema), values, "", _all_keys(schema)))
     check_limits(settings, "")
     return settings
@@ -177,7 +177,7 @@ def _compose_raw(recipe: str, overrides: list[str]) -> DictConfig:
             composed = _compose_file(Path(recipe))
         else:
             composed = copy.deepcopy(_compose_built_in(recipe))
-        apply_overrides(composed, overrides)
+        apply_overrides(composed, overrides, _section_keys(Config))
         OmegaConf.resolve(composed)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"recipe {recipe}: {first_line(error)}") from error
@@ -220,8 +220,17 @@ def _compose_file(path: Path) -> DictConfig:
 
 @functools.lru_cache(maxsize=64)
 def _typed(schema: type) -> DictConfig:
-    """Returns the typed defaults of a dataclass. Callers must not change them."""
-    return OmegaConf.structured(schema)
+    """Returns the typed defaults of a dataclass. Callers must not change them.
+
+    Raises ConfigError for a field of a type that a setting cannot have.
+    """
+    try:
+        return OmegaConf.structured(schema)
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"a field of {schema.__name__} cannot be a setting: {first_line(error)}; settings are "
+            "bool, int, float, str, None, and lists and dicts of these"
+        ) from error
 
 
 @contextmanager
@@ -299,6 +308,12 @@ def _all_keys(schema: type, prefix: str = "") -> list[str]:
         if dataclasses.is_dataclass(spec.type):
             keys.extend(_all_keys(spec.type, f"{prefix}{spec.name}."))  # type: ignore[arg-type]
     return keys
+
+
+def _section_keys(schema: type) -> list[str]:
+    """Returns the dotted keys of a dataclass that have settings below them."""
+    keys = _all_keys(schema)
+    return [key for key in keys if any(other.startswith(f"{key}.") for other in keys)]
 
 
 def _value_keys(values: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -1,7 +1,7 @@
 """`key=value` overrides in Hydra's grammar."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -14,15 +14,27 @@ if TYPE_CHECKING:
 
 COMMAND_KEYS = ("agent", "agent.command")  # their value is a command, not Hydra's grammar
 
+# Sections that may be written for one of their settings: method=NAME.
+SHORT_FORMS = {
+    "method": "method.name",
+    "environment": "environment.name",
+    "agent": "agent.command",
+    "cluster": "cluster.backend",
+}
 
-def apply_overrides(values: DictConfig, overrides: Sequence[str]) -> None:
-    """Sets the overridden keys of `values`, in order, as Hydra does. Raises ConfigError."""
+
+def apply_overrides(
+    values: DictConfig, overrides: Sequence[str], sections: Collection[str]
+) -> None:
+    """Sets the overridden keys of `values`, in order, as Hydra does. Raises ConfigError.
+
+    A dict replaces the dict that the recipe has; only a dict for one of `sections` is merged.
+    """
     for override in overrides:
         parsed = parse_override(override)
+        key = parsed.key_or_group
         try:
-            OmegaConf.update(
-                values, parsed.key_or_group, parsed.value(), merge=True, force_add=True
-            )
+            OmegaConf.update(values, key, parsed.value(), merge=key in sections, force_add=True)
         except OmegaConfBaseException as error:
             raise ConfigError(f"{override}: {first_line(error)}") from error
 
@@ -68,12 +80,12 @@ def _split_override(override: str) -> tuple[str, str]:
     if key.split(".")[0] == "hydra":  # Hydra would accept it silently
         raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")
     if key in ("method", "environment"):
-        return f"{key}.name", f"'{value}'"
+        return SHORT_FORMS[key], f"'{value}'"
     if key in COMMAND_KEYS:
         escaped = value.replace("'", "\\'")
         return "agent.command", f"'{escaped}'"
     if key == "cluster":
-        key = "cluster.backend"
+        key = SHORT_FORMS[key]
     is_url = value.startswith(("http://", "https://"))
     if is_url and "'" not in value:  # Hydra would read "#" as the start of a comment
         value = f"'{value}'"

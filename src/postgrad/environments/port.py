@@ -10,13 +10,14 @@ An environment is a class. Each trajectory has its own object, made with the set
         def get_state(self) -> dict                     # optional, for verifiers and rollouts
 
 Arguments of `reset` that it does not name are not passed. A reward is whatever a verifier may
-return: a number, a bool, or a dict with `score` and named parts. Every other public method is a
-tool that the policy may call.
+return: a number, a bool, or a dict with `score` and named parts. None is a failure. Every other
+public method is a tool that the policy may call.
 """
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from postgrad.problem import Failure, Message, Score
@@ -24,6 +25,10 @@ from postgrad.verifiers.port import as_score
 
 # Methods that are part of the protocol; all other public methods are tools.
 PROTOCOL = ("reset", "step", "score", "get_state", "close")
+
+
+# Names of NumPy's type, which is not a number in Python's sense.
+NUMPY_BOOL = ("bool", "bool_")
 
 
 class EnvironmentFailure(Exception):
@@ -95,7 +100,7 @@ def read_step(result: Any) -> tuple[str, Score, bool]:
             "invalid", f"step returned {kind}; return (observation, reward, done)"
         )
     observation, reward, done = result
-    return read_text(observation, "step"), read_reward(reward), bool(done)
+    return read_text(observation, "step"), read_reward(reward, "step"), read_done(done)
 
 
 def read_text(value: Any, method: str) -> str:
@@ -109,9 +114,25 @@ def read_text(value: Any, method: str) -> str:
     return value
 
 
-def read_reward(value: Any) -> Score:
+def read_done(value: Any) -> bool:
+    """Return whether the trajectory ends. Raises EnvironmentFailure unless it is a bool, 0 or 1."""
+    is_integral = isinstance(value, Integral) or type(value).__name__ in NUMPY_BOOL
+    if not is_integral or int(value) not in (0, 1):
+        raise EnvironmentFailure(
+            "invalid",
+            f"step returned {type(value).__name__} {str(value)[:40]!r} as done, not a bool; "
+            "return (observation, reward, done)",
+        )
+    return bool(value)
+
+
+def read_reward(value: Any, method: str) -> Score:
     """Return a reward as a Score. Raises EnvironmentFailure if it is no finite number."""
-    score = as_score(0.0 if value is None else value)
+    if value is None:
+        raise EnvironmentFailure(
+            "invalid", f"{method} returned None as reward; return 0.0 if there is none"
+        )
+    score = as_score(value)
     if isinstance(score, Failure):
         reason = score.reason.replace("the verifier", "the environment")
         raise EnvironmentFailure(score.kind, reason)

@@ -93,15 +93,17 @@ class RemoteEnvironment:
             return f"error: {_error_text(answer)}", 0.0, False
         result = _read(answer, "observation")
         reward = result.get("reward")
+        if reward is None:  # OpenEnv: the turn has no reward
+            reward = 0.0
         parts = (result.get("metadata") or {}).get("parts")
         if isinstance(parts, dict):
-            reward = {"score": reward or 0.0, **parts}
-        return self._text(result["observation"]), reward, bool(result.get("done"))
+            reward = {"score": reward, **parts}
+        return self._text(result["observation"]), reward, result.get("done") or False
 
     def score(self) -> Any:
-        """Return the server's score; None if it has none."""
+        """Return the server's score; 0.0 if it has none."""
         if not self.schema.get(SCORE):
-            return None
+            return 0.0
         return _read(self._request({"type": SCORE}), SCORE)["score"]
 
     def get_state(self) -> Any:

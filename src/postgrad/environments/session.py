@@ -116,8 +116,11 @@ class Session:
 
     def finish(self) -> Outcome:
         """Return the results of score() and get_state()."""
-        score = read_reward(self._call_if_present("score"))
-        return Outcome(score.value, score.parts, self.get_state())
+        score = getattr(self.environment, "score", None)
+        if score is None:
+            return Outcome(state=self.get_state())
+        reward = read_reward(self._call("score", score), "score")
+        return Outcome(reward.value, reward.parts, self.get_state())
 
     def get_state(self) -> Any:
         """Return the result of get_state() as values of JSON; None if the environment has none."""

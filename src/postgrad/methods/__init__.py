@@ -14,7 +14,9 @@ May import: everything below `methods` in the layers of pyproject.toml (rollout,
 verifiers, judge, algorithms, types, config). Must not import training, cluster or the command line.
 """
 
+import dataclasses
 import importlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from postgrad.errors import ConfigError, did_you_mean
@@ -49,7 +51,7 @@ def find_method(name: str) -> "type[Method]":
         name: a key of METHODS, `package.module:Class` or `file.py:Class`.
 
     Raises:
-        ConfigError: there is no such method.
+        ConfigError: there is no such method, or its settings are not a dataclass.
     """
     add_current_folder()  # worker processes and verifiers import modules of the user from there
     if name in METHODS:
@@ -62,10 +64,26 @@ def find_method(name: str) -> "type[Method]":
             f"method={name} is unknown; {did_you_mean(name, METHODS)} "
             "(your own is given as package.module:Class or file.py:Class)"
         )
-    return load_object(name, f"method={name}", _is_method, "method class")
+    found = load_object(name, f"method={name}", _is_method, "method class")
+    _check_settings(found)
+    return found
 
 
 def _is_method(value: Any) -> bool:
     from postgrad.methods.base import Method
 
     return isinstance(value, type) and issubclass(value, Method)
+
+
+def _check_settings(method: "type[Method]") -> None:
+    """Raises ConfigError if a user's Settings is not a dataclass, so its fields would be lost."""
+    settings = method.Settings
+    label = f"{method.__name__}.Settings, the class {settings.__name__},"
+    if not dataclasses.is_dataclass(settings):
+        raise ConfigError(f"{label} is not derived from the Settings of another method")
+    own = [name for name in inspect.get_annotations(settings) if not name.startswith("_")]
+    if own and "__dataclass_fields__" not in vars(settings):
+        raise ConfigError(
+            f"{label} has no @dataclass, so {', '.join(own)} would be no setting; write @dataclass "
+            "above the class"
+        )

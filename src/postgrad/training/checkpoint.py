@@ -219,11 +219,24 @@ def _disk_error(error: Exception) -> str:
     return (found[1] or found[2]) if found else ""
 
 
+def encode_method(state: Any, class_name: str) -> bytes:
+    """Return the result of a method's state() as bytes. Raises RunError if it has other types."""
+    try:
+        if not isinstance(state, dict):
+            raise TypeError(f"{type(state).__name__} is not a dict")
+        return encode(state)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RunError(
+            f"{class_name}.state() cannot be stored in a checkpoint: {error}; it may hold numbers, "
+            "texts, None, tensors, and lists and dicts of these, with texts as keys"
+        ) from error
+
+
 def _write_state(temporary: Path, state: State) -> None:
     """Create the temporary folder with everything but the models."""
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    (temporary / "method.bin").write_bytes(encode(state.method))
+    (temporary / "method.bin").write_bytes(encode_method(state.method, "Method"))
     if state.pending:
         (temporary / "pending.bin").write_bytes(encode(state.pending))
     values: dict[str, Any] = {

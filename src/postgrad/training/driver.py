@@ -11,7 +11,7 @@ from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.methods.step import Step
 from postgrad.training.checkpoint import checkpoint_due
-from postgrad.training.guard import Guard, check_numbers
+from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, batch_metrics, final_batch, returned, timed
 from postgrad.training.memory import explained_memory_errors
@@ -22,6 +22,7 @@ from postgrad.training.report import Reporter
 from postgrad.training.result import Result, StepResult
 from postgrad.training.rollouts import make_rollouts
 from postgrad.training.setup import OpenRun, announced, open_run
+from postgrad.training.stage_checks import check_stage
 from postgrad.training.validation import validation_due
 from postgrad.training.validator import Validator
 from postgrad.verifiers.trainer_state import TrainerState
@@ -108,6 +109,8 @@ class Driver:
         training = self.config.training
         number = self.number + 1
         result = self.step(number)
+        if number == self.start + 1:
+            self.progress.check_state()
         self.number = number
         self.progress.writer.finish(wait=False)
         if validation_due(training, number):
@@ -126,7 +129,7 @@ class Driver:
                 name = stage.__name__
                 with timed(step, name), explained_memory_errors(name, self.method.ports.policy):
                     work = returned(stage(work, step), stage)
-                    check_numbers(work, stage)
+                    check_stage(work, step, stage)
             seconds = time.perf_counter() - started
         batch = final_batch(work, step, stages[-1])
         speed = {"step_s": seconds, "tokens_per_second": batch.num_tokens / seconds}

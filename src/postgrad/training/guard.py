@@ -1,33 +1,12 @@
 """Stops a run that cannot learn, and says why."""
 
-from typing import Any
-
-from torch import Tensor
-
 from postgrad.config.schema import Config
 from postgrad.errors import RunError
 from postgrad.methods.base import Step
-from postgrad.methods.step import Stage
 from postgrad.types import Batch
 
 # Mean |log-prob gap| in nats; a healthy engine stays below 0.05 even in bfloat16.
 MAX_ENGINE_GAP = 0.2
-
-
-def check_numbers(work: Any, stage: Stage) -> None:
-    """Raise RunError if a stage set rewards or advantages that are not numbers."""
-    if not isinstance(work, Batch):
-        return
-    columns = {"rewards": work.rows.get("reward"), "advantages": work.tokens.get("advantages")}
-    for name, values in columns.items():
-        if not isinstance(values, Tensor):
-            continue
-        wrong = ~values.isfinite()
-        if bool(wrong.any()):
-            raise RunError(
-                f"{int(wrong.sum())} of {len(wrong)} {name} after {stage.__name__} are not finite "
-                "numbers; look at method.advantage and the rewards"
-            )
 
 
 class Guard:

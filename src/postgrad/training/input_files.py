@@ -1,7 +1,7 @@
-"""inputs.json of a run folder: hashes of the user's files that the settings name.
+"""inputs.json of a run folder: hashes of the user's files and of the model that the settings name.
 
 The settings of a resumed run hold names of files only. The hashes tell whether a reward function,
-a method or a data file was edited since the run began.
+a method, a data file or the model folder was changed since the run began.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from postgrad.files import atomic_write_text
 
 FILE = "inputs.json"
 ENDINGS = (".py", ".txt", *READERS)
+SAMPLED_BYTES = 1 << 20  # of each end of a model's file, which may be too large to read
 # What separates names within a setting: a command, a sum of verifiers, a list, NAME=FILE.
 SEPARATORS = re.compile(r"[\s,*+=()\[\]]+")
 
@@ -39,10 +40,23 @@ def changed(folder: Path, config: Config) -> list[str]:
     return [name for name in before if name in now and now[name] != before[name]]
 
 
+def untrained_note(folder: Path, config: Config) -> str:
+    """Return the line about a call that found a finished run: what changed, and what to do."""
+    files = changed(folder, config)
+    reason = f" ({', '.join(files)} changed since then)" if files else ""
+    return (
+        f"nothing was trained now{reason}; for a new run add name=NEW, for more steps raise "
+        f"training.steps={config.training.steps}"
+    )
+
+
 def _hashes(config: Config) -> dict[str, str]:
-    """Return the hash of each file that a setting names, by its name in the setting."""
+    """Return the hash of each file that a setting names, by its name in the setting.
+
+    The model folder has one hash, by its path.
+    """
     settings = dataclasses.asdict(config)
-    del settings["model"]  # weights are large, and the checkpoint replaces them
+    del settings["model"]
     names: list[str] = []
     for text in _texts(settings):
         names += map(_file_name, SEPARATORS.split(text))
@@ -58,7 +72,23 @@ def _hashes(config: Config) -> dict[str, str]:
         if name.endswith(ENDINGS) and Path(name).expanduser().is_file():
             with Path(name).expanduser().open("rb") as file:
                 hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    model = Path(config.model.path).expanduser()
+    if exists(model) and model.is_dir():
+        hashes[config.model.path] = _model_hash(model)
     return hashes
+
+
+def _model_hash(folder: Path) -> str:
+    """Return a hash of the sizes and of both ends of a model folder's files."""
+    digest = hashlib.sha256()
+    for path in sorted(file for file in folder.iterdir() if file.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(SAMPLED_BYTES))
+            file.seek(max(0, size - SAMPLED_BYTES))
+            digest.update(file.read(SAMPLED_BYTES))
+    return digest.hexdigest()
 
 
 def _file_name(word: str) -> str:

@@ -18,7 +18,7 @@ from postgrad.data.rollout_folder import rollout_files
 from postgrad.errors import RunError
 from postgrad.files import atomic_file, atomic_write_text, fsync_path
 from postgrad.methods.base import Stage, Step
-from postgrad.types import SOURCE_NAMES, Batch
+from postgrad.types import SOURCE_NAMES, Batch, ColumnError
 from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 
 # Small row groups let a reader load one problem's rows from a large file.
@@ -112,7 +112,7 @@ def timed(step: Step, name: str) -> Iterator[None]:
     try:
         with torch.profiler.record_function(name):
             yield
-    except RunError as error:
+    except (RunError, ColumnError) as error:
         raise RunError(f"step {step.number}, stage {name}: {error}") from error
     except Exception as error:
         error.add_note(f"in step {step.number}, stage {name}")
@@ -124,11 +124,16 @@ def timed(step: Step, name: str) -> Iterator[None]:
 def returned(work: Any, stage: Stage) -> Any:
     """Return what a stage returned. Raises RunError if that is None: a forgotten `return`."""
     if work is None:
-        name = getattr(stage, "__qualname__", stage.__name__)
         raise RunError(
-            f"{name} returned None, but the next stage takes its result; end it with return batch"
+            f"{stage_name(stage)} returned None, but the next stage takes its result; end it with "
+            "return batch"
         )
     return work
+
+
+def stage_name(stage: Stage) -> str:
+    """Return the class and the name of a stage, such as Grpo.score."""
+    return getattr(stage, "__qualname__", stage.__name__).rpartition("<locals>.")[2]
 
 
 def final_batch(work: Any, step: Step, stage: Stage) -> Batch:
@@ -199,6 +204,7 @@ def _text_columns(batches: list[Batch]) -> set[str]:
 def _table(batch: Batch, text_columns: set[str]) -> pa.Table:
     """Return one row per trajectory; per-token columns become lists.
 
+    A column with several numbers per token is left out: it would be much larger than the rest.
     A column `log/COLUMN` has numbers, or texts if it is one of `text_columns`.
     """
     columns: dict[str, Any] = {
@@ -217,6 +223,8 @@ def _table(batch: Batch, text_columns: set[str]) -> pa.Table:
             values = pa.array([None if one is None else float(one) for one in values], pa.float64())
         columns[name] = values
     for name, column in batch.tokens.items():
+        if column.ndim > 1:
+            continue
         columns[name] = _lists(column, batch.response.lengths)
     return pa.table(columns)
 

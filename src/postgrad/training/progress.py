@@ -46,6 +46,10 @@ class Progress:
         self.saved = state.step
         return state.step
 
+    def check_state(self) -> None:
+        """Raise RunError if a checkpoint could not store what the method keeps between steps."""
+        checkpoint.encode_method(self.method.state(), type(self.method).__name__)
+
     def save(self, number: int, best: int | None) -> None:
         """Write the checkpoint of step `number`; the one of step `best` is kept too."""
         state = checkpoint.State(

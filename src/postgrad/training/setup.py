@@ -81,10 +81,10 @@ def announced(opened: OpenRun, log: RunLog, start: int) -> Iterator[None]:
             is_finished = start >= opened.config.training.steps
             if start and not is_finished:
                 for file in input_files.changed(opened.folder, opened.config):
-                    reporter.note(
-                        f"{file} has changed since the run began; steps from {start + 1} on use "
-                        "the new content"
-                    )
+                    effect = f"steps from {start + 1} on use the new content"
+                    if file == opened.config.model.path:
+                        effect = f"the policy continues from the checkpoint of step {start}"
+                    reporter.note(f"{file} has changed since the run began; {effect}")
             gap = check_engine_gap(opened.config, opened.method.ports, opened.inputs.train)
             if gap is not None:
                 reporter.note(str(gap))

@@ -8,7 +8,7 @@ summed with weights; a term that is None (TRL) is left out of the sum.
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -165,7 +165,10 @@ def _score_batch(
     if isinstance(reward.reward, TrlReward | FunctionScorer):
         arguments += [lazy_arguments, own_log]
     try:
-        results = list(reward.reward.score(*arguments))
+        returned = reward.reward.score(*arguments)
+        if isinstance(returned, Mapping | Set):
+            raise TypeError(f"it returned {type(returned).__name__}, not a list of rewards")
+        results = list(returned)
     except (ConfigError, RunError):
         raise
     except Exception as error:

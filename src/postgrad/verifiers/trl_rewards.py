@@ -10,7 +10,7 @@ RewardLog. It runs in this process. None means that the reward does not apply to
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any
 
 from postgrad.errors import ConfigError
@@ -150,7 +150,8 @@ class TrlReward:
             results = self._await(arguments, len(responses))
         else:
             results = self.function(**arguments)
-        if isinstance(results, str) or not hasattr(results, "__len__"):
+        is_unordered = isinstance(results, str | Mapping | Set)
+        if is_unordered or not hasattr(results, "__len__"):
             raise TypeError(f"it returned {type(results).__name__}, not a list of rewards")
         none = Failure(NO_REWARD, f"{self.label} returned None")
         return [none if result is None else result for result in results]

@@ -26,6 +26,13 @@ from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.types import Batch
 from postgrad.user_code import PythonObject, load_module
 
+# Columns that a run has only with another setting, and that setting.
+PROVIDED_BY = {
+    "reference_logprobs": "set method.kl=loss (or method.kl=reward), which computes it",
+    "values": "the recipe ppo computes it with its critic",
+    "greedy_rewards": 'declare Advantage(..., needs=("greedy",)), which samples greedy responses',
+}
+
 Declaration = TypeVar("Declaration", Loss, Advantage)
 
 
@@ -168,10 +175,8 @@ def _select(columns: Mapping[str, Any], names: Sequence[str], key: str) -> dict[
     for name in names:
         if columns.get(name) is None:
             there = [known for known, column in columns.items() if column is not None]
-            raise RunError(
-                f"{key} reads the column {name}, which this run does not have; "
-                f"{did_you_mean(name, there)}"
-            )
+            hint = PROVIDED_BY.get(name) or did_you_mean(name, there)
+            raise RunError(f"{key} reads the column {name}, which this run does not have; {hint}")
     return {name: columns[name] for name in names}
 
 

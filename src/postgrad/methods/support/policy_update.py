@@ -46,9 +46,17 @@ class PolicyUpdate(Method):
         return batch.select(torch.nonzero(has_gradient)[:, 0])
 
     def needs_all_rows(self) -> bool:
-        """Whether rows whose advantages are all zero have a gradient too."""
+        """Whether rows whose advantages are all zero have a gradient too.
+
+        True for a user's own `loss` or `token_losses`; override this to skip such rows.
+        """
         has_bonus = self.settings.kl == "loss" or self.settings.entropy_coef > 0
-        return has_bonus or self.policy_loss.needs_all_rows
+        return has_bonus or self.policy_loss.needs_all_rows or self.has_user_loss()
+
+    def has_user_loss(self) -> bool:
+        """Whether `loss` or `token_losses` is defined outside Postgrad."""
+        functions = (type(self).loss, type(self).token_losses)
+        return any(one.__module__.partition(".")[0] != "postgrad" for one in functions)
 
     def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
         mask = batch.tokens["loss_mask"]
