@@ -86,6 +86,8 @@ class Prompts:
             `tools` gets them in the system message.
         may_be_empty: a problem without text has no tokens instead of an error, because an
             environment adds the text of its reset.
+        checks_messages: whether messages that the template would lose, and prompts that end in an
+            assistant message, are errors. Clients of a server may send both.
 
     Raises:
         ConfigError: unknown template, overlong, style or option; `chat` without a chat template.
@@ -101,6 +103,7 @@ class Prompts:
         options: Mapping[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] = (),
         may_be_empty: bool = False,
+        checks_messages: bool = True,
     ) -> None:
         check_names(tokenizer, template, overlong)
         self.tokenizer = tokenizer
@@ -117,6 +120,7 @@ class Prompts:
         self.template = template
         self.tools = list(tools)
         self.may_be_empty = may_be_empty
+        self.checks_messages = checks_messages
         self.chat_template: ChatTemplate | None = None
         self.turn_finder: TurnFinder | None = None
         if template == "chat":
@@ -154,11 +158,13 @@ class Prompts:
                     f"problem {problem.uid} has tools or tool calls, which need a chat template; "
                     "use a model that has one"
                 )
-            self._check_no_reasoning(problem, messages)
+            if self.checks_messages:
+                self._check_no_reasoning(problem, messages)
             return "\n\n".join(message["content"] for message in messages) + self.style.opening
         tools = tools_of(problem)
-        self.check_rendered(problem, messages, () if self.tools else tools)
-        check_prompt_end(problem, messages)
+        if self.checks_messages:
+            self.check_rendered(problem, messages, () if self.tools else tools)
+            check_prompt_end(problem, messages)
         try:
             return self.chat_template.render_prompt(messages, tools)
         except TemplateError as error:

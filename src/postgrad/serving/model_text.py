@@ -42,8 +42,8 @@ class ModelText:
         self.template = template
         self.options = dict(options or {})
         # An empty prompt is refused here, in words for a client.
-        self.plain_prompts = Prompts(tokenizer, "plain", may_be_empty=True)
-        self.chat_prompts = Prompts(tokenizer, template, options=self.options, may_be_empty=True)
+        self.plain_prompts = self._make_prompts("plain")
+        self.chat_prompts = self._make_prompts(template, self.options)
         self.lock = threading.Lock()  # tokenizers are not thread-safe
         self._token_texts: dict[int, str] = {}
 
@@ -96,14 +96,24 @@ class ModelText:
         if not isinstance(request, ChatRequest):
             return self.plain_prompts
         if request.chat_template_kwargs or request.tool_schemas:
-            return Prompts(
-                self.tokenizer,
-                self.template,
-                options=self.options | request.chat_template_kwargs,
-                tools=request.tool_schemas,
-                may_be_empty=True,
-            )
+            options = self.options | request.chat_template_kwargs
+            return self._make_prompts(self.template, options, request.tool_schemas)
         return self.chat_prompts
+
+    def _make_prompts(
+        self,
+        template: str,
+        options: Mapping[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> Prompts:
+        return Prompts(
+            self.tokenizer,
+            template,
+            options=options,
+            tools=tools,
+            may_be_empty=True,
+            checks_messages=False,
+        )
 
     def find_tool_calls(
         self, request: GenerationRequest, tokens: list[int]
