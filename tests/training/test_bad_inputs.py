@@ -506,19 +506,6 @@ def test_advantages_that_are_not_numbers_end_the_run(home, capsys, tiny):
     assert code == 1 and "advantages after estimate are not finite numbers" in err
 
 
-def test_rewards_of_a_method_that_are_not_numbers_end_the_run(home, capsys, tiny):
-    (home / "mine.py").write_text(
-        "from postgrad.methods.grpo import Grpo\n"
-        "class Mine(Grpo):\n"
-        "    def score(self, batch, step):\n"
-        "        batch = super().score(batch, step)\n"
-        "        batch.rows['reward'][0] = float('nan')\n"
-        "        return batch\n"
-    )
-    code, err = train_and_fail(home, capsys, tiny, "method=mine.py:Mine")
-    assert code == 1 and "rewards after score are not finite numbers" in err
-
-
 @pytest.mark.parametrize("recipe", ["sft", "dpo", "reward_model"])
 def test_a_temperature_for_given_responses_is_refused(home, capsys, tiny, recipe):
     """It would change their log-probs, and with them the loss."""

@@ -51,6 +51,11 @@ MISTAKES = {
         'batch.rows["reward"] = batch.rows["reward"][:, None]',
         "reward after Mine.score has the shape",
     ),
+    "NaN as reward": (
+        SCORE,
+        'batch.rows["reward"][0] = float("nan")',
+        "rewards after score are not finite numbers",
+    ),
     "no rows": (SCORE, "batch = batch.select([])", "Mine.score returned a batch without rows"),
     "a text as metric": (SCORE, 'step.metrics["kind"] = "easy"', 'step.metrics["kind"]'),
     "a list as token column": (

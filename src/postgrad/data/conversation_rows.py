@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from postgrad.data.overlong import drop_longer
-from postgrad.data.prompt_checks import check_prompt_end
+from postgrad.data.prompt_checks import check_prompt_end, check_rendered
 from postgrad.data.render import Prompts
 from postgrad.data.styles import OWN, styled
 from postgrad.data.turns import RENDER_ERRORS, TurnNotFound
@@ -94,7 +94,8 @@ class ConversationRows:
             except ConfigError as error:
                 raise ConfigError(f"problem {problem.uid}: {error}") from error
             num_prompt = len(messages) - 1
-        self.prompts.check_rendered(problem, messages, conversation.tools)
+        assert self.prompts.chat_template is not None
+        check_rendered(self.prompts.chat_template, problem, messages, conversation.tools)
         check_prompt_end(problem, messages[:num_prompt])
         try:
             return self._encode_turns(problem, messages, conversation.tools, num_prompt)

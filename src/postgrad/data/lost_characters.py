@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from postgrad.data.render import Prompts
+from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
 NUM_LOOKED_AT = 32  # prompts
@@ -19,7 +20,10 @@ def describe_lost_characters(prompts: Prompts, problems: Sequence[Problem]) -> s
     num_with_loss = 0
     unknown = (prompts.tokenizer.unk_token_id, prompts.tokenizer.pad_token_id)
     for problem in looked_at:
-        text = prompts.text(problem)
+        try:
+            text = prompts.text(problem)
+        except ConfigError:  # a conversation that has no prompt of its own
+            continue
         ids = [token for token in prompts.encode_plain(text) if token not in unknown]
         here = lost_characters(text, prompts.decode_raw(ids))
         num_with_loss += bool(here)

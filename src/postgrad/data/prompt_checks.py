@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from postgrad.config.schema import OVERLONG
-from postgrad.data.messages import ROLES
+from postgrad.data.chat_template import ChatTemplate
+from postgrad.data.messages import ROLES, reasoning_field
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Message, Problem
 
@@ -79,6 +80,43 @@ def check_prompt_end(problem: Problem, messages: Sequence[Message]) -> None:
             f"problem {problem.uid}: its prompt ends in an assistant message, which the chat "
             "template closes, so a response cannot continue it; move its text to the start of the "
             "response, or end the prompt with a user or tool message"
+        )
+
+
+def check_rendered(
+    template: ChatTemplate,
+    problem: Problem,
+    messages: Sequence[Message],
+    tools: Sequence[dict[str, Any]],
+) -> None:
+    """Refuses what the chat template would lose or write as it is.
+
+    That is tools, tool calls or thinking that it does not read, and unknown roles.
+    """
+    check_roles(problem, messages)
+    model = repr(template.tokenizer.name_or_path)
+    has_calls = any("tool_calls" in message for message in messages)
+    for name, is_used in (("tools", bool(tools)), ("tool_calls", has_calls)):
+        if is_used and not template.reads(name):
+            raise ConfigError(
+                f"problem {problem.uid} has {name}, which the chat template of {model} does not "
+                "render; use a model whose template does, or remove these rows"
+            )
+    field = reasoning_field(messages)
+    if field and not template.reads_field(field):
+        raise ConfigError(
+            f"problem {problem.uid} has {field} in a message, which the chat template of {model} "
+            "does not render; write it in the content, as <think>...</think>"
+        )
+
+
+def check_no_reasoning(problem: Problem, messages: Sequence[Message]) -> None:
+    """Refuses thinking outside of the content, which needs a chat template."""
+    field = reasoning_field(messages)
+    if field:
+        raise ConfigError(
+            f"problem {problem.uid} has {field} in a message, which only a chat template "
+            "renders; write it in the content, as <think>...</think>"
         )
 
 

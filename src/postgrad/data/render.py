@@ -12,41 +12,25 @@ from jinja2 import TemplateError
 
 from postgrad.config.schema import TRUNCATION_SIDES, DataConfig
 from postgrad.data.chat_template import ChatTemplate
-from postgrad.data.messages import reasoning_field
 from postgrad.data.overlong import drop_longer
 from postgrad.data.prompt_checks import (
     check_names,
     check_no_chat_settings,
+    check_no_reasoning,
     check_prompt_end,
-    check_roles,
+    check_rendered,
     check_text_style,
 )
-from postgrad.data.styles import find_style, styled, without_opening
+from postgrad.data.replies import Replies, tools_of
+from postgrad.data.styles import find_style, styled
 from postgrad.data.truncate import min_limit, truncate
-from postgrad.data.turns import RENDER_ERRORS, TurnFinder, TurnNotFound, special_texts
+from postgrad.data.turns import TurnFinder, special_texts
 from postgrad.errors import ConfigError, RunError
 from postgrad.files import atomic_write_text
 from postgrad.problem import Message, Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-# Texts that a response is tokenized after, if a token would cover the prompt's end and its start.
-NEUTRAL = ("\n", "a", "1", "=")
-
-
-def tools_of(problem: Problem) -> tuple[dict[str, Any], ...]:
-    """The JSON schemas of a problem's row, which its prompt shows."""
-    return problem.conversation.tools if problem.conversation else problem.tools
-
-
-def _reply_message(problem: Problem, text: str) -> Message:
-    """The assistant message with this text: that of the conversation, if it is its last one."""
-    if problem.conversation is not None and problem.conversation.messages:
-        last = problem.conversation.messages[-1]
-        if last["content"] == text:
-            return last
-    return {"role": "assistant", "content": text}
 
 
 def make_prompts(
@@ -132,8 +116,7 @@ class Prompts:
             check_no_chat_settings(tokenizer, options or {}, self.tools)
         # uid -> (messages, token ids, number of ids before truncation)
         self._cache: dict[str, tuple[tuple[Message, ...], list[int], int]] = {}
-        # (uid, text of a response) -> (messages, ids of the response)
-        self._replies: dict[tuple[str, str], tuple[tuple[Message, ...], list[int]]] = {}
+        self._replies = Replies(self)
         # roles of the messages -> number of tokens after the last message's content
         self._num_end_tokens: dict[tuple[str, ...], int] = {}
         self._special_ids = frozenset(tokenizer.all_special_ids)
@@ -159,11 +142,11 @@ class Prompts:
                     "use a model that has one"
                 )
             if self.checks_messages:
-                self._check_no_reasoning(problem, messages)
+                check_no_reasoning(problem, messages)
             return "\n\n".join(message["content"] for message in messages) + self.style.opening
         tools = tools_of(problem)
         if self.checks_messages:
-            self.check_rendered(problem, messages, () if self.tools else tools)
+            check_rendered(self.chat_template, problem, messages, () if self.tools else tools)
             check_prompt_end(problem, messages)
         try:
             return self.chat_template.render_prompt(messages, tools)
@@ -174,41 +157,6 @@ class Prompts:
                 f"problem {problem.uid}: the chat template refuses messages with roles {roles} "
                 f"({reason}); change the messages or use data.template=plain"
             ) from error
-
-    def check_rendered(
-        self, problem: Problem, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
-    ) -> None:
-        """Raises ConfigError for what the chat template would lose or write as it is.
-
-        That is tools, tool calls or thinking that it does not read, and unknown roles.
-        """
-        template = self.chat_template
-        assert template is not None
-        check_roles(problem, messages)
-        has_calls = any("tool_calls" in message for message in messages)
-        for name, is_used in (("tools", bool(tools)), ("tool_calls", has_calls)):
-            if is_used and not template.reads(name):
-                raise ConfigError(
-                    f"problem {problem.uid} has {name}, which the chat template of "
-                    f"{self.tokenizer.name_or_path!r} does not render; "
-                    "use a model whose template does, or remove these rows"
-                )
-        field = reasoning_field(messages)
-        if field and not template.reads_field(field):
-            raise ConfigError(
-                f"problem {problem.uid} has {field} in a message, which the chat template of "
-                f"{self.tokenizer.name_or_path!r} does not render; "
-                "write it in the content, as <think>...</think>"
-            )
-
-    def _check_no_reasoning(self, problem: Problem, messages: Sequence[Message]) -> None:
-        """Raises ConfigError for thinking outside of the content, which needs a chat template."""
-        field = reasoning_field(messages)
-        if field:
-            raise ConfigError(
-                f"problem {problem.uid} has {field} in a message, which only a chat template "
-                "renders; write it in the content, as <think>...</think>"
-            )
 
     def encode(self, problem: Problem) -> list[int]:
         """The prompt's token ids, truncated if `overlong` says so.
@@ -240,24 +188,25 @@ class Prompts:
         if self.chat_template is None:
             return self.encode_plain(text)
         # The template writes all special tokens itself, so the tokenizer must not add a second BOS.
-        return self._tokenize(text, special=False)
+        return self.tokenize(text, special=False)
 
     def encode_plain(self, text: str) -> list[int]:
         """The ids of a text without a chat template: with the tokenizer's BOS, without its EOS."""
-        ids = self._tokenize(text, special=True)
+        ids = self.tokenize(text, special=True)
         bos = self.tokenizer.bos_token_id
         eos = self.tokenizer.eos_token_id
         if bos is not None and ids[:2] == [bos, bos]:
             ids = ids[1:]  # the text has its own BOS
         if eos is not None and ids[-1:] == [eos]:
-            text_ids = self._tokenize(text, special=False)
+            text_ids = self.tokenize(text, special=False)
             if text_ids[-1:] != [eos]:
                 ids = ids[
                     :-1
                 ]  # this tokenizer ends each text with EOS, but here a response follows
         return ids
 
-    def _tokenize(self, text: str, special: bool) -> list[int]:
+    def tokenize(self, text: str, special: bool) -> list[int]:
+        """The token ids of a text; `special` adds the tokenizer's BOS and EOS."""
         return list(cast(Any, self.tokenizer(text, add_special_tokens=special))["input_ids"])
 
     def num_prompt_tokens(self, problem: Problem) -> int:
@@ -337,9 +286,9 @@ class Prompts:
         ]
         if self.chat_template is None:
             text = "".join(message["content"] for message in messages)
-            return self._tokenize(text, special=False)
+            return self.tokenize(text, special=False)
         text = self.chat_template.render_after_turn(messages)
-        return self._tokenize(text.removeprefix(self.decode_raw([end])), special=False)
+        return self.tokenize(text.removeprefix(self.decode_raw([end])), special=False)
 
     def without_special_tokens(self, text: str) -> str:
         """The text without special tokens that are written out in it."""
@@ -349,7 +298,7 @@ class Prompts:
 
     def encode_response(self, text: str, with_end: bool = True) -> list[int]:
         """A response's token ids without special tokens; `with_end` adds one EOS at the end."""
-        ids = self._tokenize(text, special=False)
+        ids = self.tokenize(text, special=False)
         if not with_end:
             return ids
         eos = self.eos_token_id()
@@ -372,63 +321,7 @@ class Prompts:
         that ends the turn; EOS, if it writes none. If the prompt ends in `<think>`, a response that
         starts with it loses that start.
         """
-        key = (problem.uid, text)
-        messages, ids = self._replies.get(key, (None, []))
-        # Rows of two data sets may have the same uid and different prompts.
-        if messages != problem.messages:
-            ids = self._encode_reply(problem, text)
-            self._replies[key] = (problem.messages, ids)
-        return list(ids)
-
-    def _encode_reply(self, problem: Problem, text: str) -> list[int]:
-        prompt = self.text(problem)
-        reply = _reply_message(problem, text)
-        is_ended = False
-        if self.turn_finder is None or self.style.opening:
-            self._check_no_reasoning(problem, [reply])
-            written = without_opening(prompt, text)
-        else:
-            written, is_ended = self._render_reply(self.turn_finder, problem, prompt, reply)
-        ids = self._encode_after(prompt, written)
-        if is_ended:
-            return ids
-        eos = self.eos_token_id()
-        return ids if ids[-1:] == [eos] else [*ids, eos]
-
-    def _render_reply(
-        self, finder: TurnFinder, problem: Problem, prompt: str, reply: Message
-    ) -> tuple[str, bool]:
-        """(what the template writes after the prompt, whether its end-of-turn token is in it)."""
-        messages = finder.template.prompt_messages(styled(self.style, problem.messages))
-        tools = tools_of(problem)
-        self.check_rendered(problem, [reply], ())
-        try:
-            return finder.reply_text(prompt, [*messages, reply], finder.template.tools or tools)
-        except RENDER_ERRORS as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ConfigError(
-                f"problem {problem.uid}: the chat template refuses its response ({reason}); "
-                "change the messages or use data.template=plain"
-            ) from error
-        except TurnNotFound as error:
-            raise ConfigError(
-                f"problem {problem.uid}: {error} is not found in what the chat template renders; "
-                "write it in the content, as <think>...</think>"
-            ) from error
-
-    def _encode_after(self, before: str, text: str) -> list[int]:
-        """The ids of a text that follows another one, whose ids stay what they are alone.
-
-        Tokenizers of SentencePiece start each text with a space. So both texts are tokenized at
-        once. Where a token would cover the end of one and the start of the other, a neutral text
-        takes the place of the first.
-        """
-        for context in (before, *NEUTRAL):
-            start = self._tokenize(context, special=False)
-            ids = self._tokenize(context + text, special=False)
-            if ids[: len(start)] == start:
-                return ids[len(start) :]
-        return self._tokenize(text, special=False)
+        return self._replies.encode(problem, text)
 
     def encode_demonstrations(self, problem: Problem) -> list[list[int]]:
         """The problem's demonstrations as responses to its prompt, each up to its first EOS."""
@@ -452,7 +345,7 @@ class Prompts:
         is_open = bool(opening) and tail.endswith(opening.strip())
         for part in [text, closing] if is_open else [opening, text, closing]:
             if part:
-                ids += self._tokenize(part, special=False)
+                ids += self.tokenize(part, special=False)
         return ids
 
     def decode_raw(self, ids: Sequence[int]) -> str:

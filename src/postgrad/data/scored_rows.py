@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from postgrad.data.overlong import drop_longer
-from postgrad.data.render import Prompts, tools_of
+from postgrad.data.render import Prompts
+from postgrad.data.replies import tools_of
 from postgrad.data.styles import styled
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem

@@ -36,8 +36,9 @@ from postgrad.verifiers.trl_rewards import (
 AUTO = "auto"
 ENVIRONMENT = "environment"  # the verifier that reads what an environment gave during the run
 # Verifiers that compare a response with one answer.
-ONE_ANSWER = {"exact", "numeric", "boxed", "gsm8k", "gsm8k_strict", "gsm8k_flexible", "math"} | {
-    *("math_answer", "oat", "think_math", "r1_zero", "r1_zero_math", "question_only")
+ONE_ANSWER = {
+    *("exact", "numeric", "boxed", "gsm8k", "gsm8k_strict", "gsm8k_flexible"),
+    *("math", "math_answer", "oat", "think_math", "r1_zero", "r1_zero_math", "question_only"),
 }
 NUM_PROBED = 16  # problems that check_fit() tries of a set, and check_parts() per verifier
 _AUTO_TERM = re.compile(r"(?<![\w./:-])auto(?![\w./:-])")
@@ -344,7 +345,7 @@ def _scorers_of(functions: FunctionScorer) -> Iterator[Scorer]:
 
 
 def is_list(truth: str) -> bool:
-    """Return whether a ground truth is the JSON text of a list of several values."""
+    """Return whether a ground truth is the JSON text of a list that has texts."""
     if not truth.startswith("[") or not truth.endswith("]"):
         return False
     try:
