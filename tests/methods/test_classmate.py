@@ -134,8 +134,8 @@ def test_several_classmates_have_their_own_markers_samples_shares_and_seeds(tiny
 
 def test_the_prompt_is_written_with_the_classmate_s_own_tokenizer(tiny):
     class Shifted(Prompts):
-        def _tokenize(self, text, special):
-            return [i + 100 for i in super()._tokenize(text, special)]
+        def tokenize(self, text, special):
+            return [i + 100 for i in super().tokenize(text, special)]
 
         def decode(self, ids):
             return super().decode([i - 100 for i in ids])
