@@ -353,6 +353,7 @@ def test_wrong_depths_are_far_from_the_chosen_one(research):
     assert choose(5, 28) == [5, 14, 25]
     assert choose(13, 28) == [13, 4, 25]
     assert choose(None, 28) == [5, 14, 25]
+    assert choose(28, 28) == [27, 4, 14]
     assert choose(1, 2) == [1]
 
 

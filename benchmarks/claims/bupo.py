@@ -1,8 +1,9 @@
 """Claim 3: BuPO at the depth that the entropy analysis names, at other depths, and GRPO.
 
 `postgrad analyze entropy` measures the model first (OUT/entropy: figures and entropy.json). Its
-boundary layer is the chosen depth. Accuracy is avg@k and pass@k over k responses at temperature 1,
-k being `--validation-samples`.
+boundary layer is the chosen depth, or the last layer but one if even the last FFN raises the
+entropy (the authors' depth for Llama). Accuracy is avg@k and pass@k over k responses at temperature
+1, k being `--validation-samples`.
 """
 
 import argparse
@@ -44,7 +45,9 @@ def choose_depths(boundary: int | None, num_layers: int) -> list[int]:
 
     Without a boundary layer the chosen depth is that of the paper for Qwen3: a sixth of the blocks.
     """
-    chosen = boundary or max(1, round(num_layers / 6))
+    from postgrad.analysis.entropy import internal_depth
+
+    chosen = internal_depth(boundary or max(1, round(num_layers / 6)), num_layers)
     others = [max(1, num_layers // 6), num_layers // 2, num_layers - 3]
     wrong = [depth for depth in others if abs(depth - chosen) >= MIN_DISTANCE and depth > 0]
     return [chosen, *wrong[-2:]]

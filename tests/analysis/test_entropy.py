@@ -11,7 +11,14 @@ import torch
 from tiny_runs import config_of, random_batch, rows_of, stock_model, stock_outputs, tree
 
 from postgrad.analysis.data import evenly_spaced
-from postgrad.analysis.entropy import boundary_layer, measure, state_entropy, stats, summarize
+from postgrad.analysis.entropy import (
+    boundary_layer,
+    internal_depth,
+    measure,
+    state_entropy,
+    stats,
+    summarize,
+)
 from postgrad.analysis.figures import flow_points, tick_layers
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError
@@ -224,6 +231,11 @@ def test_unsupported_blocks_are_refused(tmp_path):
 
 
 # ---- boundary layer
+
+
+def test_the_internal_policy_is_never_the_whole_model():
+    assert [internal_depth(number, 28) for number in (1, 27, 28)] == [1, 27, 27]
+    assert internal_depth(1, 1) == 1
 
 
 def test_boundary_layer_of_known_curves():

@@ -271,3 +271,12 @@ def boundary_layer(changes: Sequence[float], tolerance: float = 0.05) -> int:
             "so there is no boundary layer"
         )
     return boundary
+
+
+def internal_depth(boundary: int, num_layers: int) -> int:
+    """Returns the blocks of BuPO's internal policy: the boundary layer, never all blocks.
+
+    After all of them the internal policy would be the full one without its last norm. Where even
+    the last FFN raises the entropy, BuPO's authors take the block before it.
+    """
+    return max(1, min(boundary, num_layers - 1))

@@ -42,6 +42,7 @@ def run(argv: list[str]) -> int:
     arguments = make_parser().parse(argv, help_if_empty=True)
     if "=" in arguments.model:
         raise ConfigError("the model is missing; write postgrad analyze entropy MODEL data=...")
+    from postgrad.analysis.entropy import internal_depth
     from postgrad.analysis.run import analyze_entropy
     from postgrad.analysis.settings import read_settings
     from postgrad.evaluation.model import find_model
@@ -61,9 +62,10 @@ def run(argv: list[str]) -> int:
             f"{report['boundary_threshold']:.3g} nats (tolerance={config.tolerance:g})"
         )
     else:
+        depth = internal_depth(layer, report["num_layers"])
         print(
             f"boundary layer: {layer} of {report['num_layers']}; postgrad train bupo "
-            f"model.path={arguments.model} method.num_blocks={layer} ..."
+            f"model.path={arguments.model} method.num_blocks={depth} ..."
         )
     pictures = [file.name for file in figures if file.suffix == ".png"]
     print(f"results: {folder}/entropy.json and {', '.join(pictures)} (also as PDF)")
