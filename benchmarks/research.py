@@ -7,6 +7,7 @@
     python benchmarks/research.py graders RUN_FOLDER... --out graders.md
     python benchmarks/research.py demonstrations MODEL --data FOLDER/train.jsonl
     python benchmarks/research.py keep FOLDER                       (to docs/research/CLAIM.jsonl)
+    python benchmarks/research.py entropy FOLDER/entropy --name NAME     (to docs/research/entropy)
     python benchmarks/research.py draw                              (figures and tables of docs/)
 
 | claim | question | model |
@@ -39,6 +40,7 @@ from claims import (
     demonstrations,
     distillation,
     draw,
+    entropies,
     environments,
     exgrpo,
     graders,
@@ -171,6 +173,7 @@ COMMANDS = {
     "graders": graders.main,
     "demonstrations": demonstrations.main,
     "keep": lambda arguments: keep.keep(REPORTS, arguments),
+    "entropy": entropies.main,
     "draw": lambda arguments: draw.main(REPORTS, arguments),
 }
 

@@ -228,6 +228,25 @@ def test_kept_metrics_redraw_figures_and_tables(research, tmp_path):
     assert (docs / "research" / "losses.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
+def test_kept_entropies_redraw_their_figures(research, tmp_path):
+    one = {"mean": 1.234567, "std": 0.5}
+    module = {"input": one, "output": one, "change": one}
+    layers = [
+        {"number": number, "attention": module, "ffn": module, "layer": module} for number in (1, 2)
+    ]
+    report = {"model": "m", "rows": 1, "tokens": 2, "ceiling": 3.0, "num_layers": 2}
+    report |= {"boundary_layer": 1, "boundary_threshold": 0.1, "full_policy": one}
+    (tmp_path / "entropy.json").write_text(json.dumps(report | {"layers": layers}))
+    assert research.entropies.main([str(tmp_path), "--name=tiny", f"--docs={tmp_path}"]) == 0
+    folder = tmp_path / "research" / "entropy"
+    kept = json.loads((folder / "tiny.json").read_text())
+    assert kept["model"] == "tiny" and kept["layers"][1]["ffn"]["change"] == {"mean": 1.2346}
+    (folder / "tiny-changes.png").unlink()
+    research.draw.main(research.CLAIMS, [f"--docs={tmp_path}"])
+    assert (folder / "tiny-changes.png").stat().st_size > 1000
+
+
 def test_later_runs_are_added_to_kept_ones_of_the_same_sizes(research, tmp_path):
     docs = tmp_path / "docs"
 

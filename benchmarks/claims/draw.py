@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from claims import entropies
 from claims.claim import Column, Report
 from claims.keep import DOCS, read_kept
 from claims.results import Entry, labels_by_arm, series, with_interval
@@ -247,4 +248,5 @@ def main(claims: Mapping[str, Report], arguments: list[str]) -> int:
         text = re.sub(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
     if text:
         page.write_text(text)
+    entropies.draw(docs)
     return 0
