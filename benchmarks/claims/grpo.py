@@ -1,8 +1,8 @@
 """Claim 1: GRPO improves a real model on a real task, beside TRL at equal settings.
 
-Both read the same problems with the same prompts, batch, learning rate and verifier. TRL samples
-with transformers.generate. Seconds are compared only between runs that had the GPU alone
-(`--jobs 1`): the column "runs at once" says how many shared it.
+All read the same problems with the same prompts, batch, learning rate and verifier. TRL samples
+with transformers.generate, its default, or with vLLM in its process. Seconds are compared only
+between runs that had the GPU alone (`--jobs 1`): the column "runs at once" says how many shared it.
 """
 
 import argparse
@@ -14,27 +14,30 @@ from claims.problems import write_task
 def arms(options: argparse.Namespace) -> Arms:
     every = options.steps  # before the first and after the last step
     test_problems = options.test_problems
-    return {
+    trl = [
+        TRL,
+        f"--train={options.out / 'train.jsonl'}",
+        f"--test={options.out / 'test.jsonl'}",
+        f"--steps={options.steps}",
+        f"--problems={options.problems}",
+        f"--samples={options.samples}",
+        f"--tokens={options.tokens}",
+        f"--lr={options.lr}",
+        f"--validate-every={every}",
+        f"--test-problems={test_problems}",
+    ]
+    runs = {
         "Postgrad": [
             "grpo",
             f"data.train={options.out / 'train.jsonl'}",
             *validation(options, parts=1),
             *sampling(options),
         ],
-        "TRL": [
-            TRL,
-            f"--train={options.out / 'train.jsonl'}",
-            f"--test={options.out / 'test.jsonl'}",
-            f"--steps={options.steps}",
-            f"--problems={options.problems}",
-            f"--samples={options.samples}",
-            f"--tokens={options.tokens}",
-            f"--lr={options.lr}",
-            f"--validate-every={every}",
-            f"--test-problems={test_problems}",
-            *(["--smoke"] if options.smoke else []),
-        ],
+        "TRL": [*trl, *(["--smoke"] if options.smoke else [])],
     }
+    if not options.smoke:  # vLLM needs a GPU
+        runs["TRL with vLLM"] = [*trl, "--engine=vllm"]
+    return runs
 
 
 CLAIM = Claim(

@@ -4,7 +4,8 @@ research.py starts it: `trl_grpo.py --model MODEL --train FILE --test FILE --fol
 RUN/metrics.jsonl gets a line per step with the names of Postgrad's metrics, and one per validation
 (one greedy response per test problem). TRL's settings are those of Postgrad's recipe grpo: token
 mean over the batch, no KL, ratio clip 0.2, group's standard deviation, weights in float32 with
-bfloat16 passes, fused AdamW, constant learning rate.
+bfloat16 passes, fused AdamW, constant learning rate. `--engine vllm` samples with vLLM in TRL's
+process, which sleeps while TRL trains; its log-probs are corrected as TRL does by default.
 """
 
 import argparse
@@ -25,6 +26,8 @@ from postgrad.verifiers.scorer import Scorer
 
 ROWS_PER_PASS = 16  # of the update: bounds memory, does not change the gradient
 ROWS_PER_VALIDATION = 512
+ENGINE_MEMORY = 0.3  # vLLM's share of the GPU
+MAX_PROMPT_TOKENS = 512
 
 
 def parse_options() -> argparse.Namespace:
@@ -35,6 +38,7 @@ def parse_options() -> argparse.Namespace:
     for name in numbers:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--lr", type=float, required=True)
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--smoke", action="store_true", help="small sizes on a CPU")
     options = parser.parse_args()
     if options.smoke:
@@ -134,6 +138,19 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of GRPOConfig that choose what samples."""
+    if options.engine == "transformers":
+        return {}
+    return {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": ENGINE_MEMORY,
+        "vllm_max_model_length": MAX_PROMPT_TOKENS + options.tokens,
+        "vllm_enable_sleep_mode": True,
+    }
+
+
 def main() -> None:
     options = parse_options()
     problems = load_problems(options.train)
@@ -174,6 +191,7 @@ def main() -> None:
         report_to="none",
         save_strategy="no",
         seed=options.seed,
+        **engine_settings(options),
     )
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32),
