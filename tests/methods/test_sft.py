@@ -11,13 +11,14 @@ from transformers import AutoTokenizer
 
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
+from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
-from postgrad.types import Batch, Trajectory
+from postgrad.types import Batch, Problem, Trajectory
 
 # Of characters in the tiny model's vocabulary: (user) and =assistant with EOS.
 TEMPLATE = (
@@ -143,6 +144,18 @@ def test_a_turn_end_at_which_the_model_does_not_stop_is_reported(is_declared, ti
     assert all("responses end with <pad>, at which" in note for note in reports)
     _, notes = run(model_with(TEMPLATE, tiny, tmp_path / "other"), tmp_path, "name=other")
     assert not any("will not stop" in note for note in notes)
+
+
+def test_luffy_reports_such_an_end_of_its_demonstrations(tiny, tmp_path):
+    model = model_with(TEMPLATE.replace("{{ eos_token }}", "<pad>"), tiny, tmp_path / "model")
+    method = find_method("luffy")(config_of("luffy", model))
+    prompts = Prompts(AutoTokenizer.from_pretrained(model))
+    asked = ({"role": "user", "content": "1+1"},)
+    shown = Problem("shown", asked, "2", demonstrations=("2",))
+    (note,) = method.data_notes(prompts, [Problem("first", asked, "2"), shown])
+    assert "responses end with <pad>, at which" in note
+    prompts = Prompts(AutoTokenizer.from_pretrained(tiny), "plain")
+    assert method.data_notes(prompts, [shown]) == []
 
 
 def test_a_conversation_beside_columns_that_are_read_is_reported(tiny, tmp_path):

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from postgrad.algorithms.prefixes import STRATEGIES, prefix_ratio
 from postgrad.config.schema import setting
+from postgrad.data.render import Prompts
 from postgrad.methods.base import Group, Step
 from postgrad.methods.support import luffy_checks
 from postgrad.methods.support.demonstrations import fitting_traces, whole_demonstration
 from postgrad.methods.support.mixed_policy import MixedPolicy, MixedPolicySettings, off_policy
+from postgrad.model.ends import describe_end
 from postgrad.types import Batch, Problem
 
 
@@ -65,6 +67,13 @@ class Luffy(MixedPolicy):
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         luffy_checks.check_problems(self, problems)
+
+    def data_notes(self, prompts: Prompts, problems: Sequence[Problem]) -> list[str]:
+        for problem in problems:
+            if demonstrations := prompts.encode_demonstrations(problem):
+                end = describe_end(self.config, prompts, demonstrations[0][-1])
+                return [end] if end else []
+        return []
 
     # ---- stages, on the driver
 

@@ -18,7 +18,7 @@ from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Group, Method, MethodSettings, Stage, Step
 from postgrad.methods.support.checks import refuse_unread
-from postgrad.model.ends import declared_ends
+from postgrad.model.ends import describe_end
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
@@ -60,7 +60,8 @@ class Sft(Method):
                 f"{num_texts} of {len(problems)} rows of data.train are plain texts: SFT trains on "
                 "every token of them, without a chat template"
             )
-        notes += filter(None, [self._describe_end(prompts, problems[0]), _unread_chat(problems[0])])
+        end = rows.row(problems[0]).response[-1]
+        notes += filter(None, [describe_end(self.config, prompts, end), _unread_chat(problems[0])])
         num_undesirable = sum(problem.extra.get("label") is False for problem in problems)
         if num_undesirable:
             notes.append(
@@ -77,18 +78,6 @@ class Sft(Method):
             "their thinking); SFT trains on the conversation as the template renders it, "
             "method.train_on=last trains on the last turn only",
         ]
-
-    def _describe_end(self, prompts: Prompts, problem: Problem) -> str:
-        """Returns a line if responses end with a token at which sampling does not stop, else ""."""
-        end = self.row_encoder(prompts).row(problem).response[-1]
-        if end not in prompts.tokenizer.all_special_ids:
-            return ""
-        if end in declared_ends(self.config.model, prompts.tokenizer, self.config.seed):
-            return ""
-        return (
-            f"warning: responses end with {prompts.decode_raw([end])}, at which the trained model "
-            f"will not stop: add {end} to eos_token_id in the generation_config.json of model.path"
-        )
 
     def needs_verifier(self) -> bool:
         return self.settings.validate_accuracy
