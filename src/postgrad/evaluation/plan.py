@@ -19,7 +19,7 @@ from postgrad.data.sets import split_sets
 from postgrad.data.styles import stop_strings
 from postgrad.environments.lookup import choose_verifier, open_environments
 from postgrad.errors import ConfigError
-from postgrad.evaluation.model import Target, weights_fingerprint
+from postgrad.evaluation.model import Target, folder_fingerprint, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig
 from postgrad.judge.llm import RATINGS_STEM
 from postgrad.judge.templates import has_rubric, is_pairwise
@@ -27,12 +27,13 @@ from postgrad.methods.support.judging import check_judge, check_judge_used, chec
 from postgrad.model.context import context_length
 from postgrad.model.device import choose_device, choose_dtype
 from postgrad.model.load import load_tokenizer, model_config
-from postgrad.problem import Problem
+from postgrad.problem import Problem, sent_fields
 from postgrad.rollout.engine import Sampling, make_sampling
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import TurnRunner, make_turns
 from postgrad.training.prepare import check_cluster
-from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge
+from postgrad.user_code import named_files
+from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge, model_terms
 from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.trl_rewards import COMPLETION_IDS
 from postgrad.version import __version__
@@ -260,17 +261,39 @@ def _identity(config: EvalConfig, sets: dict[str, list[Problem]]) -> dict[str, A
         for name, problems in sets.items()
     }
     values["model"]["weights"] = weights_fingerprint(config.model.path, config.seed)
+    for term in model_terms(config.reward.verifier):
+        values["reward"][f"{term.role}_weights"] = folder_fingerprint(Path(term.path).expanduser())
+    if files := _user_files(config):
+        values["files"] = files
     values["versions"] = {"postgrad": __version__}
     for name in PACKAGES:
         values["versions"][name] = importlib.metadata.version(name)
     return values
 
 
+def _user_files(config: EvalConfig) -> list[str]:
+    """Returns name and hash of each file of code or text that scores or produces responses."""
+    settings = (
+        config.reward.verifier,
+        config.reward.judge.template,
+        config.environment.name,
+        config.agent.command,
+        config.rollout.engine,
+        *config.rollout.tools,
+    )
+    files = dict.fromkeys(file for setting in settings for file in named_files(setting))
+    return [f"{file.name} {_short_hash(file.read_bytes())}" for file in files]
+
+
+def _short_hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=4).hexdigest()
+
+
 def _content_hash(problems: list[Problem]) -> str:
+    """Returns a hash of all that prompts and verifiers may read of these problems."""
     digest = hashlib.blake2b(digest_size=8)
     for problem in problems:
-        fields = [problem.uid, problem.data_source, list(problem.messages), problem.ground_truth]
-        digest.update(json.dumps(fields).encode())
+        digest.update(json.dumps(sent_fields(problem), default=str).encode())
     return digest.hexdigest()
 
 
@@ -279,6 +302,6 @@ def _output_folder(config: EvalConfig, target: Target, identity: dict[str, Any])
     if config.out:
         return Path(config.out).expanduser()
     text = json.dumps(identity, sort_keys=True)
-    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    digest = _short_hash(text.encode())
     label = re.sub(r"[^A-Za-z0-9_.-]+", "-", target.label)
     return (target.run or Path()) / "eval" / f"{label}-{digest}"
