@@ -69,6 +69,8 @@ _TAIL_TEXT = re.compile(
 _TAIL_WORD = re.compile(
     r"(?:(square|sq\.?|cubic|cu\.?)\s+)?([A-Za-z]+(?: per [A-Za-z]+)?)(?:\^\{?([0-9])\}?)?\.?$"
 )
+SCALES = "hundred|thousand|million|billion|trillion"
+_SCALE = re.compile(rf"(?<![A-Za-z])(?:{SCALES})(?![A-Za-z])")
 _SAYS = re.compile(r"^(?:=|≈|\\approx(?![A-Za-z])) *(?=[^\s=])")
 _NAME = re.compile(r"\s*[A-Za-z]{1,2}(?:_\{?[0-9A-Za-z]\}?)?\s*=(?!=)\s*")
 _BASE = re.compile(r"([0-9A-Fa-f]+)_(?:([0-9]{1,2})|\{([0-9]{1,2})\})")
@@ -247,6 +249,8 @@ def compare(given: str, truth: str) -> bool | None:
     # Before units are split off: of 10:30\text{ a.m.} and 10:30 a.m. only one ends in a unit.
     if normalize(given) == normalize(truth) != "":
         return True
+    if bool(_SCALE.search(given)) != bool(_SCALE.search(truth)):  # 5\text{ million} is not 5
+        return False
     given, given_unit = split_unit(given)
     truth, truth_unit = split_unit(truth)
     if given_unit and truth_unit and given_unit != truth_unit:
