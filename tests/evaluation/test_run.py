@@ -418,6 +418,22 @@ def test_failing_verifier_stops_the_evaluation(tiny, verifier, tmp_path, capsys)
     assert re.fullmatch(r"ValueError: no \(\w+\.py, line \d+\)", failure["reason"])
 
 
+@pytest.mark.slow
+def test_data_without_truths_is_refused_before_the_model_is_loaded(
+    tiny, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(
+        "postgrad.evaluation.run.open_engine",
+        lambda config: pytest.fail("the model is not needed"),
+    )
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "2+2=", "data_source": "gsm8k"}\n')
+    out = tmp_path / "out"
+    assert main(["eval", str(tiny), f"data={data}", f"out={out}", "max_response_tokens=2"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "gsm8k can score none of the 1 rows of rows" in line and not out.exists()
+
+
 def test_locked_folder_is_refused(reference, tiny, verifier, capsys):
     import fcntl
 

@@ -611,4 +611,15 @@ def test_forms_of_code_tests():
     assert humaneval is not None and humaneval.asserts[0].endswith("check(f)")
     plain = suite_of(Problem("p", (), "assert f(1) == 2\nassert f(2) == 3"))
     assert plain is not None and len(plain.asserts) == 1
+    unpaired = json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["2\n"]})
+    assert suite_of(Problem("p", (), unpaired)) is None
     assert suite_of(Problem("p", (), "42")) is None and suite_of(Problem("p", (), "[]")) is None
+
+
+def test_program_of_an_indented_block_loses_the_indentation_of_its_fence():
+    from postgrad.verifiers.code import find_program
+
+    item = "1. Here:\n   ```python\n   def f(x):\n       return x\n\n   ```\n"
+    assert find_program(item) == ("def f(x):\n    return x", True)
+    continued = "```python\n    return x\n```"  # a continuation of HumanEval's prompt
+    assert find_program(continued) == ("    return x", True)
