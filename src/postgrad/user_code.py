@@ -186,7 +186,7 @@ def named_files(setting: str) -> list[Path]:
     """
     files: list[Path] = []
     for word in (setting, *re.split(r"[\s,=*()]+", setting)):
-        for place in (word, word.rpartition(":")[0]):
+        for place in filter(None, (word, word.rpartition(":")[0])):
             with suppress(OSError):
                 files.append(find_file(place))
         with suppress(ImportError, ValueError):

@@ -165,6 +165,12 @@ def stated_answer(text: str) -> str | None:
     return strip_wrapping(line) or None
 
 
+def after_thought(response: str) -> str:
+    """Return the text after the first `</think>`; without one, the whole response."""
+    before, closing, after = response.partition("</think>")
+    return after if closing else before
+
+
 def has_box(text: str) -> bool:
     """Return whether the text opens a \\boxed or \\fbox."""
     return _BOX.search(text) is not None

@@ -224,13 +224,14 @@ def _unit_name(word: str, shape: str, power: str | None) -> str:
 def _without_name(given: str, truth: str) -> tuple[str, str]:
     """Drop "x =" if only one of the two has it: x=5 is 5, but x=5 is not y=5."""
     if "=" in given and "=" not in truth:
-        return _drop_name(given), truth
+        return drop_name(given), truth
     if "=" in truth and "=" not in given:
-        return given, _drop_name(truth)
+        return given, drop_name(truth)
     return given, truth
 
 
-def _drop_name(text: str) -> str:
+def drop_name(text: str) -> str:
+    """Return the text without a leading "x =" or "x_1 ="."""
     return _NAME.sub("", text, count=1) if _NAME.match(text) else text
 
 
