@@ -418,6 +418,19 @@ def test_failing_verifier_stops_the_evaluation(tiny, verifier, tmp_path, capsys)
     assert re.fullmatch(r"ValueError: no \(\w+\.py, line \d+\)", failure["reason"])
 
 
+@pytest.mark.parametrize("more", [[], ["max_prompt_tokens=600"]])
+def test_a_prompt_beyond_the_context_names_the_context(more, tiny, tmp_path, capsys):
+    data = tmp_path / "rows.jsonl"
+    row = {"prompt": "1" * 600, "ground_truth": "1", "data_source": "gsm8k"}
+    data.write_text(json.dumps(row) + "\n")
+    words = ["eval", str(tiny), f"data={data}", f"out={tmp_path}/out", "max_response_tokens=2"]
+    assert main([*words, *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "model's context of 512" in line and "data.overlong" in line
+    assert main([*words, "max_prompt_tokens=9"]) == 2
+    assert "data.max_prompt_tokens=9" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_data_without_truths_is_refused_before_the_model_is_loaded(
     tiny, tmp_path, capsys, monkeypatch

@@ -112,6 +112,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     dropped: dict[str, int] = {}
     truncated_prompts: dict[str, int] = {}
     for name in sets:
+        _check_context(config, prompts, sets[name])
         sets[name], dropped[name] = prompts.drop_overlong(sets[name])
         truncated_prompts[name] = prompts.num_truncated(sets[name])
     problems = [problem for problems in sets.values() for problem in problems]
@@ -159,6 +160,25 @@ def make_prompts(config: EvalConfig, tool_schemas: Any, may_be_empty: bool = Fal
         tool_schemas,
         may_be_empty,
     )
+
+
+def _check_context(config: EvalConfig, prompts: Prompts, problems: list[Problem]) -> None:
+    """Raises ConfigError for a prompt that the model's context, and no setting, is too short for.
+
+    Only if such prompts are neither dropped nor truncated.
+    """
+    given = config.data.max_prompt_tokens
+    limit = prompts.max_prompt_tokens
+    if config.data.overlong != "error" or (given is not None and given <= limit):
+        return
+    longest = max(len(prompts.encode(problem)) for problem in problems)
+    response = config.rollout.max_response_tokens
+    if longest > limit:
+        raise ConfigError(
+            f"a prompt of {longest} tokens and rollout.max_response_tokens={response} exceed the "
+            f"model's context of {limit + response}; lower rollout.max_response_tokens, or drop or "
+            "truncate long prompts with data.overlong"
+        )
 
 
 def _check_settings(config: EvalConfig) -> None:
