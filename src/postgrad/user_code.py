@@ -8,11 +8,9 @@ import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
-import re
 import sys
 import sysconfig
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -176,23 +174,6 @@ def find_file(place: str) -> Path:
         if candidate.is_file():
             return candidate.resolve()
     raise FileNotFoundError(f"there is no such file in {Path.cwd()}")
-
-
-def named_files(setting: str) -> list[Path]:
-    """The user's files that a setting names, which may be a sum or a list of names.
-
-    Reads `file.py:NAME`, `package.module:NAME` and plain files. What these files import is not
-    included.
-    """
-    files: list[Path] = []
-    for word in (setting, *re.split(r"[\s,=*()]+", setting)):
-        for place in filter(None, (word, word.rpartition(":")[0])):
-            with suppress(OSError):
-                files.append(find_file(place))
-        with suppress(ImportError, ValueError):
-            spec = importlib.util.find_spec(word.partition(":")[0]) if ":" in word else None
-            files += [Path(spec.origin)] if spec and spec.has_location and spec.origin else []
-    return [file for file in dict.fromkeys(files) if not str(file).startswith(_LIBRARIES)]
 
 
 @cache

@@ -303,7 +303,7 @@ def test_results_of_changed_code_are_not_continued(tiny, tmp_path, capsys):
     code.write_text("def mine(response, problem):\n    return 0.0\n")
     capsys.readouterr()
     assert main(words) == 2
-    assert "files was ['mine.py " in capsys.readouterr().err and tree(tmp_path / "out") == before
+    assert f"files was ['{code} " in capsys.readouterr().err and tree(tmp_path / "out") == before
 
 
 @pytest.mark.slow

@@ -31,8 +31,8 @@ from postgrad.problem import Problem, sent_fields
 from postgrad.rollout.engine import Sampling, make_sampling
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import TurnRunner, make_turns
+from postgrad.training.input_files import hash_files, names_in
 from postgrad.training.prepare import check_cluster
-from postgrad.user_code import named_files
 from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge, model_terms
 from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.trl_rewards import COMPLETION_IDS
@@ -283,30 +283,14 @@ def _identity(config: EvalConfig, sets: dict[str, list[Problem]]) -> dict[str, A
     values["model"]["weights"] = weights_fingerprint(config.model.path, config.seed)
     for term in model_terms(config.reward.verifier):
         values["reward"][f"{term.role}_weights"] = folder_fingerprint(Path(term.path).expanduser())
-    if files := _user_files(config):
-        values["files"] = files
+    # Code and templates that produce or score responses.
+    names = names_in([values[section] for section in ("rollout", "environment", "agent", "reward")])
+    if hashes := hash_files(names):
+        values["files"] = [f"{name} {digest[:8]}" for name, digest in hashes.items()]
     values["versions"] = {"postgrad": __version__}
     for name in PACKAGES:
         values["versions"][name] = importlib.metadata.version(name)
     return values
-
-
-def _user_files(config: EvalConfig) -> list[str]:
-    """Returns name and hash of each file of code or text that scores or produces responses."""
-    settings = (
-        config.reward.verifier,
-        config.reward.judge.template,
-        config.environment.name,
-        config.agent.command,
-        config.rollout.engine,
-        *config.rollout.tools,
-    )
-    files = dict.fromkeys(file for setting in settings for file in named_files(setting))
-    return [f"{file.name} {_short_hash(file.read_bytes())}" for file in files]
-
-
-def _short_hash(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=4).hexdigest()
 
 
 def _content_hash(problems: list[Problem]) -> str:
@@ -322,6 +306,6 @@ def _output_folder(config: EvalConfig, target: Target, identity: dict[str, Any])
     if config.out:
         return Path(config.out).expanduser()
     text = json.dumps(identity, sort_keys=True)
-    digest = _short_hash(text.encode())
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     label = re.sub(r"[^A-Za-z0-9_.-]+", "-", target.label)
     return (target.run or Path()) / "eval" / f"{label}-{digest}"
