@@ -365,6 +365,19 @@ def test_evaluate_uses_the_reward_of_the_run_and_score_agrees(small):
     assert postgrad.score(rows, reward="exact")[0].value == 1.0
 
 
+def test_responses_with_unusual_line_ends_are_one_row_each(tmp_path):
+    row = {"uid": "a", "response": "one\u2028two\x85three"}
+    (tmp_path / "x.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    result = postgrad.Evaluation({"sets": {"x": {}}}, tmp_path)
+    assert result.responses["response"].tolist() == [row["response"]]
+
+
+@pytest.mark.parametrize("name", ["a b", "a/b", "../a", "a,b", "a=b", ""])
+def test_a_set_with_another_name_is_refused(name, tiny):
+    with pytest.raises(postgrad.ConfigError, match="no name of a set"):
+        postgrad.evaluate(tiny, {name: ROWS[:1]}, reward="exact", progress=False)
+
+
 @pytest.mark.slow
 def test_a_hub_id_is_the_hub_source_of_the_command_line(small, folder, monkeypatch):
     from postgrad.data import hub_source

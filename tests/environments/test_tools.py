@@ -110,6 +110,37 @@ def test_answers_whatever_a_tool_does(mine):
     assert many == [*map(str, range(1, 9)), *["error: at most 8 calls in a turn"] * 2]
 
 
+def test_an_async_tool_is_awaited(tmp_path):
+    file = tmp_path / "later.py"
+    file.write_text(
+        'async def later(x: int) -> int:\n    """x.\n\n    Args:\n        x: y\n    """\n'
+        "    return 2 * x\n"
+    )
+    assert Toolbox([f"{file}:later"]).answer(Call("later", {"x": 4}), problem(), {}) == "8"
+
+
+def test_half_a_surrogate_pair_reaches_no_tokenizer(tmp_path):
+    """A policy can write one into its call as an escape of JSON."""
+    file = tmp_path / "echo.py"
+    file.write_text(
+        'def echo(text: str) -> str:\n    """x.\n\n    Args:\n        text: y\n    """\n'
+        "    return text\n\n\n"
+        "class Half:\n"
+        "    def reset(self):\n        return '\\ud800'\n\n"
+        "    def step(self, action):\n        return '\\ud800', 0.0, False\n"
+    )
+    call, unknown = parse_calls(
+        r'<tool_call>{"name": "echo", "arguments": {"text": "\ud800"}}</tool_call>'
+        r'<tool_call>{"name": "\ud800"}</tool_call>'
+    )
+    box = Toolbox([f"{file}:echo"])
+    assert box.answer(call, problem(), {}) == "?"
+    assert "no tool ?" in box.answer(unknown, problem(), {})
+    environment = Environments(EnvironmentConfig(name=f"{file}:Half"), RolloutConfig())
+    session = Session(environment.spec_for(problem()), problem(), 0)
+    assert session.open() == "?" and session.act("x", []).messages[0]["content"] == "?"
+
+
 def test_a_second_run_of_a_process_uses_the_file_as_it_is_then(tmp_path):
     file = tmp_path / "own.py"
     answers = []

@@ -82,6 +82,16 @@ def test_compare_command(tmp_path, capsys):
     assert json.loads((tmp_path / "c.json").read_text())["sets"]["gsm"]["b_right_a_wrong"] == 2
 
 
+def test_another_ground_truth_of_a_problem_is_refused(tmp_path, capsys):
+    for name, truth in (("a", "4"), ("b", "5")):
+        folder = write_folder(tmp_path / name, 0.0)
+        row = {"uid": "p0", "right": True, "ground_truth": truth}
+        (folder / "x.jsonl").write_text(json.dumps(row) + "\n")
+    assert main(["eval", "compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "problem p0" in line and "'4'" in line and "'5'" in line
+
+
 @pytest.mark.parametrize("content", [b"", b"[1]", b"3", b"\xff", b"[" * 5000])
 def test_damaged_settings_give_one_line(content, tmp_path, capsys):
     a = write_folder(tmp_path / "a", 0.0, x=[True])

@@ -47,6 +47,14 @@ def test_table_has_a_row_per_model(evaluations, capsys):
     assert "50.0%" in capsys.readouterr().out and main(["eval", "table", "/nowhere"]) == 2
 
 
+def test_two_evaluations_of_one_model_and_set_keep_their_rows(evaluations, capsys):
+    write_evaluation(evaluations / "c", "one", [True, True, True, True])
+    assert main(["eval", "table", str(evaluations)]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[-1] for line in lines] == ["25.0%", "75.0%", "100.0%"]
+    assert f"one ({evaluations}/a)" in lines[0] and f"one ({evaluations}/c)" in lines[2]
+
+
 @pytest.mark.slow
 def test_plot_draws_the_same_table(evaluations, tmp_path, capsys):
     assert main(["plot", "--bars", str(evaluations)]) == 0

@@ -284,6 +284,40 @@ def test_fingerprint_changes_with_the_weights(reference, tiny, verifier, tmp_pat
     assert weights_fingerprint(str(model), 0) != same
 
 
+def test_fingerprint_changes_with_the_chat_template(tiny, tmp_path):
+    for file in tiny.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    same = weights_fingerprint(str(tmp_path), 0)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert weights_fingerprint(str(tmp_path), 0) != same
+
+
+@pytest.mark.slow
+def test_results_of_changed_code_are_not_continued(tiny, tmp_path, capsys):
+    code = tmp_path / "mine.py"
+    words = ["eval", str(tiny), "data=arithmetic:1:digits:train", "limit=1", f"out={tmp_path}/out"]
+    words += ["max_response_tokens=2", "threads=1", f"verifier=0.5*{code}:mine + 0.5"]
+    code.write_text("def mine(response, problem):\n    return 1.0\n")
+    assert main(words) == 0 and main(words) == 0
+    before = tree(tmp_path / "out")
+    code.write_text("def mine(response, problem):\n    return 0.0\n")
+    capsys.readouterr()
+    assert main(words) == 2
+    assert f"files was ['{code} " in capsys.readouterr().err and tree(tmp_path / "out") == before
+
+
+@pytest.mark.slow
+def test_results_of_other_columns_are_not_continued(tiny, verifier, tmp_path, capsys):
+    data = tmp_path / "rows.jsonl"
+    words = ["eval", str(tiny), f"data={data}", f"verifier={verifier}:odd", f"out={tmp_path}/out"]
+    words += ["max_response_tokens=2", "threads=1"]
+    data.write_text('{"prompt": "f", "tests": ["assert f(1) == 1"]}\n')
+    assert main(words) == 0
+    data.write_text('{"prompt": "f", "tests": ["assert f(1) == 2"]}\n')
+    capsys.readouterr()
+    assert main(words) == 2 and "data.sets.rows.content was" in capsys.readouterr().err
+
+
 def test_workers_and_cluster_settings_may_change(reference, tiny, verifier, tmp_path):
     more = ("batch=3", "workers=2", "cluster.wait_s=99")
     assert main(overrides_for(tiny, verifier, reference, *more)) == 0
@@ -382,6 +416,35 @@ def test_failing_verifier_stops_the_evaluation(tiny, verifier, tmp_path, capsys)
     failure = read_lines(tmp_path / "all" / "arithmetic-1.jsonl")[0]["failure"]
     assert failure["kind"] == "error"
     assert re.fullmatch(r"ValueError: no \(\w+\.py, line \d+\)", failure["reason"])
+
+
+@pytest.mark.parametrize("more", [[], ["max_prompt_tokens=600"]])
+def test_a_prompt_beyond_the_context_names_the_context(more, tiny, tmp_path, capsys):
+    data = tmp_path / "rows.jsonl"
+    row = {"prompt": "1" * 600, "ground_truth": "1", "data_source": "gsm8k"}
+    data.write_text(json.dumps(row) + "\n")
+    words = ["eval", str(tiny), f"data={data}", f"out={tmp_path}/out", "max_response_tokens=2"]
+    assert main([*words, *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "model's context of 512" in line and "data.overlong" in line
+    assert main([*words, "max_prompt_tokens=9"]) == 2
+    assert "data.max_prompt_tokens=9" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_data_without_truths_is_refused_before_the_model_is_loaded(
+    tiny, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(
+        "postgrad.evaluation.run.open_engine",
+        lambda config: pytest.fail("the model is not needed"),
+    )
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "2+2=", "data_source": "gsm8k"}\n')
+    out = tmp_path / "out"
+    assert main(["eval", str(tiny), f"data={data}", f"out={out}", "max_response_tokens=2"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "gsm8k can score none of the 1 rows of rows" in line and not out.exists()
 
 
 def test_locked_folder_is_refused(reference, tiny, verifier, capsys):

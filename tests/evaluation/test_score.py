@@ -173,6 +173,21 @@ def test_lists_in_csv_are_read(tmp_path):
     assert read_responses(file)[0].texts == ["1", "[2]"]
 
 
+def test_a_response_that_is_a_json_list_stays_one_response(tmp_path):
+    row = {"prompt": "q", "ground_truth": "1", "response": '["1", "2"]'}
+    assert read_responses(write(tmp_path / "x.jsonl", [row]))[0].texts == ['["1", "2"]']
+
+
+def test_two_problems_of_one_uid_are_refused(tmp_path):
+    rows = [
+        {"uid": "a", "prompt": f"{i}+0=", "ground_truth": f"{i}", "response": f"{i}"}
+        for i in range(2)
+    ]
+    with pytest.raises(ConfigError, match="line 2: uid 'a'"):
+        read_responses(write(tmp_path / "x.jsonl", rows))
+    assert len(read_responses(write(tmp_path / "y.jsonl", rows[:1] * 2))[0].texts) == 2
+
+
 @pytest.mark.parametrize(
     "row, column",
     [

@@ -16,6 +16,9 @@ def problem(truth: str) -> Problem:
     [
         ("gsm8k", "1234", ["#### 1,234", "so it is 1234.0", "#### $1234"], "1234"),
         ("math", "1/2", ["\\boxed{\\dfrac12}", "\\boxed{0.5}", "\\boxed{\\frac{1}{2}}"], "1/2"),
+        ("math", "5", ["\\boxed{5}", "\\boxed{x = 5}", "\\boxed{5\\text{ cm}}"], "5"),
+        ("math", "y", ["\\boxed{y}"], "y"),
+        ("oat", "4", ["\\boxed{3}</think> \\boxed{4}", "\\boxed{4}"], "4"),
         ("choice", "B", ["The answer is B.", "\\boxed{B}", "(B)"], "B"),
         ("choice", "2", ["The answer is 2.", "\\boxed{2}"], "2"),
         ("exact", "590", ["590", " 590 "], "590"),
@@ -39,6 +42,11 @@ def test_response_without_answer_has_no_vote(verifier):
     response = "" if verifier == "exact" else "I do not know"
     truth = "A" if verifier == "choice" else "1"
     assert vote(verifier, response, problem(truth)) is None
+
+
+def test_answer_before_the_end_of_a_thought_is_no_vote():
+    """As for the verifier, which gives no score for it."""
+    assert vote("oat", "so \\boxed{4}</think>", problem("4")) is None
 
 
 def test_extractors_are_named_after_verifiers():

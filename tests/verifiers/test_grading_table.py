@@ -71,6 +71,11 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("gsm8k", "The profit is $70,000.", "70000", 1),
     ("gsm8k", "75%", "75", 1),
     ("numeric", "3/4", "0.75", 1),
+    ("numeric", "it is 5e3", "5000", 1),
+    ("numeric", "it is 5e3", "3", 0),
+    ("numeric", "about 1.5e-3", "0.0015", 1),
+    ("gsm8k", "#### 1e3", "1000", 1),
+    ("gsm8k_strict", "#### 1e3", "1", 0),
     ("numeric", "1234 of 5", "1234", 0),
     ("exact", " 590\n", "590", 1),
     ("exact", "0590", "590", 0),
@@ -206,6 +211,8 @@ TABLE: list[tuple[str, str, str, float]] = [
     # the references' false positives
     ("math", "\\boxed{3 hours}", "3 minutes", 0),
     ("math", "\\boxed{5 m}", "5 km", 0),
+    ("math", "\\boxed{5\\text{ million}}", "5", 0),
+    ("math", "\\boxed{5\\text{ million}}", "5 million", 1),
     ("math", "\\boxed{x=5}", "y=5", 0),
     ("math", "\\boxed{a+1}", "c+1", 0),
     ("math", "\\boxed{(a,b)}", "(c,b)", 0),
@@ -271,6 +278,15 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("math_answer", "The answer is approximately 3.5", "3.5", 1),
     ("math_answer", "The answer is therefore $x^2$.", "x^2", 1),
     ("math_answer", "**Final Answer**\n\n$x^2$", "x^2", 1),
+    ("math_answer", "**Answer**: $x^2$", "x^2", 1),
+    ("math_answer", "The **answer** is $x^2$", "x^2", 1),
+    ("math_answer", "The answer is $\\frac12$ or $\\frac13$.", "0.5", 0),
+    ("math_answer", "The answer is $2$ and $3$.", "2,3", 1),
+    ("math_answer", "The answer is $x=5$, where $y=3$.", "5", 1),
+    ("math_answer", "The answer is 1.5 million", "1.5", 0),
+    ("math_answer", "Answer: 3 times 4", "3", 0),
+    ("math_answer", "Answer: 3 times", "3", 1),
+    ("math_answer", "Answer: 12 to the nearest integer", "12", 1),
     # ---- OAT-style evaluation
     ("oat", "thought \\boxed{1} </think> so \\boxed{2}", "2", 1),
     ("oat", "thought \\boxed{2} </think> so it is", "2", 0),
@@ -303,6 +319,8 @@ TABLE: list[tuple[str, str, str, float]] = [
     ("choice", "(B)", "B", 1),
     ("choice", "ANSWER: B", "B", 1),
     ("choice", "Answer: **B**", "B", 1),
+    ("choice", "**Answer**: B", "B", 1),
+    ("choice", "**Final Answer**: A", "A", 1),
     ("choice", "\\boxed{B}", "B", 1),
     ("choice", "\\boxed{\\text{B}}", "B", 1),
     ("choice", "\\boxed{\\text{(B)}}", "B", 1),
@@ -593,4 +611,15 @@ def test_forms_of_code_tests():
     assert humaneval is not None and humaneval.asserts[0].endswith("check(f)")
     plain = suite_of(Problem("p", (), "assert f(1) == 2\nassert f(2) == 3"))
     assert plain is not None and len(plain.asserts) == 1
+    unpaired = json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["2\n"]})
+    assert suite_of(Problem("p", (), unpaired)) is None
     assert suite_of(Problem("p", (), "42")) is None and suite_of(Problem("p", (), "[]")) is None
+
+
+def test_program_of_an_indented_block_loses_the_indentation_of_its_fence():
+    from postgrad.verifiers.code import find_program
+
+    item = "1. Here:\n   ```python\n   def f(x):\n       return x\n\n   ```\n"
+    assert find_program(item) == ("def f(x):\n    return x", True)
+    continued = "```python\n    return x\n```"  # a continuation of HumanEval's prompt
+    assert find_program(continued) == ("    return x", True)

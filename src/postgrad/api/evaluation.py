@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,9 @@ from postgrad.api.rows import HELD_OUT, as_problems, as_source, to_jsonl
 from postgrad.api.run import Run, _pandas
 from postgrad.api.sampler import Prompt, Sampler
 from postgrad.api.settings import Settings
+from postgrad.data.sets import SET_NAME
 from postgrad.errors import ConfigError
+from postgrad.evaluation.folder import read_rows
 from postgrad.evaluation.model import find_model
 from postgrad.evaluation.plan import make_plan
 from postgrad.evaluation.progress import Progress, make_progress
@@ -56,8 +57,8 @@ class Evaluation:
         """One row per response: set, uid, prompt, response, score, right ..."""
         rows = []
         for name in self.summary["sets"]:
-            for line in (self.folder / f"{name}.jsonl").read_text().splitlines():
-                rows.append({"set": name, **json.loads(line)})
+            for _, row in read_rows(self.folder / f"{name}.jsonl"):
+                rows.append({"set": name, **row})
         return _pandas().DataFrame(rows)
 
     def __repr__(self) -> str:
@@ -153,6 +154,11 @@ def _sets(data: Any) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         parts: list[str] = []
         for name, one in named.items():
+            if isinstance(data, Mapping) and not SET_NAME.fullmatch(str(name)):
+                raise ConfigError(
+                    f"data has the key {name!r}, which is no name of a set; use letters, digits, "
+                    "_, . and -"
+                )
             source = as_source(one, f"data[{name!r}]" if name else "data", HELD_OUT[::-1])
             if not isinstance(source, str):
                 file = Path(folder) / f"{name or 'rows'}.jsonl"

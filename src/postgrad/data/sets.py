@@ -9,7 +9,8 @@ from postgrad.data.readers import exists, extension, split_columns
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
-NAMED = re.compile(r"([A-Za-z0-9_.-]+)=(.+)", re.DOTALL)
+SET_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+NAMED = re.compile(rf"({SET_NAME.pattern})=(.+)", re.DOTALL)
 # File names that say a split but not a data set: the set is named FOLDER-FILE.
 SPLIT_NAMES = ("train", "test", "valid", "validation", "val", "dev", "data", "problems")
 

@@ -7,6 +7,7 @@ of this process. A call that fails is answered with an error text and never stop
 """
 
 import ast
+import asyncio
 import copy
 import inspect
 import json
@@ -128,6 +129,9 @@ class Toolbox:
 
     def answer(self, call: Call, problem: Problem, state: dict[str, Any]) -> str:
         """Return the text that answers a call. Never raises."""
+        return shorten(self._answer(call, problem, state), self.max_chars)
+
+    def _answer(self, call: Call, problem: Problem, state: dict[str, Any]) -> str:
         if call.mistake:
             return ERROR + call.mistake
         function = self.functions.get(call.name)
@@ -142,12 +146,15 @@ class Toolbox:
             if name in parameters:
                 arguments[name] = value
         with self._slots:
-            answer = _run_with_timeout(self.timeout_s, function, arguments)
-        return shorten(answer, self.max_chars)
+            return _run_with_timeout(self.timeout_s, function, arguments)
 
 
 def shorten(text: str, max_chars: int) -> str:
-    """Return the text; if it is too long, its start and its end."""
+    """Return the text; if it is too long, its start and its end.
+
+    Half a surrogate pair, which no tokenizer reads, becomes a question mark.
+    """
+    text = text.encode("utf-8", "replace").decode()
     if len(text) <= max_chars:
         return text
     head = max_chars // 2
@@ -212,6 +219,8 @@ def _run_with_timeout(
         try:
             inspect.signature(function).bind(**arguments)
             value = function(**arguments)
+            if inspect.iscoroutine(value):
+                value = asyncio.run(value)
             results.append(value if isinstance(value, str) else json.dumps(value, default=str))
         except BaseException as error:  # SystemExit too: a tool must not end the run
             results.append(ERROR + one_line(error))

@@ -1,6 +1,7 @@
 """Compares two evaluations on the same problems: paired difference, interval, sign test."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from postgrad.evaluation.report import align, percent
 
 NUM_DRAWS = 10_000
 SEED = 20_000
+MAX_SHOWN = 40  # characters of a ground truth in a message
 MAX_NUMBERS = 4_000_000  # numbers drawn at once, to limit memory
 METHOD = (
     f"95% percentile interval of a paired bootstrap over problems ({NUM_DRAWS} draws with "
@@ -41,7 +43,8 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
     Only problems that both evaluations have are used.
 
     Raises:
-        ConfigError: a folder is not an evaluation, or the two share no set or no problem.
+        ConfigError: a folder is not an evaluation, the two share no set or no problem, or a
+            problem has another ground truth in the other.
     """
     changed = differences(_settings(first), _settings(second))
     first_names = set_names(first)
@@ -171,22 +174,41 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def _compare_files(name: str, first: Path, second: Path) -> dict[str, Any]:
     """Compares win rates if both evaluations have them, otherwise right and wrong responses."""
-    first_rights, first_wins = _read_values(first / f"{name}.jsonl")
-    second_rights, second_wins = _read_values(second / f"{name}.jsonl")
-    if first_wins and second_wins:
-        return compare_set(first_wins, second_wins, name) | {"win_rates": True}
-    return compare_set(first_rights, second_rights, name) | {"win_rates": False}
+    a = _read_values(first / f"{name}.jsonl")
+    b = _read_values(second / f"{name}.jsonl")
+    for uid, truth in a.truths.items():
+        if uid in b.truths and b.truths[uid] != truth:
+            raise ConfigError(
+                f"set {name}: the ground truth of problem {uid} is {_short(truth)} in {first} and "
+                f"{_short(b.truths[uid])} in {second}; compare evaluations of the same data"
+            )
+    if a.wins and b.wins:
+        return compare_set(a.wins, b.wins, name) | {"win_rates": True}
+    return compare_set(a.rights, b.rights, name) | {"win_rates": False}
 
 
-def _read_values(file: Path) -> tuple[Values, Values]:
-    """Returns whether each response was right, and each response's win rate.
+@dataclass
+class _SetValues:
+    """Per uid: whether each response was right, each response's win rate, the ground truth.
 
     A response without a verdict of the judge has no win rate.
     """
-    rights: Values = {}
-    wins: Values = {}
+
+    rights: Values = field(default_factory=dict)
+    wins: Values = field(default_factory=dict)
+    truths: dict[str, str] = field(default_factory=dict)
+
+
+def _read_values(file: Path) -> _SetValues:
+    values = _SetValues()
     for _, row in read_rows(file):
-        rights.setdefault(row["uid"], []).append(float(row["right"]))
+        uid = row["uid"]
+        values.rights.setdefault(uid, []).append(float(row["right"]))
+        values.truths[uid] = row.get("ground_truth", "")
         if "win" in row.get("parts", {}):
-            wins.setdefault(row["uid"], []).append(row["parts"]["win"])
-    return rights, wins
+            values.wins.setdefault(uid, []).append(row["parts"]["win"])
+    return values
+
+
+def _short(text: str) -> str:
+    return repr(text[:MAX_SHOWN])

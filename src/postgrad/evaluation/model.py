@@ -11,8 +11,10 @@ from postgrad.model.load import resolve_path
 from postgrad.training import checkpoint
 
 SAMPLE_BYTES = 1 << 16
-NUM_SAMPLES = 16  # per weight file
+NUM_SAMPLES = 16  # per file
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
+# Beside the weights: the configuration, the tokenizer and the chat template.
+MODEL_SUFFIXES = (*WEIGHT_SUFFIXES, ".json", ".jinja", ".model", ".txt")
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,21 @@ def _checkpoint_target(folder: Path) -> Target:
 
 
 def weights_fingerprint(path: str, seed: int) -> str:
-    """Returns a hash of the model's weights; "" for a hub id.
+    """Returns `folder_fingerprint` of the model at a path or name; "" for a hub id."""
+    return folder_fingerprint(Path(resolve_path(path, seed)))
 
-    It covers the names and sizes of the weight files and samples of their bytes. Training
-    changes every weight a little, so samples are enough, and they are fast to read.
+
+def folder_fingerprint(folder: Path) -> str:
+    """Returns a hash of a model folder or GGUF file; "" if there is none.
+
+    It covers names, sizes and samples of the bytes of the weights, the configuration, the tokenizer
+    and the chat template. Training changes every weight a little, so samples are enough, and they
+    are fast to read.
     """
-    folder = Path(resolve_path(path, seed))
-    files = sorted(file for file in folder.glob("*") if file.suffix in WEIGHT_SUFFIXES)
+    files = sorted(file for file in folder.glob("*") if file.suffix in MODEL_SUFFIXES)
     if folder.is_file():
         files = [folder]
-    if not files:
+    if not any(file.suffix in WEIGHT_SUFFIXES for file in files):
         return ""
     digest = hashlib.blake2b(digest_size=8)
     for file in files:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ Pivot = dict[str, dict[str, float | None]]  # model -> set -> value
 def read_summaries(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Returns the summaries of evaluation folders, and of all evaluations below other folders.
 
+    Each has its folder as `folder`.
+
     Raises: ConfigError if a folder has none, or a file is not a summary.
     """
     summaries: list[dict[str, Any]] = []
@@ -30,20 +33,25 @@ def read_summaries(folders: Sequence[Path]) -> list[dict[str, Any]]:
             except (ValueError, RecursionError) as error:
                 raise ConfigError(f"{file} is not JSON ({first_line(error)})") from error
             if isinstance(summary, dict) and isinstance(summary.get("sets"), dict):
-                summaries.append(summary)
+                summaries.append(summary | {"folder": str(file.parent)})
     if not any(summary["sets"] for summary in summaries):
         raise ConfigError(f"{folders[0]} has no evaluation of a data set; give other folders")
     return summaries
 
 
 def make_pivot(summaries: Sequence[dict[str, Any]], metric: str = "avg") -> Pivot:
-    """Returns the metric by model and set; a later evaluation of the same pair replaces it.
+    """Returns the metric by model and set.
 
-    avg is avg@k, best is pass@k and maj is maj@k, each of the set's own k.
+    avg is avg@k, best is pass@k and maj is maj@k, each of the set's own k. Evaluations of one model
+    share a row; if they have a set in common, each has a row of its own that names its folder.
     """
+    pairs = Counter((str(one["model"]), name) for one in summaries for name in one["sets"])
     pivot: Pivot = {}
     for summary in summaries:
-        row = pivot.setdefault(str(summary["model"]), {})
+        model = str(summary["model"])
+        if any(pairs[model, name] > 1 for name in summary["sets"]):
+            model = f"{model} ({summary['folder']})"
+        row = pivot.setdefault(model, {})
         for name, result in summary["sets"].items():
             row[name] = _value(result, metric)
     return pivot

@@ -19,7 +19,7 @@ from postgrad.data.sets import split_sets
 from postgrad.data.styles import stop_strings
 from postgrad.environments.lookup import choose_verifier, open_environments
 from postgrad.errors import ConfigError
-from postgrad.evaluation.model import Target, weights_fingerprint
+from postgrad.evaluation.model import Target, folder_fingerprint, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig
 from postgrad.judge.llm import RATINGS_STEM
 from postgrad.judge.templates import has_rubric, is_pairwise
@@ -27,12 +27,13 @@ from postgrad.methods.support.judging import check_judge, check_judge_used, chec
 from postgrad.model.context import context_length
 from postgrad.model.device import choose_device, choose_dtype
 from postgrad.model.load import load_tokenizer, model_config
-from postgrad.problem import Problem
+from postgrad.problem import Problem, sent_fields
 from postgrad.rollout.engine import Sampling, make_sampling
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import TurnRunner, make_turns
+from postgrad.training.input_files import hash_files, names_in
 from postgrad.training.prepare import check_cluster
-from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge
+from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge, model_terms
 from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.trl_rewards import COMPLETION_IDS
 from postgrad.version import __version__
@@ -111,6 +112,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     dropped: dict[str, int] = {}
     truncated_prompts: dict[str, int] = {}
     for name in sets:
+        _check_context(config, prompts, sets[name])
         sets[name], dropped[name] = prompts.drop_overlong(sets[name])
         truncated_prompts[name] = prompts.num_truncated(sets[name])
     problems = [problem for problems in sets.values() for problem in problems]
@@ -158,6 +160,25 @@ def make_prompts(config: EvalConfig, tool_schemas: Any, may_be_empty: bool = Fal
         tool_schemas,
         may_be_empty,
     )
+
+
+def _check_context(config: EvalConfig, prompts: Prompts, problems: list[Problem]) -> None:
+    """Raises ConfigError for a prompt that the model's context, and no setting, is too short for.
+
+    Only if such prompts are neither dropped nor truncated.
+    """
+    given = config.data.max_prompt_tokens
+    limit = prompts.max_prompt_tokens
+    if config.data.overlong != "error" or (given is not None and given <= limit):
+        return
+    longest = max(len(prompts.encode(problem)) for problem in problems)
+    response = config.rollout.max_response_tokens
+    if longest > limit:
+        raise ConfigError(
+            f"a prompt of {longest} tokens and rollout.max_response_tokens={response} exceed the "
+            f"model's context of {limit + response}; lower rollout.max_response_tokens, or drop or "
+            "truncate long prompts with data.overlong"
+        )
 
 
 def _check_settings(config: EvalConfig) -> None:
@@ -260,6 +281,12 @@ def _identity(config: EvalConfig, sets: dict[str, list[Problem]]) -> dict[str, A
         for name, problems in sets.items()
     }
     values["model"]["weights"] = weights_fingerprint(config.model.path, config.seed)
+    for term in model_terms(config.reward.verifier):
+        values["reward"][f"{term.role}_weights"] = folder_fingerprint(Path(term.path).expanduser())
+    # Code and templates that produce or score responses.
+    names = names_in([values[section] for section in ("rollout", "environment", "agent", "reward")])
+    if hashes := hash_files(names):
+        values["files"] = [f"{name} {digest[:8]}" for name, digest in hashes.items()]
     values["versions"] = {"postgrad": __version__}
     for name in PACKAGES:
         values["versions"][name] = importlib.metadata.version(name)
@@ -267,10 +294,10 @@ def _identity(config: EvalConfig, sets: dict[str, list[Problem]]) -> dict[str, A
 
 
 def _content_hash(problems: list[Problem]) -> str:
+    """Returns a hash of all that prompts and verifiers may read of these problems."""
     digest = hashlib.blake2b(digest_size=8)
     for problem in problems:
-        fields = [problem.uid, problem.data_source, list(problem.messages), problem.ground_truth]
-        digest.update(json.dumps(fields).encode())
+        digest.update(json.dumps(sent_fields(problem), default=str).encode())
     return digest.hexdigest()
 
 

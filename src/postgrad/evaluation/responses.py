@@ -50,6 +50,7 @@ def read_responses(path: str | Path, column: str = "") -> list[Responded]:
     """
     file = Path(path).expanduser()
     stem = file.name[: -len(extension(file))]
+    is_csv = extension(file).startswith(".csv")
     schema: Schema | None = None
     found: dict[str, tuple[str, Responded]] = {}  # key of the problem -> (location, responses)
     for location, row in read_rows(file):
@@ -60,10 +61,15 @@ def read_responses(path: str | Path, column: str = "") -> list[Responded]:
             rest = {key: value for key, value in row.items() if key != name}
             schema = schema or recognize(rest)
             problem = replace(schema.read(rest, stem), row=rest)
-            texts = _texts(row[name], name)
+            texts = _texts(row[name], name, is_csv)
             key = problem.uid or _content_key(problem)
             place = f"{file}: {location}"
-            entry = found.setdefault(key, (place, Responded(problem)))[1]
+            first_place, entry = found.setdefault(key, (place, Responded(problem)))
+            if _content_key(entry.problem) != _content_key(problem):
+                raise RowError(
+                    f"uid {key!r} is already that of another problem, {first_place}; "
+                    "make the column uid unique per problem, or remove it"
+                )
             entry.texts += texts
             entry.finishes += _extra_values(row, FINISH_COLUMNS, len(texts), str)
             entry.lengths += _extra_values(row, LENGTH_COLUMNS, len(texts), int)
@@ -93,9 +99,9 @@ def _find_column(row: Row) -> str:
     )
 
 
-def _texts(value: Any, name: str) -> list[str]:
-    """The responses of a row: one text, a list of texts, or such a list as JSON (from a csv)."""
-    if isinstance(value, str) and value.startswith("["):
+def _texts(value: Any, name: str, is_csv: bool) -> list[str]:
+    """The responses of a row: one text, a list of texts, or in a csv such a list as JSON."""
+    if is_csv and isinstance(value, str) and value.startswith("["):
         try:
             parsed = json.loads(value)
         except ValueError:

@@ -64,7 +64,8 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
     """Generates and scores the missing responses; returns the summary and writes it to the folder.
 
     Raises:
-        ConfigError: the folder has results of other settings, or is in use.
+        ConfigError: the folder has results of other settings, or is in use, or the verifier can
+            score no problem of a set.
         RunError: too many responses could not be scored, or a file could not be written.
     """
     config = plan.config
@@ -86,6 +87,8 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
         num_done = {name: _resume(plan, name) for name in plan.sets}
         speed: dict[str, Any] = {}
         if any(num_done[name] < len(problems) for name, problems in plan.sets.items()):
+            for name, problems in plan.sets.items():
+                scorer.check_fit(problems, name)
             progress.loading(plan)
             engine = TimedEngine(stack.enter_context(open_engine(engine_config(config))))
             models: dict[str, Any] = {}

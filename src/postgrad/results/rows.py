@@ -1,5 +1,6 @@
 """One line of a result file, and the check that not too many responses failed."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ def result_row(
         "ground_truth": problem.ground_truth,
         "verifier": verifier,
         "score": score,
-        "right": score is not None and score >= pass_score,
+        "right": score is not None and _reaches(score, pass_score),
         "parts": parts,
         "failure": failure,
         "answer": vote(verifier, response, problem),
@@ -61,6 +62,11 @@ def result_row(
     if metrics:
         row["metrics"] = dict(metrics)
     return row
+
+
+def _reaches(score: float, pass_score: float) -> bool:
+    """Returns whether a score is at least pass_score, up to rounding: 0.7 + 0.2 + 0.1 is 1."""
+    return score >= pass_score or math.isclose(score, pass_score)
 
 
 def check_failure_rate(

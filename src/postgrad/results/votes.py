@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from postgrad.problem import Problem
 from postgrad.verifiers.answers import (
+    after_thought,
     boxed_answer,
     final_answer,
     gsm8k_answer,
@@ -12,7 +13,7 @@ from postgrad.verifiers.answers import (
     tagged_answers,
 )
 from postgrad.verifiers.choice import chosen_option
-from postgrad.verifiers.equality import MAX_ANSWER, normalize, split_unit
+from postgrad.verifiers.equality import MAX_ANSWER, drop_name, normalize, split_unit
 from postgrad.verifiers.numbers import number
 
 Extractor = Callable[[str, Problem], str | None]
@@ -35,7 +36,7 @@ EXTRACTORS: dict[str, Extractor] = {
     "r1_zero": lambda response, problem: next(iter(tagged_answers(response)[1]), None),
     "math": lambda response, problem: boxed_answer(response),
     "math_answer": lambda response, problem: final_answer(response),
-    "oat": lambda response, problem: boxed_answer(response.partition("</think>")[2] or response),
+    "oat": lambda response, problem: boxed_answer(after_thought(response)),
     "think_math": _after_thinking,
     "r1_zero_math": lambda response, problem: next(iter(tagged_answers(response)[1]), None),
 }
@@ -44,7 +45,7 @@ EXTRACTORS: dict[str, Extractor] = {
 def vote(verifier: str, response: str, problem: Problem) -> str | None:
     """Returns the normalized answer of a response, or None if it has none.
 
-    Equal answers become equal strings: 1,234.0 and 1234, or \\dfrac12 and 1/2.
+    Equal answers become equal strings: 1,234.0 and 1234, \\dfrac12 and 1/2, or x=5 and 5.
     """
     extract = EXTRACTORS.get(verifier)
     answer = extract(response, problem) if extract else None
@@ -52,7 +53,7 @@ def vote(verifier: str, response: str, problem: Problem) -> str | None:
         return None
     if verifier == "exact" or len(answer) > MAX_ANSWER:
         return answer
-    without_unit = split_unit(answer)[0]
+    without_unit = split_unit(drop_name(answer))[0]
     value = number(without_unit)
     if value is not None:
         return str(value)

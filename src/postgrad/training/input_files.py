@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from postgrad.data.readers import READERS, data_files, exists
 from postgrad.files import atomic_write_text
 
 FILE = "inputs.json"
-ENDINGS = (".py", ".txt", *READERS)
+ENDINGS = (".py", ".txt", ".md", *READERS)
 SAMPLED_BYTES = 1 << 20  # of each end of a model's file, which may be too large to read
 # What separates names within a setting: a command, a sum of verifiers, a list, NAME=FILE.
 SEPARATORS = re.compile(r"[\s,*+=()\[\]]+")
@@ -57,9 +57,7 @@ def _hashes(config: Config) -> dict[str, str]:
     """
     settings = dataclasses.asdict(config)
     del settings["model"]
-    names: list[str] = []
-    for text in _texts(settings):
-        names += map(_file_name, SEPARATORS.split(text))
+    names = names_in(settings)
     for text in _texts(settings["data"]):
         for word in SEPARATORS.split(text):
             path = Path(word).expanduser()
@@ -67,14 +65,28 @@ def _hashes(config: Config) -> dict[str, str]:
                 names += [str(Path(word) / file.name) for file in sorted(path.iterdir())]
             elif word and not exists(path):  # FOLDER/train: the files of a split
                 names += [str(Path(word).parent / file.name) for file in data_files(path)]
+    hashes = hash_files(names)
+    model = Path(config.model.path).expanduser()
+    if exists(model) and model.is_dir():
+        hashes[config.model.path] = _model_hash(model)
+    return hashes
+
+
+def names_in(settings: Any) -> list[str]:
+    """Return the words of nested settings as names of files; most of them name none."""
+    names: list[str] = []
+    for text in _texts(settings):
+        names += map(_file_name, SEPARATORS.split(text))
+    return names
+
+
+def hash_files(names: Iterable[str]) -> dict[str, str]:
+    """Return the hash of each of these files of code, text or data that exists."""
     hashes: dict[str, str] = {}
     for name in names:
         if name.endswith(ENDINGS) and Path(name).expanduser().is_file():
             with Path(name).expanduser().open("rb") as file:
                 hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    model = Path(config.model.path).expanduser()
-    if exists(model) and model.is_dir():
-        hashes[config.model.path] = _model_hash(model)
     return hashes
 
 

@@ -11,6 +11,7 @@ from collections import deque
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.equality import (
     MAX_ANSWER,
+    SCALES,
     compare,
     split_unit,
     strip_wrapping,
@@ -22,17 +23,16 @@ MAX_BOX = 10 * MAX_ANSWER  # characters; a box must be closed within them
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+# Digits without a sign: 1,234.5, .5 and 1e-3.
+_DIGITS = r"(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3}(?![0-9A-Za-z]))?"
 _HASHES = re.compile(
     r"####[\s*$\\(]{0,8}"
-    r"([-−]?\s?\\?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?)"
+    rf"([-−]?\s?\\?\$?{_DIGITS}(?:/[0-9]+)?)"
 )
 # These patterns take linear time: nothing after an unbounded repeat can fail.
-_NUMBER = re.compile(
-    r"(?:(?<![0-9A-Za-z.)}\]])[-−])?\\?\$?"
-    r"(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?%?"
-)
+_NUMBER = re.compile(rf"(?:(?<![0-9A-Za-z.)}}\]])[-−])?\\?\$?{_DIGITS}(?:/[0-9]+)?%?")
 STATED = re.compile(
-    r"\b(?i:answer|correct option|correct choice)(?:\s{1,3}(?i:option|choice))?"
+    r"\b(?i:answer|correct option|correct choice)(?:\s{1,3}(?i:option|choice))?\*{0,2}"
     r"(?:\s{1,3}(?i:is|would be)\b|\s{0,3}[:=])"
     r"|\b(?i:final answer)\*{0,2}[ \t]{0,3}\n"  # as a heading
 )
@@ -50,8 +50,13 @@ _VARIABLE = re.compile(
     r"|(?<![A-Za-z])[A-Za-z]\s{0,3}[-−+*/^]\s{0,3}[0-9.]"
 )
 _ONE_MORE_NUMBER = re.compile(r"\s{0,3}(?:,\s|;|\||&|/\s|\bor\b|\band\b)\s{0,3}[-$\\]{0,3}[0-9]")
-# After a number: "12 apples", "12, which is ...", "12 (that is ...".
-_WORDS_AFTER = re.compile(r"(?:\s|,\s(?=[A-Za-z]{2})|\s\((?=[A-Za-z]{2}))(?!and\b|or\b)[A-Za-z]")
+# After a number: "12 apples", "12, which is ...", "12 (that is ..."; not "12 or", "12 million".
+_WORDS_AFTER = re.compile(
+    r"(?:\s|,\s(?=[A-Za-z]{2})|\s\((?=[A-Za-z]{2}))"
+    rf"(?!(?:and|or|squared|cubed|{SCALES})\b|(?:to|times|plus|minus|over)\s[0-9])[A-Za-z]"
+)
+# After a formula between dollar signs: "or $2$", ", $2$".
+_ONE_MORE_FORMULA = re.compile(r"\s{0,3}[,;]?\s{0,3}(?:or\b|and\b)?\s{0,3}\$")
 HENCE = (
     "therefore|thus|hence|then|simply|just|clearly|approximately|about|roughly|around|exactly|"
     "equal to|given by"
@@ -150,11 +155,20 @@ def stated_answer(text: str) -> str | None:
         line = line.replace("**", "", 1)
     for delimiter in ("$$", "$"):
         if line.startswith(delimiter) and line.count(delimiter) > 1:
-            return line.split(delimiter)[1].strip() or None
+            _, formula, rest = line.split(delimiter, 2)
+            if _ONE_MORE_FORMULA.match(rest):
+                return strip_wrapping(line.replace("$", " "))
+            return formula.strip() or None
     number_then_words = _NUMBER.match(line)
     if number_then_words and _WORDS_AFTER.match(line, number_then_words.end()):
         return number_then_words.group()
     return strip_wrapping(line) or None
+
+
+def after_thought(response: str) -> str:
+    """Return the text after the first `</think>`; without one, the whole response."""
+    before, closing, after = response.partition("</think>")
+    return after if closing else before
 
 
 def has_box(text: str) -> bool:

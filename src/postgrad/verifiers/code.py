@@ -40,7 +40,7 @@ from postgrad.verifiers.answers import unusable
 LIMITS = Limits()
 TOTAL_S = 40.0  # for all tests of one program; this verifier's limit in table.py is above it
 
-_FENCE = re.compile(r"^[ \t]{0,3}```[ \t]*([\w+-]*)[^\n]*$", re.MULTILINE)
+_FENCE = re.compile(r"^([ \t]{0,3})```[^\n]*$", re.MULTILINE)
 # For tests that call a function by name with JSON arguments: tuples count as lists.
 _TUPLES_TO_LISTS = """
 def _as_lists(value):
@@ -74,16 +74,17 @@ def code(response: str, problem: Problem) -> Score | Failure:
     suite = suite_of(problem)
     if suite is None:
         return unusable(problem, "a list of tests")
+    box = sandbox()  # a machine without one scores no response, not even one without a program
     program, fenced = find_program(response)
     if not program:
         return _score(0.0, fenced)
     if suite.asserts:
         program = _complete(program, suite)
-        results = sandbox().test_asserts(
+        results = box.test_asserts(
             program, suite.asserts, suite.setup, suite.entry_point, total_s=TOTAL_S
         )
     else:
-        results = sandbox().test_stdio(program, suite.stdio, total_s=TOTAL_S)
+        results = box.test_stdio(program, suite.stdio, total_s=TOTAL_S)
     for result in results:
         if result.unsupported:
             return Failure("unsupported", f"a test of problem {problem.uid}: {result.reason}")
@@ -120,8 +121,14 @@ def find_program(response: str) -> tuple[str, bool]:
     if not fences:
         return (response if _is_program(response) else ""), False
     if len(fences) % 2 == 0:
-        return response[fences[-2].end() : fences[-1].start()].strip("\n"), True
-    return response[fences[-1].end() :].strip("\n"), False
+        return _block(response[fences[-2].end() : fences[-1].start()], fences[-2]), True
+    return _block(response[fences[-1].end() :], fences[-1]), False
+
+
+def _block(text: str, fence: re.Match[str]) -> str:
+    """Return the lines of a block without the indentation of its fence, as in an item of a list."""
+    indentation = len(fence.group(1))
+    return re.sub(rf"^[ \t]{{0,{indentation}}}", "", text.strip("\n"), flags=re.MULTILINE)
 
 
 def _is_program(text: str) -> bool:
@@ -225,9 +232,9 @@ def _paired_suite(tests: dict[str, Any]) -> Suite | None:
     outputs = tests.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         return None
-    pairs = list(zip(inputs, outputs, strict=False))
-    if not pairs:
+    if not inputs or len(inputs) != len(outputs):
         return None
+    pairs = list(zip(inputs, outputs, strict=True))
     if not tests.get("fn_name"):
         return _stdio_suite(pairs)
     asserts = [_call_test(tests["fn_name"], given, expected) for given, expected in pairs]

@@ -69,6 +69,8 @@ _TAIL_TEXT = re.compile(
 _TAIL_WORD = re.compile(
     r"(?:(square|sq\.?|cubic|cu\.?)\s+)?([A-Za-z]+(?: per [A-Za-z]+)?)(?:\^\{?([0-9])\}?)?\.?$"
 )
+SCALES = "hundred|thousand|million|billion|trillion"
+_SCALE = re.compile(rf"(?<![A-Za-z])(?:{SCALES})(?![A-Za-z])")
 _SAYS = re.compile(r"^(?:=|≈|\\approx(?![A-Za-z])) *(?=[^\s=])")
 _NAME = re.compile(r"\s*[A-Za-z]{1,2}(?:_\{?[0-9A-Za-z]\}?)?\s*=(?!=)\s*")
 _BASE = re.compile(r"([0-9A-Fa-f]+)_(?:([0-9]{1,2})|\{([0-9]{1,2})\})")
@@ -222,13 +224,14 @@ def _unit_name(word: str, shape: str, power: str | None) -> str:
 def _without_name(given: str, truth: str) -> tuple[str, str]:
     """Drop "x =" if only one of the two has it: x=5 is 5, but x=5 is not y=5."""
     if "=" in given and "=" not in truth:
-        return _drop_name(given), truth
+        return drop_name(given), truth
     if "=" in truth and "=" not in given:
-        return given, _drop_name(truth)
+        return given, drop_name(truth)
     return given, truth
 
 
-def _drop_name(text: str) -> str:
+def drop_name(text: str) -> str:
+    """Return the text without a leading "x =" or "x_1 ="."""
     return _NAME.sub("", text, count=1) if _NAME.match(text) else text
 
 
@@ -247,6 +250,8 @@ def compare(given: str, truth: str) -> bool | None:
     # Before units are split off: of 10:30\text{ a.m.} and 10:30 a.m. only one ends in a unit.
     if normalize(given) == normalize(truth) != "":
         return True
+    if bool(_SCALE.search(given)) != bool(_SCALE.search(truth)):  # 5\text{ million} is not 5
+        return False
     given, given_unit = split_unit(given)
     truth, truth_unit = split_unit(truth)
     if given_unit and truth_unit and given_unit != truth_unit:

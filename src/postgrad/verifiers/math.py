@@ -20,6 +20,7 @@ from sympy.parsing import sympy_parser
 
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.answers import (
+    after_thought,
     boxed_answer,
     final_answer,
     has_box,
@@ -103,8 +104,7 @@ def math_answer(response: str, problem: Problem) -> Score | Failure:
 
 def oat(response: str, problem: Problem) -> Score | Failure:
     """OAT-style, for evaluation: as `math`, on the text after the first `</think>`."""
-    before, closing, after = response.partition("</think>")
-    return math(after if closing else before, problem)
+    return math(after_thought(response), problem)
 
 
 def geometry3k(response: str, problem: Problem) -> Score | Failure:

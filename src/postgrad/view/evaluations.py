@@ -4,13 +4,14 @@ import json
 import math
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from postgrad.evaluation.compare import compare_set
 from postgrad.evaluation.folder import set_names
-from postgrad.evaluation.pivot import Pivot, as_csv, as_markdown, make_pivot, sets_of
+from postgrad.evaluation.pivot import as_csv, as_markdown, make_pivot, sets_of
 from postgrad.view.folder import Folder, NotFound
 
 MAX_JSON_BYTES = 1 << 24
@@ -112,14 +113,12 @@ class Evaluations:
 
         A summary that lacks the metric's fields is left out.
         """
-        table: Pivot = {}
+        summaries: list[dict[str, Any]] = []
         for one in self.all()["evaluations"]:
-            try:
-                rows = make_pivot([one["summary"]], metric)
-            except (KeyError, TypeError, AttributeError):  # another program's summary.json
-                continue
-            for model, values in rows.items():
-                table.setdefault(model, {}).update(values)
+            with suppress(KeyError, TypeError, AttributeError):  # another program's summary.json
+                make_pivot([one["summary"]], metric)
+                summaries.append(one["summary"] | {"folder": one["name"]})
+        table = make_pivot(summaries, metric)
         sets = sets_of(table)
         return {
             "sets": sets,
