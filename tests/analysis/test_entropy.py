@@ -189,7 +189,10 @@ def test_module_outputs_sum_to_the_state_and_changes_to_the_total(measured):
 
 def test_token_budget_changes_only_the_order(measured):
     batch, entropies, model = measured
-    again = measure(model, batch, 9)
+    shares: list[float] = []
+    again = measure(model, batch, 9, shares.append)
+    assert shares == sorted(set(shares)) and shares[-1] == 1.0
+    assert len(shares) > len(model.model.layers), "each block of several passes is reported"
     for name, values in entropies.items():
         torch.testing.assert_close(
             again[name].sort().values, values.sort().values, rtol=1e-4, atol=1e-5

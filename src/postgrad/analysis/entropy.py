@@ -93,25 +93,30 @@ def measure(
     model: Any,
     batch: Batch,
     token_budget: int,
-    on_progress: Callable[[int], None] = lambda num_tokens: None,
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> dict[str, Tensor]:
     """Returns the entropies of every internal policy at every response token of the batch.
 
     Each value is (tokens,); all have the same order of tokens. The keys are `full` (the model's
     policy), `layer/0` (the embedding) to `layer/L` (before the final norm), and for l in 1..L
     `attention_in/l`, `attention_out/l`, `ffn_in/l`, `ffn_out/l`.
-    `on_progress` gets the number of response tokens of each finished forward pass.
+    `on_progress` gets the share of all tokens and blocks that is done, after each block.
     """
     probe = EntropyProbe(model)
     device = next(model.parameters()).device
     width = int(model.config.get_text_config().hidden_size)
+    num_done, num_blocks = 0, len(probe.blocks)
     with torch.no_grad(), probe.hooked():
         for micro in make_padded_micro_batches(batch, token_budget, width):
             micro = micro.to(device)
             probe.gather = micro.gather
+            num_tokens = len(micro.gather)
+            probe.on_block = lambda number, before=num_done, new=num_tokens: on_progress(
+                (before + new * number / num_blocks) / batch.num_tokens
+            )
             states = hidden_states(model, micro.ids, micro.positions, micro.mask, FULL)
             probe.record("full", states)
-            on_progress(len(micro.gather))
+            num_done += num_tokens
     return {name: torch.cat(parts) for name, parts in probe.entropies.items()}
 
 
@@ -119,6 +124,7 @@ class EntropyProbe:
     """Hooks that compute entropies of the states inside a model's stock blocks.
 
     `gather` are the flat positions that predict response tokens; set it before each pass.
+    `on_block` is called with the number of each block that is done.
 
     Raises: ConfigError for a model whose blocks do not have the expected submodules.
     """
@@ -136,6 +142,7 @@ class EntropyProbe:
         self.head = head_of(model)
         self.entropies: dict[str, list[Tensor]] = {}
         self.gather = torch.zeros(0, dtype=torch.int64)
+        self.on_block: Callable[[int], None] = lambda number: None
         self._residual = torch.zeros(0)  # block input + module outputs so far, (tokens, width)
 
     def record(self, name: str, states: Tensor) -> Tensor:
@@ -198,6 +205,7 @@ class EntropyProbe:
                 f"{type(self.model).__name__}: block {number} does more than add attention and FFN "
                 f"to its input (difference {gap:.3g}); this analysis does not support it"
             )
+        self.on_block(number)
 
 
 def summarize(entropies: dict[str, Tensor], tolerance: float) -> dict[str, Any]:

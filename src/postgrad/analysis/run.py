@@ -31,7 +31,6 @@ from postgrad.model.load import load, load_tokenizer, model_config
 from postgrad.model.passes.head import head_of
 from postgrad.model.threads import set_threads
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.types import Batch
 
 MAX_ROWS = 64  # rows decoded at once when the model answers problems
 OnProgress = Callable[[str, int, int], None]  # activity, amount done, total (0: unknown)
@@ -65,7 +64,13 @@ def analyze_entropy(
         pairs = stored
     vocabulary = len(head_of(loaded.model).weight)
     batch = make_batch(evenly_spaced(pairs, config.rows), vocabulary, context, config.data)
-    entropies = _measure_with_progress(loaded.model, batch, config.token_budget, on_progress)
+    total = batch.num_tokens
+    entropies = measure(
+        loaded.model,
+        batch,
+        config.token_budget,
+        lambda share: on_progress("entropies", int(share * total), total),
+    )
     report = {
         "model": target.label,
         "rows": len(batch),
@@ -89,19 +94,6 @@ def _make_prompts(config: EntropyConfig, tokenizer: Any, context: int) -> Prompt
         config.prompt_style,
         config.template_options,
     )
-
-
-def _measure_with_progress(
-    model: Any, batch: Batch, token_budget: int, on_progress: OnProgress
-) -> dict[str, Any]:
-    num_done = 0
-
-    def advance(num_tokens: int) -> None:
-        nonlocal num_done
-        num_done += num_tokens
-        on_progress("entropies", num_done, batch.num_tokens)
-
-    return measure(model, batch, token_budget, advance)
 
 
 def _write_results(folder: Path, report: dict[str, Any], sampled: list[Pair] | None) -> None:
