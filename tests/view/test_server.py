@@ -335,7 +335,9 @@ def test_a_token_is_needed_beyond_loopback(runs):
         cookie = headers["set-cookie"]
         assert "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
         assert server.get("/api/runs", Cookie=cookie.split(";")[0])[0] == 200
-        assert server.get("/api/runs", Authorization="Bearer secret-token")[0] == 200
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            assert server.get("/api/runs", Authorization=f"{scheme} secret-token")[0] == 200
+        assert server.get("/api/runs", Authorization="Basic secret-token")[0] == 401
         assert server.get("/api/runs", Authorization="Bearer secret-tokem")[0] == 401
         assert (
             server.get("/api/runs", Host="evil.example", Authorization="Bearer secret-token")[0]

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from postgrad.web import reject_reason
+from postgrad.web import has_token, reject_reason
 
 COOKIE = "postgrad_token"
 # Pages of this machine: a notebook's, in a browser or in an editor. They may show this page in a
@@ -86,8 +86,7 @@ class AuthMiddleware:
             )
             return response
         cookie = request.cookies.get(self._cookie_name(request), "")
-        header = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._is_token(cookie) or self._is_token(header):
+        if self._is_token(cookie) or has_token(request, self.token):
             return None
         message = "a token is needed; open the address that postgrad view printed\n"
         return PlainTextResponse(message, 401)
