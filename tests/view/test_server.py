@@ -76,6 +76,23 @@ def test_broken_files_do_not_break_the_page(server):
     assert status == 503 and json.loads(body)["error"]
 
 
+def test_a_link_to_itself_hides_no_run(tmp_path):
+    WrittenRun(tmp_path / "run").steps(1)
+    (tmp_path / "loop").symlink_to("loop")
+    assert [run["name"] for run in Runs(Folder(tmp_path)).all()] == ["run"]
+
+
+def test_infinite_settings_are_shown_as_they_are_typed(tmp_path):
+    for name, clip in (("clipped", "null"), ("free", ".inf")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(f"method: {{clip_low: {clip}}}\n")
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1}\n')
+    with serving(tmp_path) as server:
+        comparison = server.json("/api/compare?run=clipped&run=free")
+    shown = [settings["method.clip_low"] for settings in comparison["values"].values()]
+    assert shown == [None, "inf"], "null means the loss's default"
+
+
 def test_different_settings_are_listed(server):
     comparison = server.json("/api/compare?run=finished&run=group/failed")
     assert "optimizer.lr" in comparison["different"]
