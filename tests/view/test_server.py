@@ -76,9 +76,13 @@ def test_broken_files_do_not_break_the_page(server):
     assert status == 503 and json.loads(body)["error"]
 
 
-def test_a_link_to_itself_hides_no_run(tmp_path):
+def test_odd_entries_hide_no_run(tmp_path):
+    """A link to itself; a folder whose name is no text, which no address can hold."""
     WrittenRun(tmp_path / "run").steps(1)
     (tmp_path / "loop").symlink_to("loop")
+    latin = tmp_path / os.fsdecode(b"caf\xe9")
+    latin.mkdir()
+    (latin / "metrics.jsonl").write_text('{"step": 1}\n')
     assert [run["name"] for run in Runs(Folder(tmp_path)).all()] == ["run"]
 
 
