@@ -18,6 +18,7 @@ from postgrad.view import metrics as metrics_module
 from postgrad.view.folder import Folder, NotFound
 from postgrad.view.metrics import Metrics, read_sample
 from postgrad.view.runs import Runs
+from postgrad.view.server import MAX_COMPARED
 
 
 def overviews(server: Server) -> dict[str, dict]:
@@ -102,6 +103,12 @@ def test_different_settings_are_listed(server):
     assert "optimizer.lr" in comparison["different"]
     assert "model.path" not in comparison["different"]
     assert comparison["values"]["finished"]["optimizer.lr"] == 0.001
+
+
+def test_too_many_runs_are_not_compared_in_part(server):
+    query = "&".join(["run=finished"] * (MAX_COMPARED + 1))
+    status, _, body = server.get(f"/api/compare?{query}")
+    assert status == 400 and str(MAX_COMPARED) in json.loads(body)["error"]
 
 
 # Metrics
