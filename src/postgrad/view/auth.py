@@ -71,7 +71,8 @@ class AuthMiddleware:
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("this page is read-only", 405)
         is_page = request.headers.get("sec-fetch-mode") == "navigate" and request.url.path == "/"
-        reason = reject_reason(request, self.host, is_page)
+        # With a token any host name may be used: `authenticate` refuses requests without it.
+        reason = reject_reason(request, self.host, is_page, sends_token=bool(self.token))
         return PlainTextResponse(reason, 403) if reason else None
 
     def authenticate(self, request: Request) -> Response | None:
