@@ -143,7 +143,7 @@ async def read_body(request: Request, media_type: str, max_bytes: int, timeout_s
         HttpError: 400 of another type, 408 not complete within `timeout_s`, 413 too large.
     """
     content_type = request.headers.get("content-type") or ""
-    if content_type.split(";")[0].strip() != media_type:
+    if content_type.split(";")[0].strip().lower() != media_type:
         kind = "JSON" if media_type == "application/json" else "protobuf"
         raise HttpError(400, f"send {kind}, with Content-Type: {media_type}")
     too_large = HttpError(413, f"the request is larger than {max_bytes >> 20} MiB")

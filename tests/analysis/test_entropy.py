@@ -427,6 +427,10 @@ def test_evaluation_results_are_read(no_figures, tiny, tmp_path, capsys):
         (["entropy", "MODEL", "data=EMPTY"], "has no response"),
         (["entropy", "MODEL", "data=RUN", "out=FOREIGN"], "out=FOLDER"),
         (["entropy", "/no/such/model", "data=RUN"], "no such folder"),
+        (
+            ["entropy", "MODEL", "data=arithmetic:1", "max_response_tokens=1000"],
+            "set max_response_tokens=",
+        ),
     ],
 )
 def test_bad_input_gives_one_line_and_writes_nothing(

@@ -251,6 +251,7 @@ def test_who_may_come_in(server):
         == 200
     )
     assert_refused(post(server, GOOD, Content_Type="text/plain"), 400, "send JSON")
+    assert post(server, GOOD, Content_Type="Application/JSON; charset=UTF-8")[0] == 200
 
 
 def test_a_server_for_other_machines_has_any_name_for_clients_with_the_token():

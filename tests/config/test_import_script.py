@@ -40,7 +40,7 @@ python3 -m verl.mix_src.main_mix_ppo data.train_batch_size=128 \\
 TRL = """
 from trl import GRPOConfig
 args = GRPOConfig(output_dir="out", learning_rate=1e-5, num_generations=8, num_iterations=2,
-                  beta=0.04, vllm_mode="colocate")
+                  beta=0.04, adam_beta2=0.95, adam_epsilon=1e-6, vllm_mode="colocate")
 """
 
 
@@ -81,6 +81,8 @@ def test_trl_config():
     assert result.recipe == "grpo" and result.missing == ["vllm_mode=colocate"]
     assert result.overrides["training.ppo_epochs"] == "2"
     assert result.overrides["method.kl_coef"] == "0.04"
+    assert result.overrides["optimizer.betas"] == "[0.9,0.95]"
+    assert result.overrides["optimizer.eps"] == "1e-06"
 
 
 @pytest.mark.parametrize("text", [VERL, LUFFY, TRL])

@@ -205,6 +205,17 @@ def test_chart_values_by_mouse_keyboard_and_screen_reader(browser):
     assert browser.chart("Step time by stage (s)").find_elements(By.CSS_SELECTOR, "path.area")
 
 
+def test_a_smoothed_constant_is_drawn(browser, tmp_path):
+    """Its values differ by rounding; runs of more than 60 steps are smoothed at first."""
+    log = WrittenRun(tmp_path / "run", steps=300).log
+    for step in range(1, 301):
+        log.write(step, {"reward/mean": step / 300, "grad_norm": 0.3})
+    with serving(tmp_path) as server:
+        browser.open("#/run/run/curves", server)
+        plot = browser.chart("Gradient norm").find_element(By.CSS_SELECTOR, "svg.plot")
+        browser.until(lambda: plot.find_elements(By.CSS_SELECTOR, "line.grid"), "the grid")
+
+
 def test_charts_and_tables_can_be_saved(browser):
     browser.open("#/run/finished/curves")
     chart = browser.chart("Reward")
@@ -580,6 +591,11 @@ def test_hostile_text_is_never_run(browser):
     browser.console_errors()
 
 
+def set_width(browser: Browser, pixels: int) -> None:
+    size = {"width": pixels, "height": 844, "deviceScaleFactor": 1, "mobile": pixels < 500}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
 def test_every_control_has_a_name_and_pages_fit_a_phone(browser):
     pages = [
         "#/runs",
@@ -593,17 +609,13 @@ def test_every_control_has_a_name_and_pages_fit_a_phone(browser):
         "#/entropy",
     ]
 
-    def width(pixels: int) -> None:
-        size = {"width": pixels, "height": 844, "deviceScaleFactor": 1, "mobile": pixels < 500}
-        browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
     for page in pages:
-        width(1280)
+        set_width(browser, 1280)
         browser.open(page)
         browser.until(lambda: "Loading" not in browser.text() and len(browser.text()) > 20, page)
         assert browser.run("return document.querySelectorAll('h1').length") >= 1, page
         for pixels in (1280, 390):
-            width(pixels)
+            set_width(browser, pixels)
             assert browser.run(FIND_UNNAMED) == [], (page, pixels)
             browser.until(
                 lambda p=pixels: browser.run("return document.documentElement.scrollWidth") <= p,
@@ -621,6 +633,12 @@ def test_messages_for_empty_and_missing_things(browser, tmp_path):
         browser.wait_for("No evaluations yet.")
         browser.open("#/entropy", server)
         browser.wait_for("No entropy analyses yet.")
+        for page in ("runs", "evaluations", "entropy"):
+            set_width(browser, 360)
+            browser.open(f"#/{page}", server)
+            browser.one(".empty pre")
+            assert browser.run("return document.documentElement.scrollWidth") <= 360, page
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         browser.open("#/nonsense", server)
         browser.wait_for("This page does not exist.")
     browser.open("#/run/broken/rollouts")

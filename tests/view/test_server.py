@@ -18,6 +18,7 @@ from postgrad.view import metrics as metrics_module
 from postgrad.view.folder import Folder, NotFound
 from postgrad.view.metrics import Metrics, read_sample
 from postgrad.view.runs import Runs
+from postgrad.view.server import MAX_COMPARED
 
 
 def overviews(server: Server) -> dict[str, dict]:
@@ -76,11 +77,38 @@ def test_broken_files_do_not_break_the_page(server):
     assert status == 503 and json.loads(body)["error"]
 
 
+def test_odd_entries_hide_no_run(tmp_path):
+    """A link to itself; a folder whose name is no text, which no address can hold."""
+    WrittenRun(tmp_path / "run").steps(1)
+    (tmp_path / "loop").symlink_to("loop")
+    latin = tmp_path / os.fsdecode(b"caf\xe9")
+    latin.mkdir()
+    (latin / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert [run["name"] for run in Runs(Folder(tmp_path)).all()] == ["run"]
+
+
+def test_infinite_settings_are_shown_as_they_are_typed(tmp_path):
+    for name, clip in (("clipped", "null"), ("free", ".inf")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(f"method: {{clip_low: {clip}}}\n")
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1}\n')
+    with serving(tmp_path) as server:
+        comparison = server.json("/api/compare?run=clipped&run=free")
+    shown = [settings["method.clip_low"] for settings in comparison["values"].values()]
+    assert shown == [None, "inf"], "null means the loss's default"
+
+
 def test_different_settings_are_listed(server):
     comparison = server.json("/api/compare?run=finished&run=group/failed")
     assert "optimizer.lr" in comparison["different"]
     assert "model.path" not in comparison["different"]
     assert comparison["values"]["finished"]["optimizer.lr"] == 0.001
+
+
+def test_too_many_runs_are_not_compared_in_part(server):
+    query = "&".join(["run=finished"] * (MAX_COMPARED + 1))
+    status, _, body = server.get(f"/api/compare?{query}")
+    assert status == 400 and str(MAX_COMPARED) in json.loads(body)["error"]
 
 
 # Metrics
@@ -335,12 +363,18 @@ def test_a_token_is_needed_beyond_loopback(runs):
         cookie = headers["set-cookie"]
         assert "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
         assert server.get("/api/runs", Cookie=cookie.split(";")[0])[0] == 200
-        assert server.get("/api/runs", Authorization="Bearer secret-token")[0] == 200
+        for scheme in ("Bearer", "bearer", "BEARER"):
+            assert server.get("/api/runs", Authorization=f"{scheme} secret-token")[0] == 200
+        assert server.get("/api/runs", Authorization="Basic secret-token")[0] == 401
         assert server.get("/api/runs", Authorization="Bearer secret-tokem")[0] == 401
-        assert (
-            server.get("/api/runs", Host="evil.example", Authorization="Bearer secret-token")[0]
-            == 403
-        )
+        # Machines have names that they do not know: of a cluster, a container or a proxy. A page of
+        # another site does not have the token.
+        name = "gpu1.cluster.example:8765"
+        assert server.get("/api/runs", Host=name)[0] == 401
+        assert server.get("/?token=secret-token", Host=name)[0] == 303
+        key = {"Authorization": "Bearer secret-token"}
+        assert server.get("/api/runs", Host=name, **key)[0] == 200
+        assert server.get("/api/runs", Host=name, Origin="http://evil.example", **key)[0] == 403
 
 
 @pytest.mark.parametrize("query", ["step=x", "step=", "step=1&filter=odd", "step=1&sort=odd", ""])

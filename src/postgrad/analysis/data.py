@@ -144,9 +144,22 @@ def make_batch(pairs: Sequence[Pair], vocabulary: int, context: int, data: str) 
     return Batch.of(rows)
 
 
-def read_problems(config: EntropyConfig, prompts: Prompts) -> list[Problem]:
-    """Returns as many problems, evenly spaced in the data, as `rows` responses need."""
-    problems, _ = prompts.drop_overlong(load_problems(config.data))
+def read_problems(config: EntropyConfig, prompts: Prompts, context: int) -> list[Problem]:
+    """Returns as many problems, evenly spaced in the data, as `rows` responses need.
+
+    Raises ConfigError if a prompt and a response do not fit the model's context.
+    """
+    problems = load_problems(config.data)
+    longest = max(len(prompts.encode(problem)) for problem in problems)
+    if longest >= context:
+        raise ConfigError(
+            f"data={config.data} has a prompt of {longest} tokens, the model's context is {context}"
+        )
+    if longest + config.max_response_tokens > context:
+        raise ConfigError(
+            f"max_response_tokens={config.max_response_tokens} and a prompt of {longest} tokens "
+            f"exceed the model's context of {context}; set max_response_tokens={context - longest}"
+        )
     num_problems = -(-config.rows // config.samples)
     return evenly_spaced(problems, num_problems)
 

@@ -50,7 +50,7 @@ def analyze_entropy(
     tokenizer = load_tokenizer(config.model, config.seed)
     stored = stored_pairs(config, tokenizer)
     prompts = _make_prompts(config, tokenizer, context)
-    problems = read_problems(config, prompts) if stored is None else []
+    problems = read_problems(config, prompts, context) if stored is None else []
     if config.model.threads:
         set_threads(config.model.threads)
     on_progress("loading the model", 0, 0)
@@ -85,11 +85,10 @@ def analyze_entropy(
 
 
 def _make_prompts(config: EntropyConfig, tokenizer: Any, context: int) -> Prompts:
-    max_prompt_tokens = max(1, context - config.max_response_tokens)
     return Prompts(
         tokenizer,
         config.template,
-        max_prompt_tokens,
+        context,
         "error",
         config.prompt_style,
         config.template_options,

@@ -200,6 +200,7 @@ TRL_NAMES = {
     "model_name_or_path": "model.path",
     "learning_rate": "optimizer.lr",
     "weight_decay": "optimizer.weight_decay",
+    "adam_epsilon": "optimizer.eps",
     "max_grad_norm": "optimizer.max_grad_norm",
     "warmup_steps": "optimizer.warmup_steps",
     "warmup_ratio": "optimizer.warmup_ratio",

@@ -112,6 +112,9 @@ def _translate_special(
     if key == "epsilon":  # of both sides, unless epsilon_high is set
         clips = {"method.clip_low": value}
         return clips if "epsilon_high" in settings else clips | {"method.clip_high": value}
+    if key in ("adam_beta1", "adam_beta2"):
+        betas = settings.get("adam_beta1", "0.9"), settings.get("adam_beta2", "0.999")
+        return {"optimizer.betas": f"[{','.join(betas)}]"}
     if key == "max_steps":
         return {} if value.startswith("-") else {"training.steps": value}
     if key == "lr_scheduler_type" and value in SCHEDULES:

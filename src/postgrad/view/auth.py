@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from postgrad.web import reject_reason
+from postgrad.web import has_token, reject_reason
 
 COOKIE = "postgrad_token"
 # Pages of this machine: a notebook's, in a browser or in an editor. They may show this page in a
@@ -71,7 +71,8 @@ class AuthMiddleware:
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("this page is read-only", 405)
         is_page = request.headers.get("sec-fetch-mode") == "navigate" and request.url.path == "/"
-        reason = reject_reason(request, self.host, is_page)
+        # With a token any host name may be used: `authenticate` refuses requests without it.
+        reason = reject_reason(request, self.host, is_page, sends_token=bool(self.token))
         return PlainTextResponse(reason, 403) if reason else None
 
     def authenticate(self, request: Request) -> Response | None:
@@ -86,8 +87,7 @@ class AuthMiddleware:
             )
             return response
         cookie = request.cookies.get(self._cookie_name(request), "")
-        header = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._is_token(cookie) or self._is_token(header):
+        if self._is_token(cookie) or has_token(request, self.token):
             return None
         message = "a token is needed; open the address that postgrad view printed\n"
         return PlainTextResponse(message, 401)

@@ -96,10 +96,26 @@ def walk(root: Path, max_depth: int) -> Iterator[tuple[Path, set[str], set[str]]
             entries = list(os.scandir(path))
         except OSError:  # a folder that may not be read, or is gone
             continue
-        files = {entry.name for entry in entries if entry.is_file()}
+        files = {entry.name for entry in entries if _is_file(entry)}
         folders = {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
         yield path, files, folders
         if depth < max_depth:
             for name in sorted(folders - SKIPPED):
-                if not name.startswith("."):
+                if not name.startswith(".") and _is_text(name):
                     queue.append((path / name, depth + 1))
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link to itself, or into a folder that may not be read
+        return False
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name is valid UTF-8; no address of the page can hold another one."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

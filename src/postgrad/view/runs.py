@@ -243,11 +243,16 @@ def thin_out(values: list[float], count: int = 60) -> list[float]:
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested configuration by dotted keys. Lists and empty sections are JSON text."""
+    """A nested configuration by dotted keys. Lists and empty sections are JSON text.
+
+    JSON has no infinite numbers: they are text, `inf` as it is typed.
+    """
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict) and value:
             flat.update(flatten(value, f"{prefix}{key}."))
+        elif isinstance(value, float) and not math.isfinite(value):
+            flat[f"{prefix}{key}"] = str(value)
         elif isinstance(value, str | int | float | bool | None):
             flat[f"{prefix}{key}"] = value
         else:

@@ -123,7 +123,9 @@ class Page:
 
     def compare(self, request: Request) -> Any:
         """The settings and overviews of several runs."""
-        names = request.query_params.getlist("run")[:MAX_COMPARED]
+        names = request.query_params.getlist("run")
+        if len(names) > MAX_COMPARED:
+            raise BadRequest(f"Select at most {MAX_COMPARED} runs; {len(names)} are selected.")
         overviews = [self.runs.overview(name) for name in names]
         return self.runs.compare_settings(names) | {"overviews": overviews}
 

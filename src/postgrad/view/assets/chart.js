@@ -205,7 +205,8 @@ export class Chart {
       }
     }
     if (!(low <= high)) return [0, 1];
-    if (low === high)
+    // Smoothing a constant leaves rounding errors, between which there are no round numbers.
+    if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high)))
       return low === 0 ? [0, 1] : [low - Math.abs(low) * 0.1, high + Math.abs(high) * 0.1];
     const padding = (high - low) * 0.06;
     return [low >= 0 && low - padding < 0 ? 0 : low - (band ? 0 : padding), high + padding];
