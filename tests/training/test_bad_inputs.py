@@ -305,13 +305,25 @@ def test_run_may_be_renamed_moved_and_extended(home, tiny):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "word", ["optimizer.schedule=linear", "optimizer.schedule=cosine", "rollout.staleness=1"]
+    "word",
+    [
+        "optimizer.schedule=linear",
+        "optimizer.schedule=cosine",
+        "optimizer.warmup_ratio=0.5",
+        "rollout.staleness=1",
+    ],
 )
 def test_run_whose_steps_depend_on_their_number_cannot_be_extended(tmp_path, word):
     overrides = (word, "cluster.backend=process", "cluster.engine_apart=true", f"runs={tmp_path}")
     run.create_folder(config_of("grpo", Path("tiny"), *SMALL, *overrides))
     with pytest.raises(ConfigError, match=r"training\.steps was 4, now 9"):
         run.resume_config(config_of("grpo", Path("tiny"), *SMALL, *overrides, "training.steps=9"))
+
+
+@pytest.mark.parametrize("limit", ["training.max_flat_steps=99", "reward.max_failure_rate=0.9"])
+def test_limits_that_stop_a_run_may_change(tmp_path, limit):
+    run.create_folder(config_of("grpo", Path("tiny"), *SMALL, f"runs={tmp_path}"))
+    run.resume_config(config_of("grpo", Path("tiny"), *SMALL, f"runs={tmp_path}", limit))
 
 
 def test_model_path_may_change_after_a_warmup_run_only(tmp_path):
