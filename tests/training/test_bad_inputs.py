@@ -507,6 +507,14 @@ def test_metrics_that_cannot_be_written_are_a_run_error(tmp_path):
     log.close()
 
 
+def test_rollouts_that_the_disk_lost_are_a_run_error(tmp_path):
+    log = RunLog(tmp_path, 0)
+    log.unsynced = [tmp_path / "step-000001.parquet"]
+    with pytest.raises(RunError, match=r"step-000001\.parquet could not be written: No such file"):
+        log.sync()
+    log.close()
+
+
 def test_advantages_that_are_not_numbers_end_the_run(home, capsys, tiny):
     (home / "mine.py").write_text(
         "from postgrad.algorithms.advantages import Advantage\n"
