@@ -146,6 +146,15 @@ def test_an_object_of_another_process_is_refused(small, folder):
     assert main(["train", "runs/test/config.yaml", "training.steps=2"]) == 2
 
 
+def test_a_damaged_line_of_metrics_hides_no_other_line(folder):
+    (folder / "config.yaml").write_text("training: {steps: 3}\n")
+    lines = b'{"step": 1, "loss": 1.0}\n\x00\x00\xff\n{"step": 3, "loss": 3.0}\n{"step": 4, "lo'
+    (folder / "metrics.jsonl").write_bytes(lines)
+    run = postgrad.Run(folder)
+    assert list(run.metrics["loss"]) == [1.0, 3.0]
+    assert "step 3 of 3" in repr(run)
+
+
 @pytest.mark.slow
 def test_mistakes_with_runs_sessions_and_prompts(small, folder):
     with pytest.raises(postgrad.ConfigError, match="not a run folder"):

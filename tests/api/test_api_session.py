@@ -123,6 +123,19 @@ def test_a_saved_session_goes_on_with_the_same_numbers(session, tiny, folder):
         assert torch.equal(value, other.model.state_dict()[name]), name
 
 
+def test_a_save_that_was_stopped_leaves_nothing(session, folder, monkeypatch):
+    def stop(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(session.policy.optimizer, "save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            session.save("saved")
+    assert not Path("saved").exists()
+    session.save("saved")
+    session.load("saved")
+
+
 def test_mistakes_get_one_line(session, folder):
     batch = session.sample(["1+1="], n=2)
     with pytest.raises(postgrad.RunError, match="forward_backward first"):

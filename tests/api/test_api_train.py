@@ -24,6 +24,7 @@ import postgrad
 from postgrad.algorithms.losses import TokenLoss
 from postgrad.api.rows import as_problems
 from postgrad.methods.grpo import Grpo
+from postgrad.training.log import RunLog
 
 WEIGHTS = "checkpoints/step-3/policy/model.safetensors"
 
@@ -293,6 +294,22 @@ def test_method_loss_and_advantage_are_given_as_objects(small):
     assert "python:soft#" in (other.folder / "config.yaml").read_text()
     tools = postgrad.Trainer(**small | {"name": None}, tools=[one_tool], max_turns=2)
     assert tools.config.rollout.tools[0].startswith("python:one_tool#")
+
+
+@pytest.mark.slow
+def test_a_run_stopped_in_its_warm_up_returns_the_warm_up_run(small, monkeypatch):
+    write = RunLog.write
+
+    def write_and_press(self: RunLog, number: int, metrics: dict[str, float]) -> dict[str, float]:
+        signal.raise_signal(signal.SIGINT)
+        return write(self, number, metrics)
+
+    warmup = {"warmup.recipe": "sft", "warmup.overrides": ["training.problems_per_step=4"]}
+    rows = [{**row, "response": row["ground_truth"]} for row in ROWS]
+    trainer = postgrad.Trainer(**small | {"data": rows}, settings=warmup)
+    monkeypatch.setattr(RunLog, "write", write_and_press)
+    run = trainer.train()
+    assert run.interrupted and run.name == "test-warmup" and list(run.metrics.index) == [1]
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """`postgrad serve --train`: checkpoints, limits, errors, and the wire format."""
 
+import shutil
 import threading
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -19,6 +21,7 @@ from tiny_runs import END
 from postgrad.cli import serve
 from postgrad.errors import ConfigError
 from postgrad.serving.tinker import app, messages, protobuf
+from postgrad.serving.tinker.checkpoints import Checkpoint, Checkpoints
 from postgrad.serving.tinker.futures import Results
 from postgrad.web import HttpError
 
@@ -116,6 +119,37 @@ def test_expired_checkpoints_are_gone(client, server, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_kill_while_files_are_removed_leaves_no_part_of_a_checkpoint(
+    tmp_path, monkeypatch, overwrite
+):
+    checkpoints = Checkpoints(tmp_path)
+    rmtree = shutil.rmtree
+
+    def save(text: str) -> Checkpoint:
+        return checkpoints.save(
+            "run", "weights", "one", lambda folder: fill(folder, text), overwrite=True
+        )
+
+    def fill(folder: Path, text: str) -> None:
+        (folder / "adapter").write_text(text)
+
+    def remove_and_stop(path: Path, ignore_errors: bool = False) -> None:
+        if (path / "checkpoint.json").exists():
+            (path / "checkpoint.json").unlink()
+            raise KeyboardInterrupt
+        rmtree(path, ignore_errors=ignore_errors)
+
+    saved = save("old")
+    monkeypatch.setattr(shutil, "rmtree", remove_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        save("new") if overwrite else checkpoints.delete(saved)
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert len(checkpoints.list("run")) == int(overwrite)
+    if overwrite:
+        assert (checkpoints.find(saved.path).folder / "adapter").read_text() == "new"
+
+
 def test_downloads_are_peft_adapters(client, server, tiny, tmp_path):
     peft = pytest.importorskip("peft")
     from tiny_runs import stock_model, stock_row

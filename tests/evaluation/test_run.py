@@ -456,6 +456,27 @@ def test_locked_folder_is_refused(reference, tiny, verifier, capsys):
     assert str(reference) in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "code"), [(0, 0), (1, 2)])
+def test_responses_that_another_process_wrote_while_the_model_loaded_are_kept(
+    tiny, verifier, tmp_path, monkeypatch, seed, code
+):
+    out = tmp_path / "out"
+    overrides = overrides_for(tiny, verifier, out, "limit=2")
+    open_engine = run.open_engine
+
+    def evaluate_first(config):
+        monkeypatch.setattr(run, "open_engine", open_engine)
+        assert main([*overrides, f"seed={seed}"]) == 0
+        return open_engine(config)
+
+    monkeypatch.setattr(run, "open_engine", evaluate_first)
+    assert main(overrides) == code
+    rows = read_lines(out / "one.jsonl")
+    assert len(rows) == 2 * 4
+    assert json.loads((out / "settings.json").read_text())["seed"] == seed
+
+
 # ---- models
 
 

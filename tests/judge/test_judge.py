@@ -5,8 +5,8 @@ import json
 import pytest
 
 from postgrad.config.schema import JudgeConfig, RewardConfig
-from postgrad.errors import ConfigError
-from postgrad.judge.llm import LlmJudge, parse_rating, question_of
+from postgrad.errors import ConfigError, RunError
+from postgrad.judge.llm import LlmJudge, RatingStore, parse_rating, question_of
 from postgrad.judge.monitor import monitor_metrics
 from postgrad.judge.templates import monitor_text, template_text
 from postgrad.methods.support.judging import check_judge, check_judge_used
@@ -109,6 +109,12 @@ def test_no_prompt_is_asked_twice(tmp_path):
     assert other_model.calls == [(0, 1)], "another question has another rating"
     complete_lines = [line for line in file.read_text().splitlines() if "cut" not in line]
     assert [len(json.loads(line)) for line in complete_lines] == [2, 2, 2]
+
+
+def test_ratings_that_the_disk_refuses_are_a_run_error(tmp_path):
+    store = RatingStore(tmp_path)  # a folder
+    with pytest.raises(RunError, match="could not be written"):
+        store.add({"key": 1})
 
 
 def test_judge_sees_question_and_response_unchanged():

@@ -16,6 +16,7 @@ from tiny_runs import config_of
 from postgrad.cluster.wire import decode, encode
 from postgrad.errors import ConfigError
 from postgrad.methods.exgrpo import ExGrpo
+from postgrad.methods.step import Step
 from postgrad.training.log import is_timing
 from postgrad.types import POLICY, REPLAY, Batch
 
@@ -172,6 +173,17 @@ def test_a_margin_keeps_enough_problems_to_draw_from(tiny):
     some = mixed(tiny, "method.retire_margin=85")
     some.go(1, 4, 4, 4, 4)
     assert some.feed.left == 89, "as long as more than 85 + 4 remain"
+
+
+def test_replayed_groups_are_those_of_the_step_not_of_one_drawn_ahead(tiny):
+    replay = mixed(tiny)
+    replay.go(1, 1, 2, 3, 1)
+    batch = replay.until("score", 2)
+    replay.ex.pool.entries.clear()
+    replay.ex.draw(None, Step(3, replay.feed))
+    step = Step(2, replay.feed)
+    replay.ex.collect(batch, step)
+    assert step.metrics["replay/groups"] == 2
 
 
 def test_half_of_the_problems_come_back_and_only_the_rest_is_drawn(tiny):

@@ -5,12 +5,14 @@ import math
 import pytest
 import torch
 from method_runs import SMALL, Bound, bound, flat_weights
+from safetensors.torch import save_file
 from spies import Spy, gradient
 from tiny_runs import config_of, random_batch
 
 from postgrad.algorithms.losses import LOSSES
 from postgrad.cluster.backends import open_models
 from postgrad.errors import RunError
+from postgrad.training import checkpoint
 from postgrad.training.log import is_timing
 from postgrad.types import Batch
 
@@ -264,6 +266,15 @@ def test_the_critic_comes_back_bit_for_bit(tiny, tmp_path):
         assert torch.equal(fresh.values(batch), at_save)
         fresh.update(batch, 2)
         assert torch.equal(fresh.values(batch), after), "the optimizer continues too"
+
+
+@pytest.mark.slow
+def test_a_damaged_value_head_is_a_run_error(tiny, tmp_path):
+    critic = bound("ppo", tiny, *PPO).host.models["critic"]
+    folder = checkpoint.save(tmp_path, [critic], checkpoint.State(1, {}, 0, {}), keep=1)
+    save_file({"weight": torch.zeros(1, 32)}, folder / "critic" / "value_head.safetensors")
+    with pytest.raises(RunError, match=r"step-1 cannot be read"):
+        checkpoint.load(folder, [critic])
 
 
 @pytest.mark.slow

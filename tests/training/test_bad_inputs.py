@@ -305,13 +305,25 @@ def test_run_may_be_renamed_moved_and_extended(home, tiny):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "word", ["optimizer.schedule=linear", "optimizer.schedule=cosine", "rollout.staleness=1"]
+    "word",
+    [
+        "optimizer.schedule=linear",
+        "optimizer.schedule=cosine",
+        "optimizer.warmup_ratio=0.5",
+        "rollout.staleness=1",
+    ],
 )
 def test_run_whose_steps_depend_on_their_number_cannot_be_extended(tmp_path, word):
     overrides = (word, "cluster.backend=process", "cluster.engine_apart=true", f"runs={tmp_path}")
     run.create_folder(config_of("grpo", Path("tiny"), *SMALL, *overrides))
     with pytest.raises(ConfigError, match=r"training\.steps was 4, now 9"):
         run.resume_config(config_of("grpo", Path("tiny"), *SMALL, *overrides, "training.steps=9"))
+
+
+@pytest.mark.parametrize("limit", ["training.max_flat_steps=99", "reward.max_failure_rate=0.9"])
+def test_limits_that_stop_a_run_may_change(tmp_path, limit):
+    run.create_folder(config_of("grpo", Path("tiny"), *SMALL, f"runs={tmp_path}"))
+    run.resume_config(config_of("grpo", Path("tiny"), *SMALL, f"runs={tmp_path}", limit))
 
 
 def test_model_path_may_change_after_a_warmup_run_only(tmp_path):
@@ -492,6 +504,14 @@ def test_metrics_that_cannot_be_written_are_a_run_error(tmp_path):
     log.file = open("/dev/full", "a")  # noqa: PTH123, SIM115
     with pytest.raises(RunError, match=r"metrics\.jsonl could not be written: No space left"):
         log.write(1, {"loss": 1.0})
+    log.close()
+
+
+def test_rollouts_that_the_disk_lost_are_a_run_error(tmp_path):
+    log = RunLog(tmp_path, 0)
+    log.unsynced = [tmp_path / "step-000001.parquet"]
+    with pytest.raises(RunError, match=r"step-000001\.parquet could not be written: No such file"):
+        log.sync()
     log.close()
 
 

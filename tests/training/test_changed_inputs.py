@@ -8,6 +8,7 @@ import pytest
 from tiny_runs import config_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
+from postgrad.errors import RunError
 from postgrad.training import input_files
 
 METHOD = """
@@ -62,6 +63,13 @@ def test_a_repeated_command_says_that_nothing_was_trained_and_which_files_change
     out = capsys.readouterr().out
     assert "mine.py has changed since the run began; steps from 2 on use the new content" in out
     assert "rows.jsonl has changed" not in out
+
+
+def test_hashes_that_the_disk_refuses_are_a_run_error(home, tiny):
+    config = config_of("grpo", tiny, "data.train=rows.jsonl")
+    (home / ".inputs.json.partial").mkdir()
+    with pytest.raises(RunError, match=r"inputs\.json could not be written"):
+        input_files.record(home, config)
 
 
 def test_files_are_found_in_sums_lists_commands_and_modules(home, tiny):

@@ -196,6 +196,16 @@ def test_damaged_checkpoint_is_a_run_error_that_names_it(tmp_path, file):
     assert "\n" not in str(caught.value)
 
 
+def test_error_of_a_model_says_how_to_continue(tmp_path):
+    class Damaged(Policy):
+        def load(self, folder: str) -> None:
+            raise RunError("a part is missing")
+
+    saved_folder = checkpoint.save(tmp_path, [Policy()], saved(4), keep=1)
+    with pytest.raises(RunError, match=r"a part is missing.*remove that folder"):
+        checkpoint.load(saved_folder, [Damaged()])
+
+
 def test_leftovers_of_kills_are_removed(tmp_path):
     for step in (2, 4, 6):
         checkpoint.save(tmp_path, [Policy()], saved(step), keep=9)

@@ -215,12 +215,12 @@ def test_run_of_an_older_version_resumes_with_the_default_of_new_settings(
     older = [
         line
         for line in file.read_text().splitlines()
-        if line.strip() not in ("max_flat_steps: 20", "clip_low: 0.2")
+        if line.strip() not in ("max_grad_norm: 1.0", "clip_low: 0.2")
     ]
     file.write_text("\n".join(older) + "\n")
-    with pytest.raises(ConfigError, match=r"max_flat_steps was 20, now 3\)"):
+    with pytest.raises(ConfigError, match=r"max_grad_norm was 1.0, now 3.0\)"):
         train(
-            config_of("grpo", fresh, *overrides, "training.steps=2", "training.max_flat_steps=3"),
+            config_of("grpo", fresh, *overrides, "training.steps=2", "optimizer.max_grad_norm=3"),
             Reporter(),
         )
     assert train(config_of("grpo", fresh, *overrides, "training.steps=2"), Reporter()).step == 2

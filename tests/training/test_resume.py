@@ -29,7 +29,9 @@ from tiny_runs import (
     tree,
 )
 
+from postgrad.cli.main import main
 from postgrad.training.driver import train
+from postgrad.training.log import RunLog
 from postgrad.training.report import Reporter
 
 STEPS = 12
@@ -357,6 +359,33 @@ def test_ctrl_c_in_any_step_changes_no_metric(tiny, verifier, tmp_path, step):
     assert metrics_without_timing(tmp_path / "cut" / "test") == metrics_without_timing(
         tmp_path / "complete" / "test"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [2, 3])
+def test_ctrl_c_in_any_step_of_the_warmup_run_starts_no_main_run(
+    tiny, verifier, tmp_path, capsys, monkeypatch, step
+):
+    write = RunLog.write
+
+    def write_and_press(self, number, metrics):
+        if number == step and self.folder.name == "test-warmup":
+            signal.raise_signal(signal.SIGINT)
+        return write(self, number, metrics)
+
+    warmup = (
+        "warmup.recipe=sft",
+        "warmup.overrides=[training.steps=3,training.problems_per_step=4]",
+    )
+    own = (*toy_run(steps=1), *warmup, f"reward.verifier={verifier}:odd", f"runs={tmp_path}")
+    overrides = ["train", "grpo", *overrides_of(tiny, *own)]
+    with monkeypatch.context() as patched:
+        patched.setattr(RunLog, "write", write_and_press)
+        assert main(overrides) == 130
+    assert f"saved at step {step} of 3 in {tmp_path}/test-warmup" in capsys.readouterr().err
+    assert not (tmp_path / "test").exists()
+    assert main(overrides) == 0
+    assert metrics_of(tmp_path / "test")[-1]["step"] == 1
 
 
 @pytest.mark.slow

@@ -67,6 +67,25 @@ def test_a_run_without_events_is_finished_at_its_last_step_or_its_goal(tmp_path)
     assert states["short"][0] == "stopped"
 
 
+@pytest.mark.parametrize(("steps", "goal"), [(2, "null"), (9, "0.5")])
+def test_a_run_killed_before_its_last_checkpoint_is_stopped(tmp_path, steps, goal):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(f"training: {{steps: {steps}, stop_at: {goal}}}\n")
+    lines = [{"step": 1, "loss": 1.0}, {"step": 2, "validation/accuracy": 0.5}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    events = [
+        {"time": 1.0, "step": 0, "event": "started", "text": ""},
+        {"time": 2.0, "step": 1, "event": "checkpoint", "text": "step-1"},
+    ]
+    states = []
+    for event in [*events, {"time": 3.0, "step": 2, "event": "checkpoint", "text": "step-2"}]:
+        with (folder / "events.jsonl").open("a") as file:
+            file.write(json.dumps(event) + "\n")
+        states.append(Runs(Folder(tmp_path)).all()[0]["state"])
+    assert states == ["stopped", "stopped", "finished"]
+
+
 def test_broken_files_do_not_break_the_page(server):
     overview = overviews(server)["broken"]
     assert overview["step"] == 2 and overview["method"] == ""

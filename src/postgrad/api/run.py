@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,10 +178,9 @@ class Run:
         return export(request, lambda note: None)
 
     def _lines(self) -> list[dict[str, float]]:
-        file = self.folder / "metrics.jsonl"
-        text = file.read_text() if file.is_file() else ""
-        complete = text[: text.rfind("\n") + 1]  # a running run may be writing its last line
-        return [json.loads(line) for line in complete.splitlines()]
+        from postgrad.training.log import read_metrics
+
+        return read_metrics(self.folder)
 
 
 def _pandas() -> Any:

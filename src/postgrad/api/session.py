@@ -19,6 +19,7 @@ from postgrad.config.compose import compose, known_keys
 from postgrad.config.schema import Config
 from postgrad.data.render import make_prompts
 from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.files import atomic_folder
 from postgrad.methods.base import Method
 from postgrad.methods.grpo import Grpo
 from postgrad.methods.ports import Ports
@@ -261,8 +262,8 @@ class Session:
         path = Path(folder).expanduser()
         if path.exists() and any(path.iterdir()):
             raise ConfigError(f"{path} exists already; name a new folder, or remove it")
-        path.mkdir(parents=True, exist_ok=True)
-        self.policy.save(str(path))
+        with atomic_folder(path) as temporary:
+            self.policy.save(str(temporary))
         return path
 
     def load(self, folder: str | Path) -> None:

@@ -120,9 +120,14 @@ class Trainer:
 
     @property
     def run(self) -> Run:
-        """The run folder as an object: metrics, rollouts, checkpoints."""
-        interrupted = self._result is not None and self._result.interrupted
-        return Run(self.folder, self._request.config.reward.verifier, interrupted)
+        """The run folder as an object: metrics, rollouts, checkpoints.
+
+        If the warm-up run was stopped, it is that run.
+        """
+        result = self._result
+        folder = self.folder if result is None else result.folder
+        interrupted = result is not None and result.interrupted
+        return Run(folder, self._request.config.reward.verifier, interrupted)
 
     @property
     def step(self) -> int:

@@ -63,12 +63,14 @@ def run(argv: list[str]) -> int:
         print(to_yaml(config), end="")
         return 0
     from postgrad.training.display import make_reporter
+    from postgrad.training.run import run_folder
     from postgrad.training.warmup import train_with_warmup
 
     result = train_with_warmup(config, make_reporter())
-    if result.interrupted and result.step < config.training.steps:
+    is_warmup = result.folder != run_folder(config)
+    if result.interrupted and (is_warmup or result.step < result.num_steps):
         print(
-            f"saved at step {result.step} of {config.training.steps} in {result.folder}; "
+            f"saved at step {result.step} of {result.num_steps} in {result.folder}; "
             "the same command continues",
             file=sys.stderr,
         )

@@ -98,7 +98,8 @@ def locked_folder(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
 
     The system frees the lock when the process ends, even by a kill.
 
-    Raises: ConfigError if another process has the lock or the folder cannot be written.
+    Raises: ConfigError if another process has the lock, the folder has results of other settings,
+    or it cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,8 +113,11 @@ def locked_folder(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
             f"out={folder} cannot be written: {error.strerror}; choose another out=FOLDER"
         ) from error
     with lock:
-        if not (folder / "settings.json").is_file():
+        stored = stored_settings(folder)
+        if stored is None:
             write(folder / "settings.json", json.dumps(identity, indent=1) + "\n")
+        else:  # perhaps written by another process since the caller read them
+            check_same_settings(folder, stored, identity)
         yield
 
 

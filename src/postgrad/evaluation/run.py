@@ -84,9 +84,8 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
         # model is loaded, so that a model that cannot be loaded leaves no folder.
         if stored is not None:
             stack.enter_context(files.locked_folder(folder, plan.identity))
-        num_done = {name: _resume(plan, name) for name in plan.sets}
         speed: dict[str, Any] = {}
-        if any(num_done[name] < len(problems) for name, problems in plan.sets.items()):
+        if stored is None or not _is_complete(plan):
             for name, problems in plan.sets.items():
                 scorer.check_fit(problems, name)
             progress.loading(plan)
@@ -100,7 +99,7 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
             connect_scorer(config, scorer, models, folder)
             stack.enter_context(progress)
             for name in plan.sets:
-                _evaluate_set(plan, name, num_done[name], engine, progress)
+                _evaluate_set(plan, name, engine, progress)
             speed = engine.speed()
         scorer.close()
         return _write_summary(plan, speed)
@@ -113,16 +112,19 @@ def _resume(plan: Plan, name: str) -> int:
     return files.resume(file, plan.sets[name], rollout.samples, rollout.batch)
 
 
+def _is_complete(plan: Plan) -> bool:
+    return all(_resume(plan, name) == len(problems) for name, problems in plan.sets.items())
+
+
 def _open_judge(plan: Plan, engine: Engine) -> Any:
     judge = plan.config.reward.judge
     settings = engine_config(plan.config)
     return open_chat(settings, judge.model, engine, plan.config.data.template, judge.concurrency)
 
 
-def _evaluate_set(
-    plan: Plan, name: str, num_done: int, engine: TimedEngine, progress: Progress
-) -> None:
-    """Generates, scores and appends the responses of a set, batch by batch."""
+def _evaluate_set(plan: Plan, name: str, engine: TimedEngine, progress: Progress) -> None:
+    """Generates, scores and appends the missing responses of a set, batch by batch."""
+    num_done = _resume(plan, name)
     config = plan.config
     problems = plan.sets[name]
     file = plan.folder / f"{name}.jsonl"

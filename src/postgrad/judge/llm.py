@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from postgrad.config.schema import JudgeConfig
+from postgrad.errors import RunError
 from postgrad.judge.templates import fill
 from postgrad.problem import Failure, Problem, Score
 
@@ -79,15 +80,18 @@ class RatingStore:
             self.ratings[key] = rating
 
     def add(self, ratings: dict[str, int]) -> None:
-        """Store these ratings, in the file too."""
+        """Store these ratings, in the file too. Raises RunError if it cannot be written."""
         self.ratings |= ratings
         if self.file is None or not ratings:
             return
-        with self.file.open("a+b") as file:
-            if not _ends_with_newline(file.fileno()):
-                file.write(b"\n")
-            for item in ratings.items():
-                file.write(json.dumps(item).encode() + b"\n")
+        try:
+            with self.file.open("a+b") as file:
+                if not _ends_with_newline(file.fileno()):
+                    file.write(b"\n")
+                for item in ratings.items():
+                    file.write(json.dumps(item).encode() + b"\n")
+        except OSError as error:
+            raise RunError(f"{self.file} could not be written: {error.strerror}") from error
 
 
 def _ends_with_newline(fd: int) -> bool:

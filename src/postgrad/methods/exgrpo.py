@@ -96,7 +96,8 @@ class ExGrpo(MixedPolicy):
         success_share = float(success.double().mean())
         step.metrics["replay/solved"] = success_share
         step.metrics["replay/mixed"] = float(self.is_mixed)
-        step.metrics["replay/groups"] = float(len(self.replayed_uids))
+        num_replayed = (batch.rows["source"] == REPLAY).sum()  # one row per group
+        step.metrics["replay/groups"] = float(num_replayed)
         if self.is_mixed:
             successes = count_successes(batch, success)
             self.store(batch, success, successes, step)

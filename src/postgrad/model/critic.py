@@ -155,5 +155,7 @@ class LocalCritic:
     @torch.no_grad()
     def load(self, folder: str) -> None:
         load_weights(self.loaded.model, Path(folder) / "critic")
-        self.head.load_state_dict(load_file(Path(folder) / "critic" / "value_head.safetensors"))
+        head = load_file(Path(folder) / "critic" / "value_head.safetensors")
+        for name, p in self.head.named_parameters():
+            p.copy_(head[name])
         self.optimizer.load(Path(folder) / "critic_optimizer.safetensors")

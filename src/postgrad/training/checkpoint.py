@@ -187,12 +187,16 @@ def load(checkpoint: Path, models: Sequence[Savable]) -> State:
             lr=state.get("lr"),
         )
     except (OSError, LookupError, RecursionError, SafetensorError, TypeError, ValueError) as error:
-        raise RunError(
-            f"checkpoint {checkpoint} cannot be read ({type(error).__name__}: {error}); if it is "
-            "damaged, remove that folder, and the same command continues from the one before"
-        ) from error
-    except RunError as error:  # from a model in another process
-        raise RunError(f"checkpoint {checkpoint} cannot be read: {error}") from error
+        raise _unreadable(checkpoint, f"{type(error).__name__}: {error}") from error
+    except RunError as error:  # a file is missing, or the model is in another process
+        raise _unreadable(checkpoint, str(error)) from error
+
+
+def _unreadable(checkpoint: Path, reason: str) -> RunError:
+    return RunError(
+        f"checkpoint {checkpoint} cannot be read ({reason}); if it is damaged, remove that folder, "
+        "and the same command continues from the one before"
+    )
 
 
 @contextmanager

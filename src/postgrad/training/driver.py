@@ -162,4 +162,6 @@ class Driver:
 
     def result(self) -> Result:
         """Return how the run ended."""
-        return Result(self.folder, self.number, self.interrupt.requested, self.reached, self.start)
+        num_steps = self.config.training.steps
+        interrupted = self.interrupt.requested
+        return Result(self.folder, self.number, num_steps, interrupted, self.reached, self.start)

@@ -14,6 +14,7 @@ from typing import Any
 
 from postgrad.config.schema import Config
 from postgrad.data.readers import READERS, data_files, exists
+from postgrad.errors import RunError
 from postgrad.files import atomic_write_text
 
 FILE = "inputs.json"
@@ -24,10 +25,18 @@ SEPARATORS = re.compile(r"[\s,*+=()\[\]]+")
 
 
 def record(folder: Path, config: Config) -> None:
-    """Write the hashes of a run's files, unless the run has recorded them or there are none."""
-    hashes = {} if (folder / FILE).exists() else _hashes(config)
-    if hashes:
-        atomic_write_text(folder / FILE, json.dumps(hashes, indent=1) + "\n")
+    """Write the hashes of a run's files, unless the run has recorded them or there are none.
+
+    Raises RunError if they cannot be written.
+    """
+    file = folder / FILE
+    hashes = {} if file.exists() else _hashes(config)
+    if not hashes:
+        return
+    try:
+        atomic_write_text(file, json.dumps(hashes, indent=1) + "\n")
+    except OSError as error:
+        raise RunError(f"{file} could not be written: {error.strerror}") from error
 
 
 def changed(folder: Path, config: Config) -> list[str]:

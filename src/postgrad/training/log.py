@@ -90,10 +90,13 @@ class RunLog:
         """Wait until the disk has everything written so far.
 
         Called before each checkpoint: after a power failure a checkpoint must not be newer than
-        its metrics.
+        its metrics. Raises RunError.
         """
         for path in [self.folder / "metrics.jsonl", *self.unsynced, self.folder / "rollouts"]:
-            fsync_path(path)
+            try:
+                fsync_path(path)
+            except OSError as error:
+                raise RunError(f"{path} could not be written: {error.strerror}") from error
         self.unsynced = []
 
     def close(self) -> None:

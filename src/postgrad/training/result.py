@@ -40,6 +40,7 @@ class Result:
 
     folder: Path
     step: int
+    num_steps: int  # training.steps
     interrupted: bool = False  # somebody stopped it; the same command continues it
     reached: bool = False  # a validation reached training.stop_at
     start: int = 0  # the step of the checkpoint that it continued from

@@ -23,10 +23,12 @@ MAY_CHANGE = {
     "track",
     "training.checkpoint_every",
     "training.keep_checkpoints",
+    "training.max_flat_steps",
     "training.token_budget",
     "model.activation_checkpointing",
     "model.activation_offload",
     "model.kept_attention_blocks",
+    "reward.max_failure_rate",
     "reward.workers",
     "rollout.cache_gib",
     "rollout.max_rows",
@@ -151,7 +153,9 @@ def _check_unchanged(config: Config, stored: dict[str, Any]) -> None:
 def _changeable_in(config: Config) -> set[str]:
     """Return the settings that this run may change besides MAY_CHANGE."""
     keys = set()
-    if config.optimizer.schedule == "constant" and not config.rollout.staleness:
+    optimizer = config.optimizer
+    lr_depends_on_steps = optimizer.schedule != "constant" or optimizer.warmup_ratio > 0
+    if not lr_depends_on_steps and not config.rollout.staleness:
         keys.add("training.steps")  # no step depends on the number of steps
     if config.warmup.recipe:
         keys.add("model.path")  # the warm-up run, which checks its own settings, wrote the model

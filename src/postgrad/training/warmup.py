@@ -36,7 +36,7 @@ def run_warmup(config: Config, reporter: Reporter) -> Config | Result:
         return config
     warmup = warmup_config(config)
     result = train_with_warmup(warmup, reporter)
-    if result.interrupted and result.step < warmup.training.steps:
+    if result.interrupted:
         return result
     if result.step == 0:  # the model reached training.stop_at before the first step
         model = warmup.model

@@ -119,12 +119,15 @@ class Run:
         starts_and_ends = [e for e in events if e["event"] in ("started", "resumed", *END_EVENTS)]
         if starts_and_ends and starts_and_ends[-1]["event"] in END_EVENTS:
             return State(starts_and_ends[-1]["event"], starts_and_ends[-1]["text"])
-        total = _nested_value(config, "training", "steps")
-        if isinstance(total, int | float) and step >= total:
-            return State("finished")
-        goal = _nested_value(config, "training", "stop_at")
-        if isinstance(goal, int | float) and accuracy is not None and accuracy >= goal:
-            return State("finished", f"reached training.stop_at={goal:g}")
+        # A run killed before it saved its last step computes that step again.
+        saved = [e["text"] for e in events if e["event"] == "checkpoint"]
+        if not starts_and_ends or saved[-1:] == [f"step-{step}"]:
+            total = _nested_value(config, "training", "steps")
+            if isinstance(total, int | float) and step >= total:
+                return State("finished")
+            goal = _nested_value(config, "training", "stop_at")
+            if isinstance(goal, int | float) and accuracy is not None and accuracy >= goal:
+                return State("finished", f"reached training.stop_at={goal:g}")
         if starts_and_ends:
             return State(
                 "stopped",
