@@ -205,6 +205,23 @@ def test_other_methods_paths_and_types(server):
     assert server.ask("/test_program_stdio", number_input)[0] == 400
 
 
+@needs_sandbox
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("Host", "a-website.example"),
+        ("Origin", "http://a.example"),
+        ("Sec-Fetch-Site", "cross-site"),
+    ],
+)
+def test_pages_of_other_sites_are_rejected(server, header):
+    """A browser on this machine reaches the server; a page must not run programs in it."""
+    url = f"http://127.0.0.1:{server.port}/test_program"
+    headers = {"Authorization": f"Bearer {server.token}", header[0]: header[1]}
+    response = httpx.post(url, json=asserts_request(), headers=headers, timeout=600)
+    assert response.status_code == 403
+
+
 @pytest.mark.slow
 @needs_sandbox
 @pytest.mark.parametrize("token", ["wrong", "secre", "secrets", "é".encode().decode("latin-1")])

@@ -67,6 +67,6 @@ def run(argv: list[str]) -> int:
     token = web.announce_token(arguments.host, given)
     listener = web.listen(arguments.host, arguments.port)
     print(f"{sandbox.level}\n{web.address_of(listener)}\nCtrl-C ends it", flush=True)
-    app = make_app(sandbox, token, arguments.workers, arguments.queue)
+    app = make_app(sandbox, token, arguments.workers, arguments.queue, arguments.host)
     web.run(web.make_server(app, GRACE_S), listener)
     return 0

@@ -11,9 +11,10 @@
 {"results": [0 or 1], "runtimes": [seconds, or -1.0], "reasons": [text]}. `tests` may also be a JSON
 text of the list.
 
-Statuses: 400 the request is malformed; 401 the token is wrong; 408 the request arrives too slowly;
-413 it is too large; 422 a test cannot be run this way, or /run_code lacks what is asked for;
-429 the queue is full; 500 the sandbox failed; 503 the server is shutting down.
+Statuses: 400 the request is malformed; 401 the token is wrong; 403 it comes from another site, or
+the host name is unknown; 408 it arrives too slowly; 413 it is too large; 422 a test cannot be run
+this way, or /run_code lacks what is asked for; 429 the queue is full; 500 the sandbox failed; 503
+the server is shutting down.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ from postgrad.sandbox.request_models import (
     TestsRequest,
     parse_request,
 )
-from postgrad.web import HttpError, has_token, read_json, settle
+from postgrad.web import HttpError, has_token, read_json, reject_reason, settle
 
 MAX_BODY = 16 << 20  # bytes
 BODY_S = 60.0  # for a request's body to arrive
@@ -98,8 +99,17 @@ class WorkerThreads:
                 return
 
 
-def make_app(sandbox: Sandbox, token: str = "", workers: int = 2, waiting: int = 64) -> Starlette:
-    """Return the application. With a token, every request except /health must have it."""
+def make_app(
+    sandbox: Sandbox,
+    token: str = "",
+    workers: int = 2,
+    waiting: int = 64,
+    host: str = "127.0.0.1",
+) -> Starlette:
+    """Return the application for a server that listens on `host`.
+
+    With a token, every request except /health must have it. Pages of other sites are rejected.
+    """
     threads = WorkerThreads(workers, waiting)
 
     async def health(request: HttpRequest) -> Response:
@@ -112,6 +122,8 @@ def make_app(sandbox: Sandbox, token: str = "", workers: int = 2, waiting: int =
             try:
                 if not _has_token(http_request, token):
                     raise HttpError(401, "this sandbox needs a token: Authorization: Bearer TOKEN")
+                if reason := reject_reason(http_request, host, sends_token=bool(token)):
+                    raise HttpError(403, reason)
                 body = await read_json(http_request, MAX_BODY, BODY_S)
                 request = parse_request(model, body, invalid_status)
                 return JSONResponse(await threads.run(lambda: work(sandbox, request)))
