@@ -207,10 +207,25 @@ def test_error_of_a_model_says_how_to_continue(tmp_path):
 
 
 def test_leftovers_of_kills_are_removed(tmp_path):
-    for step in (2, 4, 6):
-        checkpoint.save(tmp_path, [Policy()], saved(step), keep=9)
+    for step in (2, 4, 6):  # the kill came before `latest` was updated
+        checkpoint.save(tmp_path, [Policy()], saved(step), keep=9, best=step)
     (tmp_path / "checkpoints" / ".step-5.partial").mkdir()
+    (tmp_path / "checkpoints" / ".step-1.removed").mkdir()
     (tmp_path / "checkpoints" / "step-mine").mkdir()
     training = TrainingConfig(keep_checkpoints=1, async_save=False)
     checkpoint.Writer(tmp_path, [Policy()], training, print).remove_leftovers(4, 2)
-    assert names(tmp_path) == ["latest", "step-2", "step-4", "step-mine"]
+    assert names(tmp_path) == ["best", "latest", "step-2", "step-4", "step-mine"]
+    assert checkpoint.best(tmp_path) == tmp_path / "checkpoints" / "step-2"
+
+
+def test_a_kill_leaves_no_part_of_an_old_checkpoint(tmp_path, monkeypatch):
+    checkpoint.save(tmp_path, [Policy()], saved(2), keep=1)
+
+    def kill(path: Path, **options: object) -> None:
+        if path.exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", kill)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(tmp_path, [Policy()], saved(4), keep=1)
+    assert [name for name in names(tmp_path) if name.startswith("step")] == ["step-4"]

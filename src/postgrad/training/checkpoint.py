@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,6 +100,7 @@ class Writer:
             shutil.rmtree(temporary, ignore_errors=True)
         if step:
             _remove_old(self.folder, step, self.keep, best)
+            _point_to_best(self.folder / "checkpoints", best)
 
     def save(self, state: State, best: int | None) -> None:
         """Write a checkpoint, or with async_save start to write it."""
@@ -260,12 +261,16 @@ def _commit(final: Path, temporary: Path, best: int | None) -> None:
     # A run killed after this rename, which then continued from an older checkpoint, left one.
     shutil.rmtree(final, ignore_errors=True)
     temporary.rename(final)
+    _point_to_best(root, best)
+    atomic_write_text(root / "latest", f"{final.name}\n")
+    fsync_path(root)
+
+
+def _point_to_best(root: Path, best: int | None) -> None:
     if best is None:
         (root / "best").unlink(missing_ok=True)
     else:
         atomic_write_text(root / "best", f"step-{best}\n")
-    atomic_write_text(root / "latest", f"{final.name}\n")
-    fsync_path(root)
 
 
 def _remove_old(folder: Path, step: int, keep: int, best: int | None) -> None:
@@ -277,7 +282,10 @@ def _remove_old(folder: Path, step: int, keep: int, best: int | None) -> None:
     checkpoints = _checkpoints_by_step(root)
     kept = [path for path in checkpoints if _step_of(path) <= step][-keep:]
     for path in set(checkpoints) - {*kept, root / f"step-{best}"}:
-        shutil.rmtree(path, ignore_errors=True)
+        hidden = path.with_name(f".{path.name}.removed")  # no part of it is left by a kill
+        with suppress(OSError):
+            path.rename(hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _read_pointer(folder: Path, name: str) -> Path | None:
