@@ -30,7 +30,7 @@ from tiny_runs import (
 )
 
 from postgrad.cli.main import main
-from postgrad.training.driver import train
+from postgrad.training.driver import Driver, train
 from postgrad.training.log import RunLog
 from postgrad.training.report import Reporter
 
@@ -359,6 +359,23 @@ def test_ctrl_c_in_any_step_changes_no_metric(tiny, verifier, tmp_path, step):
     assert metrics_without_timing(tmp_path / "cut" / "test") == metrics_without_timing(
         tmp_path / "complete" / "test"
     )
+
+
+@pytest.mark.slow
+def test_ctrl_c_between_two_steps_is_not_lost(tiny, verifier, tmp_path, monkeypatch):
+    """It hits the destructor of a step's result, in which Python drops exceptions."""
+    advance = Driver.advance
+    pressed: list[bool] = []
+
+    class StepResult:
+        def __del__(self) -> None:
+            if not pressed:
+                pressed.append(True)
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Driver, "advance", lambda driver: (advance(driver), StepResult())[1])
+    result = train_here(tiny, verifier, tmp_path, Reporter())
+    assert pressed and result.interrupted and result.step == 2
 
 
 @pytest.mark.slow

@@ -35,7 +35,9 @@ def train(config: Config, reporter: Reporter) -> Result:
         ConfigError: the configuration or the data are wrong; nothing was written.
         RunError: the run cannot go on; the same command continues it.
     """
-    with open_driver(config, reporter) as driver:
+    # Between two steps Python's own handler would raise KeyboardInterrupt, which is lost if it hits
+    # the destructor of the last step's result.
+    with open_driver(config, reporter) as driver, driver.interrupt.handling_signals():
         for _ in driver.steps():
             pass
         return driver.result()
