@@ -99,6 +99,12 @@ class Browser:
         matches = self.until(lambda: [e for e in self.all(css) if text in e.text], f"{css} {text}")
         matches[0].click()
 
+    def saved(self, *names: str) -> list[Path]:
+        """Wait for downloads. Chromium reserves a name with an empty file, then replaces it."""
+        files = [self.downloads / name for name in names]
+        self.until(lambda: all(f.is_file() and f.stat().st_size for f in files), str(names))
+        return files
+
     def chart(self, title: str):
         def find():
             for chart in self.all("figure.chart"):
@@ -224,8 +230,7 @@ def test_charts_and_tables_can_be_saved(browser):
             "arguments[0].click()",
             chart.find_element(By.CSS_SELECTOR, f"button[aria-label$='as {kind}']"),
         )
-    files = [browser.downloads / f"finished-Reward.{kind}" for kind in ("svg", "png", "csv")]
-    browser.until(lambda: all(file.is_file() for file in files), "the saved files")
+    files = browser.saved(*(f"finished-Reward.{kind}" for kind in ("svg", "png", "csv")))
     tree = ElementTree.fromstring(files[0].read_text())
     lines = [
         e
@@ -239,8 +244,7 @@ def test_charts_and_tables_can_be_saved(browser):
     assert len(rows) == 1 + 2 * 20, "the reward, and the one part that differs from it"
     browser.open("#/runs")
     browser.click("button[aria-label^='Save the table']")
-    table = browser.downloads / "runs.csv"
-    browser.until(table.is_file, "the saved table")
+    (table,) = browser.saved("runs.csv")
     assert table.read_text().startswith("Run,State,") and "group/failed" in table.read_text()
 
 
@@ -537,8 +541,7 @@ def test_models_by_data_set_are_shown_with_bars_and_saved(browser):
     assert sorted(map(float, widths))[-1] == 0.75
     browser.click("button[aria-label$='as Markdown']")
     browser.click("button[aria-label='Save models by data set as CSV']")
-    files = [browser.downloads / f"models-by-set.{ending}" for ending in ("md", "csv")]
-    browser.until(lambda: all(file.is_file() for file in files), "the saved files")
+    files = browser.saved("models-by-set.md", "models-by-set.csv")
     assert "| after | 75.0% |" in files[0].read_text()
     assert "after,0.75" in files[1].read_text()
     Select(browser.one("section[aria-label='Models by data set'] select")).select_by_value("best")
