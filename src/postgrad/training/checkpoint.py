@@ -18,7 +18,13 @@ from safetensors import SafetensorError
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import TrainingConfig
 from postgrad.errors import RunError
-from postgrad.files import atomic_write_text, fsync_path, fsync_tree, temporary_path
+from postgrad.files import (
+    atomic_write_text,
+    fsync_path,
+    fsync_tree,
+    remove_folder,
+    temporary_path,
+)
 
 # safetensors reports a full disk or an exceeded quota in the text of its own error type.
 IO_ERROR = re.compile(r"I/O error: (.+?) \(os error|(No space left on device)")
@@ -282,10 +288,8 @@ def _remove_old(folder: Path, step: int, keep: int, best: int | None) -> None:
     checkpoints = _checkpoints_by_step(root)
     kept = [path for path in checkpoints if _step_of(path) <= step][-keep:]
     for path in set(checkpoints) - {*kept, root / f"step-{best}"}:
-        hidden = path.with_name(f".{path.name}.removed")  # no part of it is left by a kill
         with suppress(OSError):
-            path.rename(hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
+            remove_folder(path)
 
 
 def _read_pointer(folder: Path, name: str) -> Path | None:

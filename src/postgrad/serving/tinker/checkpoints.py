@@ -11,15 +11,14 @@ RUN is the id of a training client. `tinker://RUN/weights/NAME` names a checkpoi
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from postgrad.errors import ConfigError
-from postgrad.files import atomic_folder, atomic_write_text
+from postgrad.files import atomic_folder, atomic_write_text, moved_aside, remove_folder
 from postgrad.web import HttpError
 
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
@@ -120,7 +119,7 @@ class Checkpoints:
                 "expires_at": expires_at,
             }
             (temporary / INFO_FILE).write_text(json.dumps(info))
-        with _moved_aside(folder):
+        with moved_aside(folder):
             new_folder.rename(folder)
         return Checkpoint(run_id, kind, name, folder)
 
@@ -153,7 +152,7 @@ class Checkpoints:
                 continue
             info = _read_info(folder)
             if _has_expired(info):
-                _remove(folder)
+                remove_folder(folder)
                 continue
             checkpoint = Checkpoint(run_id, folder.parent.name, folder.name, folder)
             found.append(
@@ -168,7 +167,7 @@ class Checkpoints:
 
     def delete(self, checkpoint: Checkpoint) -> None:
         """Remove a checkpoint."""
-        _remove(checkpoint.folder)
+        remove_folder(checkpoint.folder)
 
     def set_expiry(self, checkpoint: Checkpoint, ttl_s: int | None) -> None:
         """Let a checkpoint expire after this time; None: never. Raises ConfigError."""
@@ -191,25 +190,6 @@ def expiry_time(ttl_s: int | None) -> str | None:
     if not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
         raise ConfigError(f"ttl_seconds={ttl_s} is out of range; it must be {MIN_TTL_S} or more")
     return (_now() + timedelta(seconds=ttl_s)).isoformat()
-
-
-def _remove(folder: Path) -> None:
-    with _moved_aside(folder):
-        pass
-
-
-@contextmanager
-def _moved_aside(folder: Path) -> Iterator[None]:
-    """Rename the folder, if it exists, to a hidden one, which is removed after the block.
-
-    A kill while its files are removed leaves no checkpoint with only some of them.
-    """
-    hidden = folder.with_name(f".{folder.name}.removed")
-    shutil.rmtree(hidden, ignore_errors=True)
-    if folder.exists():
-        folder.rename(hidden)
-    yield
-    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _read_info(folder: Path) -> dict[str, Any]:
