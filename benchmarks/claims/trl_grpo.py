@@ -25,8 +25,8 @@ from postgrad.problem import Problem, Score
 from postgrad.verifiers.scorer import Scorer
 
 ROWS_PER_PASS = 16  # of the update: bounds memory, does not change the gradient
-ROWS_PER_VALIDATION = 512
-ENGINE_MEMORY = 0.3  # vLLM's share of the GPU
+ROWS_PER_VALIDATION = 1024
+ENGINE_MEMORY = 0.2  # vLLM's share of the GPU
 MAX_PROMPT_TOKENS = 512
 
 

@@ -23,7 +23,9 @@ case $claim in
       --validate-every 10 --test-problems 320 --reward-epochs 2 --jobs 2 --cache-gib 2 \
       --lr-grpo 4e-6 --limit-s "$seconds" training.token_budget=2048 "$@"
     ;;
-  bupo) options="--steps 20 --problems 16 --jobs 2 --cache-gib 2 --token-budget 2048" ;;
+  bupo)
+    options="--steps 20 --problems 16 --lr 4e-6 --jobs 2 --cache-gib 2 --token-budget 2048"
+    ;;
   secret) options="--jobs 3" ;;
   exgrpo) options="--jobs 3 --cache-gib 3 --test-problems 660" ;;
   classmate)
@@ -32,7 +34,7 @@ case $claim in
     ;;
   collapse) options="--jobs 1 --cache-gib 1.5 --token-budget 4096" ;;
   mismatch) options="--jobs 7" ;;
-  grpo) options="--jobs 1 --test-problems 660" ;;
+  grpo) options="--steps 16 --lr 4e-6 --jobs 1 --test-problems 660" ;;
   *)
     echo "claims.sh: $claim is none of its claims: see its first lines" >&2
     exit 2
