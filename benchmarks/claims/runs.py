@@ -16,6 +16,7 @@ from claims.results import Results
 
 HERE = Path(__file__).resolve().parent
 POLL_S = 0.2
+DRAIN_S = 2.0  # for kernels that are queued
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
 
 
@@ -104,8 +105,14 @@ def die_with_parent() -> None:
 
 
 def stop_run(item: RunningRun) -> None:
-    """Kill the run and its child processes. A signal to interrupt would write a checkpoint."""
+    """Kill the run and its child processes. A signal to interrupt would write a checkpoint.
+
+    They are halted first, so that no kernel runs: under NVIDIA's MPS, killing a process with a
+    kernel in flight ends all others on the GPU.
+    """
     if item.process.poll() is None:
+        os.killpg(item.process.pid, signal.SIGSTOP)
+        time.sleep(DRAIN_S)
         os.killpg(item.process.pid, signal.SIGKILL)
         item.process.wait()
 
