@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sqlite3
 import time
+from types import SimpleNamespace
 
 import pytest
 from tiny_runs import config_of, metrics_of, toy_run
@@ -145,39 +146,107 @@ def test_wandb_online_gets_the_same_id_after_a_resume(tiny, tmp_path, monkeypatc
     logged = []
 
     class Run:
-        offline, dir = False, "/nowhere/files"
+        offline, dir, summary = False, "/nowhere/files", {}
         define_metric = staticmethod(lambda name, step_metric: calls.append((name, step_metric)))
         log = staticmethod(logged.append)
         finish = staticmethod(lambda: logged.append("finished"))
 
     monkeypatch.setattr(wandb, "init", lambda **given: calls.append(given) or Run())
-    for _ in range(2):  # the second time as a resumed run
+    (tmp_path / "runs" / "test").mkdir(parents=True)
+    for start in (0, 2, 0):  # a new run, a resumed one, one without a checkpoint
         config = config_of("grpo", tiny, f"runs={tmp_path}/runs", "track=wandb")
-        tracker = trackers.wandb(tmp_path / "runs" / "test", config, 0)
+        tracker = trackers.wandb(tmp_path / "runs" / "test", config, start)
         tracker.log(3, {"reward/mean": 0.5})
         tracker.finish()
     first = calls[0]
     second = calls[2]
     assert first["project"] == "postgrad" and first["name"] == "test" and first["resume"] == "allow"
-    assert first["id"] == second["id"] and first["dir"] == str(tmp_path / "runs" / "test")
+    assert first["id"] == second["id"] != calls[4]["id"]
+    assert first["dir"] == str(tmp_path / "runs" / "test")
     assert first["config"]["optimizer"]["lr"] == config.optimizer.lr and "mode" not in first, (
         "WANDB_MODE alone decides"
     )
     assert first["settings"].console == "off" and calls[1] == ("*", "step")
-    assert logged == [{"step": 3, "reward/mean": 0.5}, "finished"] * 2
+    assert logged == [{"step": 3, "reward/mean": 0.5}, "finished"] * 3
+
+
+def test_no_step_is_sent_twice_after_a_kill(tiny, tmp_path, monkeypatch, capsys):
+    """W&B keeps the steps that the killed run sent after its checkpoint, and gets the next ones."""
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+    logged = []
+    run = SimpleNamespace(
+        summary={"step": 4, "reward/mean": 0.1},
+        define_metric=lambda name, step_metric: None,
+        log=logged.append,
+    )
+    monkeypatch.setattr(wandb, "init", lambda **given: run)
+    config = config_of("grpo", tiny, f"runs={tmp_path}", "track=wandb")
+    reporter = trackers.TrackerReporter("wandb")
+    reporter.started(tmp_path, config, 2)
+    assert "has steps 3 to 4" in capsys.readouterr().out
+    for step in (3, 4, 5):
+        reporter.step({"step": step, "time": 0.0, "reward/mean": 0.5}, None)  # type: ignore[arg-type]
+        reporter.validated(step, {"validation/accuracy": 0.5})
+    assert logged == [
+        {"step": 5, "reward/mean": 0.5},
+        {"step": 5, "validation/accuracy": 0.5},
+    ]
+
+
+@pytest.fixture(scope="module")
+def trackio_folder(tmp_path_factory):
+    """Trackio's store of these tests; Trackio reads TRACKIO_DIR when it is imported."""
+    if importlib.util.find_spec("trackio") is None:
+        pytest.skip("trackio is not installed (pip install 'postgrad[track]')")
+    folder = tmp_path_factory.mktemp("trackio")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACKIO_DIR", str(folder))
+        yield folder
+
+
+def trackio_rows(folder, name):
+    """Return (run id, step, metrics) of each row of the runs with this name, in order."""
+    (file,) = folder.glob("*.db")
+    with sqlite3.connect(file) as base:
+        rows = base.execute(
+            "select run_id, step, metrics from metrics where run_name = ? order by id", (name,)
+        ).fetchall()
+    return [(run_id, step, json.loads(text)) for run_id, step, text in rows]
 
 
 @pytest.mark.slow
-def test_trackio_gets_every_number(tiny, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+def test_trackio_has_each_step_once_after_a_kill(tiny, tmp_path, trackio_folder, capsys):
+    config = config_of("grpo", tiny, "name=killed", "track=trackio")
+
+    def send(start, steps, loss):
+        reporter = trackers.TrackerReporter("trackio")
+        reporter.started(tmp_path, config, start)
+        for step in steps:
+            reporter.step({"step": step, "time": 0.0, "loss": loss}, None)  # type: ignore[arg-type]
+        reporter.stopped()
+
+    send(0, (1, 2, 3, 4), 1.0)
+    send(2, (3, 4, 5), 2.0)  # killed after step 4, with a checkpoint of step 2
+    assert "has steps 3 to 4" in capsys.readouterr().out
+    first = trackio_rows(trackio_folder, "killed")
+    assert [(step, metrics["loss"]) for _, step, metrics in first] == [
+        (1, 1.0),
+        (2, 1.0),
+        (3, 1.0),
+        (4, 1.0),
+        (5, 2.0),
+    ]
+    send(0, (1, 2), 3.0)  # the same name, from step 0
+    again = trackio_rows(trackio_folder, "killed")[5:]
+    assert [(step, metrics["loss"]) for _, step, metrics in again] == [(1, 3.0), (2, 3.0)]
+    assert {row[0] for row in first}.isdisjoint(row[0] for row in again), "a run of its own"
+
+
+@pytest.mark.slow
+def test_trackio_gets_every_number(tiny, tmp_path, trackio_folder):
     _, steps, validations = train_with("trackio", tiny, tmp_path)
 
-    (file,) = (tmp_path / "trackio").glob("*.db")
-    with sqlite3.connect(file) as base:
-        rows = [
-            (step, json.loads(text))
-            for step, text in base.execute("select step, metrics from metrics order by id")
-        ]
+    rows = [(step, line) for _, step, line in trackio_rows(trackio_folder, "test")]
     assert [
         (step, line["response/length"]) for step, line in rows if "response/length" in line
     ] == [(s["step"], pytest.approx(s["response/length"])) for s in steps]

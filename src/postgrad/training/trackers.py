@@ -4,23 +4,28 @@ The run folder stays the source of truth.
 """
 
 import dataclasses
-import hashlib
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
+from postgrad.files import atomic_write_text
 from postgrad.packages import is_installed
 from postgrad.training.report import Reporter, print_line
 from postgrad.types import Batch
 
 
 class Tracker(NamedTuple):
-    """A started tracker."""
+    """A started tracker.
+
+    `last_step` is the last step of this run that the tracker has; it cannot replace its values.
+    """
 
     log: Callable[[int, dict[str, float]], None]  # (step, metrics)
     finish: Callable[[], None]
+    last_step: int = -1
 
 
 def check_tracker(config: Config) -> None:
@@ -41,6 +46,7 @@ class TrackerReporter(Reporter):
     """Sends metrics to a tracker.
 
     A tracker that cannot start stops the run. One that fails later is dropped, and the run goes on.
+    A run that was killed repeats the steps after its checkpoint: the tracker gets no step twice.
     """
 
     def __init__(self, kind: str) -> None:
@@ -53,6 +59,12 @@ class TrackerReporter(Reporter):
         except Exception as error:  # each package has its own error types
             reason = " ".join(str(error).split())[:300]
             raise RunError(f"track={self.kind} could not start: {reason}") from error
+        last = self.tracker.last_step
+        if last > start:
+            print_line(
+                f"track={self.kind} has steps {start + 1} to {last} from before the kill and keeps "
+                f"their values; it gets the steps after {last}"
+            )
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
         values = {name: value for name, value in metrics.items() if name not in ("step", "time")}
@@ -66,7 +78,7 @@ class TrackerReporter(Reporter):
             self._call(self.tracker.finish)
 
     def _send(self, number: int, metrics: dict[str, float]) -> None:
-        if self.tracker is not None:
+        if self.tracker is not None and number > self.tracker.last_step:
             log = self.tracker.log
             values = {name: float(value) for name, value in metrics.items()}
             self._call(lambda: log(number, values))
@@ -90,12 +102,10 @@ def wandb(folder: Path, config: Config, start: int) -> Tracker:
     """
     import wandb
 
-    # A resumed run has the same id, so it continues the same run there.
-    run_id = hashlib.blake2b(str(folder).encode(), digest_size=8).hexdigest()
     run = wandb.init(
         project="postgrad",
         name=config.name,
-        id=run_id,
+        id=_wandb_id(folder, start),
         resume="allow",
         dir=str(folder),
         config=dataclasses.asdict(config),
@@ -112,7 +122,15 @@ def wandb(folder: Path, config: Config, start: int) -> Tracker:
             files = Path(run.dir).parent
             print_line(f"to send this run to Weights & Biases: wandb sync {files}")
 
-    return Tracker(log, finish)
+    return Tracker(log, finish, int(run.summary.get("step", -1)))
+
+
+def _wandb_id(folder: Path, start: int) -> str:
+    """Return the id with which a resumed run continues; one from step 0 gets a new id."""
+    file = folder / "wandb_id"
+    if start == 0 or not file.is_file():
+        atomic_write_text(file, uuid.uuid4().hex)
+    return file.read_text()
 
 
 def tensorboard(folder: Path, config: Config, start: int) -> Tracker:
@@ -133,21 +151,25 @@ def tensorboard(folder: Path, config: Config, start: int) -> Tracker:
 
 
 def trackio(folder: Path, config: Config, start: int) -> Tracker:
-    """Start Trackio: its store on this machine (TRACKIO_DIR); `trackio show` opens it."""
+    """Start Trackio: its store on this machine (TRACKIO_DIR); `trackio show` opens it.
+
+    A run from step 0 is a new run there, also if an earlier one has its name.
+    """
     import trackio
 
-    trackio.init(
+    run = trackio.init(
         project="postgrad",
         name=config.name.replace("/", "-"),
         config=dataclasses.asdict(config),
-        resume="allow",
+        resume="allow" if start else "never",
         embed=False,
     )
 
     def log(number: int, metrics: dict[str, float]) -> None:
         trackio.log(metrics, step=number)
 
-    return Tracker(log, trackio.finish)
+    # Trackio has no public name for the last step of a resumed run.
+    return Tracker(log, trackio.finish, run._next_step - 1 if start else -1)
 
 
 TRACKERS: dict[str, Callable[[Path, Config, int], Tracker]] = {
