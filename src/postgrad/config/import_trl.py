@@ -22,13 +22,11 @@ KINDS = {
     "beta": "DPOConfig",
 }
 PAIR_RECIPES = ("dpo", "kto", "orpo", "simpo", "online_dpo")
-# The arguments that make the number of problems per step.
-BATCH = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "steps_per_generation",
-    "generation_batch_size",
-)
+# The arguments that make the number of problems and updates per step. TRL takes one of GENERATION.
+GENERATION = ("steps_per_generation", "generation_batch_size")
+BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", *GENERATION)
+# TRL counts them in updates.
+IN_UPDATES = ("max_steps", "save_steps", "eval_steps", "warmup_steps")
 
 
 def read_trl_yaml(text: str) -> tuple[str, dict[str, str]] | None:
@@ -55,12 +53,12 @@ def translate_trl(kind: str, settings: dict[str, str]) -> tuple[str, dict[str, s
         settings: its arguments as text.
     """
     recipe = TRL_RECIPES[kind]
-    overrides = _batch_sizes(recipe, settings)
+    settings = {key: value for key, value in settings.items() if value != "None"}
+    overrides, missing = _batch_sizes(recipe, settings)
     has_sizes = bool(overrides)
-    missing: list[str] = []
+    settings, rounded = _count_in_steps(settings, overrides)
+    missing += rounded
     for key, value in settings.items():
-        if value == "None":
-            continue
         if key in TRL_NAMES:
             overrides[TRL_NAMES[key]] = value.lower() if value in ("True", "False") else value
         elif key in TRL_NOT_NEEDED or (key in BATCH and has_sizes):
@@ -76,29 +74,71 @@ def translate_trl(kind: str, settings: dict[str, str]) -> tuple[str, dict[str, s
     return recipe, overrides, missing
 
 
-def _batch_sizes(recipe: str, settings: dict[str, str]) -> dict[str, str]:
-    """Problems and updates per step of one process, if the arguments are plain numbers.
+def _batch_sizes(recipe: str, settings: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Problems and updates per step of one process, and lines about what they cannot equal.
 
-    A step here is one generation there: GRPO and RLOO generate per_device_train_batch_size times
-    steps_per_generation responses, which is gradient_accumulation_steps unless it is set.
+    Without overrides if an argument is no plain number. A step here is one generation there.
     """
-    if not any(name in settings for name in BATCH):
-        return {}
+    given = [f"{name}={settings[name]}" for name in GENERATION if name in settings]
     rows = settings.get("per_device_train_batch_size", "8")
     accumulated = settings.get("gradient_accumulation_steps", "1")
     samples = settings.get("num_generations", "8" if recipe == "grpo" else "2")
-    generated = settings.get("steps_per_generation", accumulated)
-    if recipe not in ("grpo", "rloo"):
-        samples, generated = "1", accumulated
-    numbers = (rows, accumulated, samples, generated)
-    if "generation_batch_size" in settings:
-        return {}
+    numbers = [rows, accumulated, samples, *(settings.get(name, "1") for name in GENERATION)]
+    if not any(name in settings for name in BATCH):
+        return {}, []
     if not all(number.isdecimal() and int(number) for number in numbers):
-        return {}
-    sizes = {"training.problems_per_step": max(1, int(rows) * int(generated) // int(samples))}
-    if int(generated) > int(accumulated):
-        sizes["training.updates_per_step"] = int(generated) // int(accumulated)
-    return {key: str(value) for key, value in sizes.items()}
+        return {}, []
+    if recipe not in ("grpo", "rloo"):
+        return {"training.problems_per_step": str(int(rows) * int(accumulated))}, []
+    if len(given) > 1 or int(settings.get("generation_batch_size", rows)) % int(rows):
+        return {}, []  # TRL refuses them
+    generated = _micro_batches_per_generation(settings, int(rows), int(accumulated))
+    problems = max(1, int(rows) * generated // int(samples))
+    updates = min(problems, max(1, generated // int(accumulated)))
+    sizes = {"training.problems_per_step": str(problems)}
+    if updates > 1:
+        sizes["training.updates_per_step"] = str(updates)
+    reason = ""
+    if updates * int(accumulated) != generated:
+        reason = f"its updates take parts of generations or of groups; here {updates} per step"
+    elif updates > 1 and "generation_batch_size" in settings:
+        reason = (
+            f"{updates} updates per step are those of one process; with N processes 1/N of them"
+        )
+    return sizes, [f"{given[0]}: {reason}"] if given and reason else []
+
+
+def _micro_batches_per_generation(settings: dict[str, str], rows: int, accumulated: int) -> int:
+    """The micro-batches of one step: those between two generations, or of one update.
+
+    An update of several generations equals one of a larger generation, since the policy is the same
+    for all of them. With num_iterations it is not: TRL repeats each generation within the update.
+    """
+    if "generation_batch_size" in settings:
+        generated = int(settings["generation_batch_size"]) // rows
+    else:
+        generated = int(settings.get("steps_per_generation", accumulated))
+    is_part = accumulated % generated == 0 and settings.get("num_iterations", "1") == "1"
+    return accumulated if is_part else generated
+
+
+def _count_in_steps(
+    settings: dict[str, str], sizes: dict[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """The arguments with numbers of updates as numbers of steps, rounded up, and lines about it."""
+    passes = settings.get("num_iterations", "1")
+    updates = int(sizes.get("training.updates_per_step", "1"))
+    updates *= int(passes) if passes.isdecimal() else 1
+    counted = dict(settings)
+    lines: list[str] = []
+    for name in IN_UPDATES:
+        value = settings.get(name, "")
+        if value.isdecimal():
+            steps = -(-int(value) // updates)
+            counted[name] = str(steps)
+            if name == "max_steps" and steps * updates != int(value):
+                lines.append(f"{name}={value}: {steps} steps of {updates} updates are more")
+    return counted, lines
 
 
 def _translate_special(
