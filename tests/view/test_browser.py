@@ -222,6 +222,39 @@ def test_a_smoothed_constant_is_drawn(browser, tmp_path):
         browser.until(lambda: plot.find_elements(By.CSS_SELECTOR, "line.grid"), "the grid")
 
 
+def line_pieces(browser, title: str) -> list[int]:
+    """Return the number of points of each connected piece of a chart's first line."""
+    plot = browser.chart(title).find_element(By.CSS_SELECTOR, "svg.plot")
+    line = browser.until(
+        lambda: plot.find_elements(By.CSS_SELECTOR, "path.line:not(.faint)"), "the line"
+    )[0]
+    return [1 + piece.count("L") for piece in line.get_attribute("d").split("M")[1:]]
+
+
+@pytest.mark.parametrize("steps", [20, 300, 8000])  # dots, no dots, more steps than pixels
+def test_missing_values_are_gaps(browser, tmp_path, steps):
+    """A tenth is NaN, a tenth is absent, with one point between; validations are no gaps."""
+    log = WrittenRun(tmp_path / "run", steps=steps).log
+    part = steps // 10
+    for step in range(1, steps + 1):
+        metrics = {"reward/mean": step / steps, "response/length": 9.0 + step / steps}
+        if 3 * part < step <= 4 * part:
+            metrics["reward/mean"] = float("nan")
+        elif 4 * part + 1 < step <= 5 * part + 1:
+            del metrics["reward/mean"]
+        log.write(step, metrics)
+        if step % part == 0:
+            log.write(step, {"validation/accuracy": 0.5})
+    with serving(tmp_path) as server:
+        browser.open("#/run/run/curves", server)
+        first, point, last = line_pieces(browser, "Reward")
+        assert point == 1 and first > 1 and last > 1
+        dots = browser.chart("Reward").find_elements(By.CSS_SELECTOR, "svg.plot circle.dot")
+        assert len(dots) == (steps - 2 * part if steps <= 40 else 1)
+        assert len(line_pieces(browser, "Response length (tokens)")) == 1
+        assert line_pieces(browser, "Validation") == [10]
+
+
 def test_charts_and_tables_can_be_saved(browser):
     browser.open("#/run/finished/curves")
     chart = browser.chart("Reward")

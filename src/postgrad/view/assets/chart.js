@@ -85,7 +85,7 @@ export class Chart {
     this.size.disconnect();
   }
 
-  /** series: [{name, label, x: {step, time}, y, color}]; events: [{step, time, event, text}] */
+  /** series: [{name, label, x: {step, time}, y, gaps, color}]; gaps may be absent; events: [{step, time, event, text}] */
   set(series, events = []) {
     this.series = series;
     this.events = events;
@@ -177,6 +177,7 @@ export class Chart {
         xs: xs.slice(start, end),
         raw: one.y.slice(start, end),
         ys: (smooth || one.y).slice(start, end),
+        gaps: one.gaps ? one.gaps.slice(start, end) : [],
         smooth: !!smooth,
       };
     });
@@ -290,23 +291,22 @@ export class Chart {
       if (this.options.kind === "band")
         return [s("path", { class: `area ${color}`, d: area(layer, x, y) })];
       const out = [];
+      const points = (ys) => linePoints(layer.xs, ys, layer.gaps, x, pixels);
       if (layer.smooth)
-        out.push(
-          s("path", { class: `line faint ${color}`, d: path(layer.xs, layer.raw, x, y, pixels) }),
-        );
-      out.push(s("path", { class: `line ${color}`, d: path(layer.xs, layer.ys, x, y, pixels) }));
-      if (layer.xs.length <= 40) {
-        out.push(
-          ...layer.xs.map((v, i) =>
-            s("circle", {
-              class: `dot ${color}`,
-              cx: x(v),
-              cy: y(layer.ys[i]),
-              r: layer.xs.length === 1 ? 3.5 : 2.5,
-            }),
-          ),
-        );
-      }
+        out.push(s("path", { class: `line faint ${color}`, d: path(points(layer.raw), y) }));
+      const drawn = points(layer.ys);
+      out.push(s("path", { class: `line ${color}`, d: path(drawn, y) }));
+      const dots = layer.xs.length <= 40 ? drawn : drawn.filter(isIsolated);
+      out.push(
+        ...dots.map(([px, value]) =>
+          s("circle", {
+            class: `dot ${color}`,
+            cx: px,
+            cy: y(value),
+            r: layer.xs.length === 1 ? 3.5 : 2.5,
+          }),
+        ),
+      );
       return out;
     });
   }
@@ -675,29 +675,50 @@ function nearest(xs, value) {
   return value - xs[i - 1] <= xs[i] - value ? i - 1 : i;
 }
 
-/** An SVG path. With more points than pixels, each pixel keeps its lowest and highest value. */
-function path(xs, ys, x, y, pixels) {
-  const points = xs.length > pixels * 3 ? thinned(xs, ys, x) : xs.map((v, i) => [x(v), ys[i]]);
-  return points.map(([px, v], i) => `${i ? "L" : "M"}${px.toFixed(1)},${y(v).toFixed(1)}`).join("");
+/**
+ * The points of a line: [x in pixels, value, whether a gap is before it]. With more points than
+ * pixels, each pixel keeps its lowest and highest value.
+ */
+function linePoints(xs, ys, gaps, x, pixels) {
+  if (xs.length > pixels * 3) return thinned(xs, ys, gaps, x);
+  return xs.map((v, i) => [x(v), ys[i], !!gaps[i]]);
 }
 
-function thinned(xs, ys, x) {
+/** An SVG path that starts anew after each gap. */
+function path(points, y) {
+  return points
+    .map(([px, v, gap], i) => `${i && !gap ? "L" : "M"}${px.toFixed(1)},${y(v).toFixed(1)}`)
+    .join("");
+}
+
+/** Whether no line leads to a point or from it. */
+function isIsolated([, , gap], i, points) {
+  return (gap || i === 0) && (i === points.length - 1 || points[i + 1][2]);
+}
+
+function thinned(xs, ys, gaps, x) {
   const out = [];
   let column = null,
     low = 0,
-    high = 0;
+    high = 0,
+    gap = false;
+  const add = () => {
+    out.push([column, low, gap]);
+    if (high !== low) out.push([column, high, false]);
+  };
   for (let i = 0; i < xs.length; i++) {
     const px = Math.round(x(xs[i]));
     if (px !== column) {
-      if (column !== null) out.push([column, low], [column, high]);
+      if (column !== null) add();
       column = px;
       low = high = ys[i];
+      gap = !!gaps[i];
     } else {
       low = Math.min(low, ys[i]);
       high = Math.max(high, ys[i]);
     }
   }
-  if (column !== null) out.push([column, low], [column, high]);
+  if (column !== null) add();
   return out;
 }
 

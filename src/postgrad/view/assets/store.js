@@ -32,14 +32,40 @@ export class Store {
     return this.columns.time ? this.columns.time.find((t) => t !== null) || 0 : 0;
   }
 
-  /** {x: {step, time}, y} of one metric, without the lines that lack it. */
+  /** Whether each line has metrics of the same kind as this one: of validations, or of steps. */
+  linesLike(name) {
+    const isValidation = (other) => other.startsWith("validation/");
+    const key = isValidation(name) ? "validation lines" : "step lines";
+    if (!this.cache.has(key)) {
+      const names = this.names().filter((other) => isValidation(other) === isValidation(name));
+      const lines = new Uint8Array(this.count);
+      for (const other of names)
+        this.columns[other].forEach((value, i) => {
+          if (value !== null) lines[i] = 1;
+        });
+      this.cache.set(key, lines);
+    }
+    return this.cache.get(key);
+  }
+
+  /**
+   * {x: {step, time}, y, gaps} of one metric, without the lines that lack it.
+   * gaps[i]: whether a line of the same kind lacks the metric, or has NaN, before point i.
+   */
   series(name) {
     if (!this.cache.has(name)) {
       const { step = [], time = [] } = this.columns,
         startTime = this.startTime;
-      const out = { x: { step: [], time: [] }, y: [] };
+      const out = { x: { step: [], time: [] }, y: [], gaps: [] };
+      const lines = this.linesLike(name);
+      let gap = false;
       (this.columns[name] || []).forEach((value, i) => {
-        if (value === null || step[i] === null) return;
+        if (value === null || step[i] === null) {
+          if (lines[i]) gap = true;
+          return;
+        }
+        out.gaps.push(gap);
+        gap = false;
         out.x.step.push(step[i]);
         out.x.time.push((time[i] || startTime) - startTime);
         out.y.push(value);
