@@ -1,4 +1,4 @@
-"""Atomic writes and file locks of postgrad.files."""
+"""Atomic writes, samples and file locks of postgrad.files."""
 
 import os
 import subprocess
@@ -81,6 +81,16 @@ def test_append_bytes_adds_at_the_end(tmp_path):
     files.append_bytes(tmp_path / "log", b"one\n")
     files.append_bytes(tmp_path / "log", b"two\n")
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
+
+
+def test_samples_are_at_equal_distances(tmp_path):
+    (tmp_path / "large").write_bytes(b"abcdefgh")
+    (tmp_path / "small").write_bytes(b"z")
+    paths = [tmp_path / "large", tmp_path / "small"]
+    assert list(files.sample_files(paths, 3, 2)) == [
+        *(b"large 8 ", b"ab", b"de", b"gh"),
+        *(b"small 1 ", b"z", b"z", b"z"),
+    ]
 
 
 def test_a_lock_is_exclusive_until_its_process_is_killed(tmp_path):

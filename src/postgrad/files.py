@@ -1,4 +1,4 @@
-"""Atomic writes and file locks, for every file that must never be half-written.
+"""Atomic writes, file locks, and samples of large files to hash.
 
 An atomic write fills a temporary path beside the target, syncs it to the disk and renames it.
 A kill at any moment leaves the old file or the new one. Imports the standard library only.
@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -130,6 +130,21 @@ def fsync_tree(folder: Path) -> None:
     """Waits until the disk has every file and folder below `folder`, then `folder` itself."""
     for path in [*folder.rglob("*"), folder]:
         fsync_path(path)
+
+
+def sample_files(files: Iterable[Path], num_samples: int, num_bytes: int) -> Iterator[bytes]:
+    """Yields names, sizes and samples of files to hash that are too large to read whole.
+
+    Each file has `num_samples` samples of `num_bytes` at equal distances: the first at its start,
+    the last at its end. Raises OSError.
+    """
+    for file in files:
+        size = file.stat().st_size
+        yield f"{file.name} {size} ".encode()
+        with file.open("rb") as stream:
+            for i in range(num_samples):
+                stream.seek(max(0, (size - num_bytes) * i // (num_samples - 1)))
+                yield stream.read(num_bytes)
 
 
 def acquire_lock(path: Path, timeout_s: float = 0.0) -> IO[str]:

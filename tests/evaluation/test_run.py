@@ -284,6 +284,14 @@ def test_fingerprint_changes_with_the_weights(reference, tiny, verifier, tmp_pat
     assert weights_fingerprint(str(model), 0) != same
 
 
+def test_fingerprint_is_that_of_earlier_evaluations(tmp_path):
+    """Another value would start finished evaluations again; notes.md is no part of the model."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "notes.md").write_text("a model")
+    (tmp_path / "model.safetensors").write_bytes(bytes(i % 251 for i in range(3 << 20)))
+    assert weights_fingerprint(str(tmp_path), 0) == "f0bc7afeb3f04d94"
+
+
 def test_fingerprint_changes_with_the_chat_template(tiny, tmp_path):
     for file in tiny.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -7,6 +7,7 @@ from typing import Any
 
 from postgrad.config.stored import CONFIG_FILE, read_stored_config
 from postgrad.errors import ConfigError
+from postgrad.files import sample_files
 from postgrad.model.load import resolve_path
 from postgrad.training import checkpoint
 
@@ -83,11 +84,6 @@ def folder_fingerprint(folder: Path) -> str:
     if not any(file.suffix in WEIGHT_SUFFIXES for file in files):
         return ""
     digest = hashlib.blake2b(digest_size=8)
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size} ".encode())
-        with file.open("rb") as stream:
-            for i in range(NUM_SAMPLES):
-                stream.seek(max(0, (size - SAMPLE_BYTES) * i // (NUM_SAMPLES - 1)))
-                digest.update(stream.read(SAMPLE_BYTES))
+    for sample in sample_files(files, NUM_SAMPLES, SAMPLE_BYTES):
+        digest.update(sample)
     return digest.hexdigest()

@@ -15,7 +15,7 @@ from typing import Any
 from postgrad.config.schema import Config
 from postgrad.data.readers import READERS, data_files, exists
 from postgrad.errors import RunError
-from postgrad.files import atomic_write_text
+from postgrad.files import atomic_write_text, sample_files
 
 FILE = "inputs.json"
 ENDINGS = (".py", ".txt", ".md", *READERS)
@@ -101,14 +101,10 @@ def hash_files(names: Iterable[str]) -> dict[str, str]:
 
 def _model_hash(folder: Path) -> str:
     """Return a hash of the sizes and of both ends of a model folder's files."""
+    files = sorted(file for file in folder.iterdir() if file.is_file())
     digest = hashlib.sha256()
-    for path in sorted(file for file in folder.iterdir() if file.is_file()):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size} ".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(SAMPLED_BYTES))
-            file.seek(max(0, size - SAMPLED_BYTES))
-            digest.update(file.read(SAMPLED_BYTES))
+    for sample in sample_files(files, 2, SAMPLED_BYTES):
+        digest.update(sample)
     return digest.hexdigest()
 
 
