@@ -168,8 +168,8 @@ def trackio(folder: Path, config: Config, start: int) -> Tracker:
     def log(number: int, metrics: dict[str, float]) -> None:
         trackio.log(metrics, step=number)
 
-    # Trackio has no public name for the last step of a resumed run.
-    return Tracker(log, trackio.finish, run._next_step - 1 if start else -1)
+    # Trackio has no public name for the last step of a resumed run; old versions have none.
+    return Tracker(log, trackio.finish, getattr(run, "_next_step", 0) - 1 if start else -1)
 
 
 TRACKERS: dict[str, Callable[[Path, Config, int], Tracker]] = {
