@@ -310,6 +310,22 @@ def test_refills_are_bounded(tiny):
     assert b.metrics["refill/times"] == 1 and b.metrics["refill/groups"] == 3
 
 
+def test_the_reward_before_groups_are_left_out_is_a_metric(tiny):
+    b = refilling(tiny, {0, 1, 4, 6}, "method.max_refills=1")
+    scored = []
+    plain = b.scorer.score
+
+    def score(problems, responses, *_):
+        verdicts = plain(problems, responses)
+        scored.extend(verdict.value for verdict in verdicts)
+        return verdicts
+
+    b.scorer.score = score
+    batch = b.until("refill")
+    assert len(scored) == 2 * len(batch) == 6 * 4
+    assert b.metrics["refill/reward"] == pytest.approx(sum(scored) / len(scored))
+
+
 def test_nothing_is_refilled_when_every_group_teaches(tiny):
     b = refilling(tiny, set())
     assert (

@@ -125,6 +125,17 @@ def test_reward_of_own_rows_is_logged_separately(tiny):
     assert b.metrics["off_policy/token_share"] == pytest.approx(given / batch.num_tokens)
 
 
+def test_reward_of_own_rows_is_that_of_the_rows_which_refills_keep(tiny):
+    b = bound("luffy", tiny, "method.max_refills=1", "training.updates_per_step=1")
+    b.scorer.flat = {b.problems[0].uid, b.problems[1].uid}
+    batch = b.until("refill")
+    own = batch.rows["source"] == POLICY
+    assert b.metrics["refill/times"] == 1
+    assert b.metrics["reward/on_policy"] == pytest.approx(float(batch.rows["reward"][own].mean()))
+    given = float((batch.tokens["token_source"] == DEMONSTRATION).sum())
+    assert b.metrics["off_policy/token_share"] == pytest.approx(given / batch.num_tokens)
+
+
 def test_demonstrations_need_no_forward_pass_before_the_update(tiny):
     overrides = ("training.updates_per_step=2",)
     b = bound("luffy", tiny, *overrides)

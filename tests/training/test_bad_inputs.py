@@ -198,6 +198,13 @@ def test_only_the_rows_of_a_method_that_does_not_sample_must_fit_the_context(
 
 
 @pytest.mark.slow
+def test_without_validation_data_the_response_limit_of_validation_is_not_checked(home, tiny):
+    settings = ("rollout.max_response_tokens=600", "data.prompt_style=own", "training.epochs=0")
+    overrides = overrides_of(tiny, *SMALL, "runs=runs", "training.steps=1", *settings)
+    assert main(["train", "cs336_sft", *overrides]) == 0
+
+
+@pytest.mark.slow
 def test_each_row_must_fit_the_context_and_for_kto_each_prompt_with_each_response(
     home, capsys, tiny
 ):

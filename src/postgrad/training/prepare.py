@@ -201,7 +201,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
         _check_given_rows(config, encoder, prompt_lengths, [*train, *held_out], method.mixes_rows)
     else:
         _check_context(config, prompt_lengths)
-    if method.needs_verifier():  # validation samples responses
+    if held_out and method.needs_verifier():  # validation samples responses
         _check_context(config, [len(prompts.encode(problem)) for problem in held_out])
     if agents is not None:  # which write their own prompts
         _check_context(config, [config.data.max_prompt_tokens])

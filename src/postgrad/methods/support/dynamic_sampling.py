@@ -29,6 +29,8 @@ def refill(method: Method, batch: Batch, step: Step) -> Batch:
         kept = _informative_rows(batch, metric)
     step.metrics["refill/times"] = float(num_refills)
     step.metrics["refill/groups"] = float(_count_groups(kept))
+    # reward/mean is over the kept rows; this one can be compared with runs without refills.
+    step.metrics["refill/reward"] = float(batch.rows["reward"].double().mean())
     return kept if len(kept) else batch
 
 

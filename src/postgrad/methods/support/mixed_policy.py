@@ -128,6 +128,17 @@ class MixedPolicy(Grpo):
     def score(self, batch: Batch, step: Step) -> Batch:
         """Scores all rows with one verifier and logs the mean reward per kind of row."""
         batch = super().score(batch, step)
+        self.log_rewards(batch, step)
+        return batch
+
+    def refill(self, batch: Batch, step: Step) -> Batch:
+        """Logs the rewards of the kept rows: score() logged those of the last refill."""
+        batch = super().refill(batch, step)
+        self.log_rewards(batch, step)
+        return batch
+
+    def log_rewards(self, batch: Batch, step: Step) -> None:
+        """Sets the mean reward per kind of row and the share of tokens of others."""
         source = batch.rows["source"]
         on_policy = on_policy_rows(batch)
         kinds = {
@@ -140,7 +151,6 @@ class MixedPolicy(Grpo):
             if bool(rows.any()):
                 step.metrics[f"reward/{name}"] = float(batch.rows["reward"][rows].double().mean())
         step.metrics["off_policy/token_share"] = float(off_policy(batch).double().mean())
-        return batch
 
     def compute_old_logprobs(self, batch: Batch, step: Step) -> Batch:
         """Skips rows without a token of the policy, unless method.max_probability reads them."""
