@@ -326,6 +326,21 @@ def test_the_reward_before_groups_are_left_out_is_a_metric(tiny):
     assert b.metrics["refill/reward"] == pytest.approx(sum(scored) / len(scored))
 
 
+def test_metrics_of_sampling_are_means_over_all_refills(tiny):
+    b = refilling(tiny, {0, 1, 4})
+    rounds = []
+
+    def enrich(batch, step):
+        rounds.append(len(batch))
+        step.metrics["round"] = float(len(rounds))
+        return batch
+
+    b.method.enrich = enrich
+    b.until("refill")
+    assert rounds == [16, 8, 4]
+    assert b.metrics["round"] == pytest.approx((16 * 1 + 8 * 2 + 4 * 3) / 28)
+
+
 def test_nothing_is_refilled_when_every_group_teaches(tiny):
     b = refilling(tiny, set())
     assert (

@@ -132,7 +132,8 @@ class Classmate(Thinking):
         shares = settings.classmate_shares
         batch.rows["reward/classmate"] = combine(scores, shares, self.no_output_score)
         batch.rows["failure"] = failures
-        step.metrics["classmate/failures"] = float(sum(map(bool, failures)))
+        before = step.metrics.get("classmate/failures", 0.0)
+        step.metrics["classmate/failures"] = before + float(sum(map(bool, failures)))
         return self.drop_failures(batch, step)
 
     def advantage_columns(self, batch: Batch, step: Step) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from postgrad.methods.base import Method, Step
 from postgrad.types import Batch
 from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 
+COUNTS = ("reward/failures", "classmate/failures", "demonstration/dropped")  # over all refills
+
 
 def refill(method: Method, batch: Batch, step: Step) -> Batch:
     """Samples more problems until the step has enough groups that differ in method.refill_by.
@@ -21,9 +23,11 @@ def refill(method: Method, batch: Batch, step: Step) -> Batch:
     kept = _informative_rows(batch, metric)
     while _count_groups(kept) < num_groups and num_refills < method.settings.max_refills:
         num_refills += 1
+        before = dict(step.metrics)
         problems = step.data.draw(num_groups - _count_groups(kept))
         fresh = method.sample(method.compose(problems, step), step)
         fresh = method.score(method.enrich(fresh, step), step)
+        step.metrics |= _means(before, len(batch), step.metrics, len(fresh))
         fresh.rows["group"] += (num_refills + 1) * num_groups
         batch = Batch.concat(_with_equal_parts([batch, fresh]))
         kept = _informative_rows(batch, metric)
@@ -32,6 +36,18 @@ def refill(method: Method, batch: Batch, step: Step) -> Batch:
     # reward/mean is over the kept rows; this one can be compared with runs without refills.
     step.metrics["refill/reward"] = float(batch.rows["reward"].double().mean())
     return kept if len(kept) else batch
+
+
+def _means(
+    before: dict[str, float], num_before: int, fresh: dict[str, float], num_fresh: int
+) -> dict[str, float]:
+    """The metrics that sampling and scoring set again, as means over the rows of all refills."""
+    share = num_fresh / (num_before + num_fresh)
+    return {
+        name: value + share * (fresh[name] - value)
+        for name, value in before.items()
+        if name not in COUNTS and not name.startswith(LOG_PREFIX)
+    }
 
 
 def _count_groups(batch: Batch) -> int:
