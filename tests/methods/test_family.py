@@ -333,12 +333,15 @@ def test_metrics_of_sampling_are_means_over_all_refills(tiny):
     def enrich(batch, step):
         rounds.append(len(batch))
         step.metrics["round"] = float(len(rounds))
+        step.metrics["rows"] = float(sum(rounds))
         return batch
 
     b.method.enrich = enrich
+    b.method.counts = (*b.method.counts, "rows")
     b.until("refill")
     assert rounds == [16, 8, 4]
     assert b.metrics["round"] == pytest.approx((16 * 1 + 8 * 2 + 4 * 3) / 28)
+    assert b.metrics["rows"] == 28
 
 
 def test_nothing_is_refilled_when_every_group_teaches(tiny):

@@ -94,6 +94,8 @@ class Method:
     supports_truncated_sampling: ClassVar[bool] = False
     # Parts of the reward, columns `reward/PART`, that the method adds to those of the verifier.
     own_reward_parts: ClassVar[tuple[str, ...]] = ()
+    # Metrics to which each refill of a step adds; the others are means over all rows of the step.
+    counts: ClassVar[tuple[str, ...]] = ("reward/failures",)
     # Score of a response without an output to score.
     no_output_score: float = 0.0
     ports: Ports

@@ -37,6 +37,7 @@ class Classmate(Thinking):
     Settings = ClassmateSettings
     offers = (*Thinking.offers, "classmate")
     own_reward_parts = ("classmate", "consistency")
+    counts = (*Thinking.counts, "classmate/failures")
 
     def check(self) -> None:
         super().check()

@@ -56,6 +56,7 @@ class LuffySettings(MixedPolicySettings):
 
 class Luffy(MixedPolicy):
     Settings = LuffySettings
+    counts = (*MixedPolicy.counts, "demonstration/dropped")
 
     def check(self) -> None:
         super().check()

@@ -1,5 +1,7 @@
 """DAPO's dynamic sampling: groups without a difference are replaced by other groups."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -7,8 +9,6 @@ from postgrad.errors import RunError, did_you_mean
 from postgrad.methods.base import Method, Step
 from postgrad.types import Batch
 from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
-
-COUNTS = ("reward/failures", "classmate/failures", "demonstration/dropped")  # over all refills
 
 
 def refill(method: Method, batch: Batch, step: Step) -> Batch:
@@ -27,7 +27,7 @@ def refill(method: Method, batch: Batch, step: Step) -> Batch:
         problems = step.data.draw(num_groups - _count_groups(kept))
         fresh = method.sample(method.compose(problems, step), step)
         fresh = method.score(method.enrich(fresh, step), step)
-        step.metrics |= _means(before, len(batch), step.metrics, len(fresh))
+        step.metrics |= _means(method.counts, before, len(batch), step.metrics, len(fresh))
         fresh.rows["group"] += (num_refills + 1) * num_groups
         batch = Batch.concat(_with_equal_parts([batch, fresh]))
         kept = _informative_rows(batch, metric)
@@ -39,14 +39,18 @@ def refill(method: Method, batch: Batch, step: Step) -> Batch:
 
 
 def _means(
-    before: dict[str, float], num_before: int, fresh: dict[str, float], num_fresh: int
+    counts: Sequence[str],
+    before: dict[str, float],
+    num_before: int,
+    fresh: dict[str, float],
+    num_fresh: int,
 ) -> dict[str, float]:
     """The metrics that sampling and scoring set again, as means over the rows of all refills."""
     share = num_fresh / (num_before + num_fresh)
     return {
         name: value + share * (fresh[name] - value)
         for name, value in before.items()
-        if name not in COUNTS and not name.startswith(LOG_PREFIX)
+        if name not in counts and not name.startswith(LOG_PREFIX)
     }
 
 
