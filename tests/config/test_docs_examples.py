@@ -27,7 +27,7 @@ def find_commands(pattern: str) -> list[str]:
     for page in [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]:
         text = page.read_text().replace("\\\n", " ")
         for line in re.findall(rf"{pattern} ([^\n`]*)", text):
-            commands.append(re.split(r" #|; | && ", line)[0])
+            commands.append(re.split(r" #|; | && | > ", line)[0])
     return list(dict.fromkeys(commands))
 
 
@@ -37,6 +37,7 @@ def examples() -> list[str]:
     for pattern in ("postgrad train", "postgrad doctor --fit"):
         for command in find_commands(pattern):
             command = re.sub(r" --device(-gib)? \S+", "", command)
+            command = re.sub(r"\$\w+", "1", command)  # a variable of the shell
             if command.split(" ")[0] not in recipe_names():
                 continue
             if not any(exception in command for exception in EXCEPTIONS):
