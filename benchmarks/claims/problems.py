@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 INSTRUCTION = "\nThink step by step, briefly. End with a line: #### and the number."
-# Folder of --data: the files of training and test problems, and the text after each question.
+SHARED = Path("../shared/data")
+# Default of --data, its files of training and test problems, and the text after each question.
 TASKS = {
-    "gsm8k": ("train.jsonl", "test.jsonl", INSTRUCTION),
-    "math": ("deepmath-5k.parquet", "math500.parquet", ""),
+    "gsm8k": (SHARED / "gsm8k", "train.jsonl", "test.jsonl", INSTRUCTION),
+    "math": (SHARED / "bupo", "deepmath-5k.parquet", "math500.parquet", ""),
 }
 
 
@@ -42,11 +43,10 @@ def write_problems(file: Path, source: str, first: int, count: int, instruction:
 
 def write_task(options: argparse.Namespace) -> None:
     """Write train.jsonl and test.jsonl of --task from the folder --data."""
-    train, test, instruction = TASKS[options.task]
+    folder, train, test, instruction = TASKS[options.task]
+    folder = options.data or folder
     for name, source in (("train", train), ("test", test)):
-        write_problems(
-            options.out / f"{name}.jsonl", str(Path(options.data) / source), 0, 0, instruction
-        )
+        write_problems(options.out / f"{name}.jsonl", str(folder / source), 0, 0, instruction)
 
 
 def write_sums(options: argparse.Namespace) -> None:

@@ -24,18 +24,18 @@ from postgrad.data.problems import load_problems
 from postgrad.problem import Problem, Score
 from postgrad.verifiers.scorer import Scorer
 
-ROWS_PER_PASS = 16  # of the update: bounds memory, does not change the gradient
+TOKENS_PER_PASS = 6144  # of responses in the update: bounds memory, does not change the gradient
+MAX_ROWS_PER_PASS = 16
 ROWS_PER_VALIDATION = 1024
 ENGINE_MEMORY = 0.2  # vLLM's share of the GPU
-MAX_PROMPT_TOKENS = 512
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("model", "train", "test", "folder"):
         parser.add_argument(f"--{name}", required=True)
-    numbers = ("steps", "problems", "samples", "tokens", "seed", "validate-every", "test-problems")
-    for name in numbers:
+    numbers = ("steps", "problems", "samples", "tokens", "prompt-tokens", "seed")
+    for name in (*numbers, "validate-every", "test-problems"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--lr", type=float, required=True)
     parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
@@ -146,7 +146,7 @@ def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
         "use_vllm": True,
         "vllm_mode": "colocate",
         "vllm_gpu_memory_utilization": ENGINE_MEMORY,
-        "vllm_max_model_length": MAX_PROMPT_TOKENS + options.tokens,
+        "vllm_max_model_length": options.prompt_tokens + options.tokens,
         "vllm_enable_sleep_mode": True,
     }
 
@@ -161,6 +161,7 @@ def main() -> None:
     scorer = Scorer("auto")
     tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
     rows = options.problems * options.samples
+    rows_per_pass = min(MAX_ROWS_PER_PASS, TOKENS_PER_PASS // options.tokens, rows)
     on_gpu = torch.cuda.is_available()
 
     def reward(completions, uid, **kwargs):
@@ -172,8 +173,8 @@ def main() -> None:
 
     config = GRPOConfig(
         output_dir=str(Path(options.folder) / "trl"),
-        per_device_train_batch_size=min(ROWS_PER_PASS, rows),
-        gradient_accumulation_steps=max(1, rows // ROWS_PER_PASS),
+        per_device_train_batch_size=rows_per_pass,
+        gradient_accumulation_steps=rows // rows_per_pass,
         num_generations=options.samples,
         max_completion_length=options.tokens,
         max_steps=options.steps,
