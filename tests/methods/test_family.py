@@ -310,7 +310,7 @@ def test_refills_are_bounded(tiny):
     assert b.metrics["refill/times"] == 1 and b.metrics["refill/groups"] == 3
 
 
-def test_the_reward_before_groups_are_left_out_is_a_metric(tiny):
+def test_the_reward_counts_the_groups_that_are_left_out(tiny):
     b = refilling(tiny, {0, 1, 4, 6}, "method.max_refills=1")
     scored = []
     plain = b.scorer.score
@@ -323,7 +323,9 @@ def test_the_reward_before_groups_are_left_out_is_a_metric(tiny):
     b.scorer.score = score
     batch = b.until("refill")
     assert len(scored) == 2 * len(batch) == 6 * 4
-    assert b.metrics["refill/reward"] == pytest.approx(sum(scored) / len(scored))
+    assert b.metrics["reward/mean"] == pytest.approx(sum(scored) / len(scored))
+    kept = float(batch.rows["reward"].mean())
+    assert b.metrics["refill/kept_reward"] == pytest.approx(kept) != b.metrics["reward/mean"]
 
 
 def test_metrics_of_sampling_are_means_over_all_refills(tiny):

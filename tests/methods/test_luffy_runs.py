@@ -125,13 +125,24 @@ def test_reward_of_own_rows_is_logged_separately(tiny):
     assert b.metrics["off_policy/token_share"] == pytest.approx(given / batch.num_tokens)
 
 
-def test_reward_of_own_rows_is_that_of_the_rows_which_refills_keep(tiny):
+def test_reward_of_own_rows_counts_the_groups_that_are_left_out(tiny):
     b = bound("luffy", tiny, "method.max_refills=1", "training.updates_per_step=1")
     b.scorer.flat = {b.problems[0].uid, b.problems[1].uid}
+    scored = []
+    plain = b.method.ports.scorer.score
+
+    def score(problems, responses, *more):
+        verdicts = plain(problems, responses, *more)
+        demonstrations = {problem.demonstrations[0] for problem in b.problems}
+        pairs = zip(responses, verdicts, strict=True)
+        scored.extend(one.value for text, one in pairs if text not in demonstrations)
+        return verdicts
+
+    b.method.ports.scorer.score = score
     batch = b.until("refill")
     own = batch.rows["source"] == POLICY
-    assert b.metrics["refill/times"] == 1
-    assert b.metrics["reward/on_policy"] == pytest.approx(float(batch.rows["reward"][own].mean()))
+    assert b.metrics["refill/times"] == 1 and len(scored) > int(own.sum())
+    assert b.metrics["reward/on_policy"] == pytest.approx(sum(scored) / len(scored))
     given = float((batch.tokens["token_source"] == DEMONSTRATION).sum())
     assert b.metrics["off_policy/token_share"] == pytest.approx(given / batch.num_tokens)
 

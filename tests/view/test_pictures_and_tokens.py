@@ -1,13 +1,15 @@
 """Charts as image files, and decoding of single tokens."""
 
 import json
+import math
 import re
 
 import pytest
 from view_runs import WORDS
 
 from postgrad.cli.main import main
-from postgrad.view.picture import arrange, smooth
+from postgrad.view.metrics import Metrics
+from postgrad.view.picture import arrange, isolated, smooth
 from postgrad.view.server import ASSETS
 from postgrad.view.tokens import load_decoder
 
@@ -61,6 +63,28 @@ def test_each_metric_is_in_one_panel_and_order_is_kept():
     assert panels["Loss"] == ["loss", "validation/loss"]
     assert panels["Truncated and not scored"] == ["reward/failures"]
     assert not any("own/thing" in panel_names for panel_names in panels.values())
+
+
+def test_curves_have_gaps_where_steps_lack_a_metric(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    values = [1.0, 2.0, None, float("nan"), 5.0, float("inf"), 7.0, 8.0, None]
+    for i, value in enumerate(values):
+        line = {"step": i, "loss": 0.1} | ({} if value is None else {"reward/mean": value})
+        validation = {"step": i, "validation/accuracy": 0.5}
+        with file.open("a") as stream:
+            stream.write(json.dumps(line) + "\n" + (json.dumps(validation) + "\n") * (i % 4 == 0))
+    metrics = Metrics(file).refresh()
+    steps, curve = metrics.series("reward/mean")
+    assert steps == [0, 1, 3, 4, 5, 6, 7]
+    assert curve == pytest.approx([1, 2, math.nan, 5, math.nan, 7, 8], nan_ok=True)
+    assert isolated(curve) == [3]
+    assert metrics.series("validation/accuracy") == ([0, 4, 8], [0.5] * 3)  # steps are no gaps
+    assert smooth(curve, 0.5)[3:5] == pytest.approx(
+        [(0.25 * 1 + 0.5 * 2 + 1 * 5) / 1.75, math.nan], nan_ok=True
+    )
+    with file.open("a") as stream:
+        stream.write('{"step": 9, "reward/mean": 9.0}\n')
+    assert metrics.refresh().series("reward/mean")[0][-3:] == [7, 8, 9]
 
 
 def test_smoothing_by_hand():

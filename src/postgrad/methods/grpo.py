@@ -29,6 +29,7 @@ from postgrad.methods.support.greedy_baseline import add_greedy_rewards
 from postgrad.methods.support.grpo_settings import GrpoSettings
 from postgrad.methods.support.length_penalty import add_overlong_penalty, mask_truncated
 from postgrad.methods.support.policy_update import PolicyUpdate
+from postgrad.methods.support.scoring import reward_metrics
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.types import Batch
 
@@ -102,8 +103,13 @@ class Grpo(PolicyUpdate):
         return batch
 
     def refill(self, batch: Batch, step: Step) -> Batch:
-        """DAPO's dynamic sampling."""
-        return refill(self, batch, step)
+        """DAPO's dynamic sampling. Rewards are logged over all scored rows, as without it."""
+        kept, scored = refill(self, batch, step)
+        self.log_rewards(scored, step)
+        return kept
+
+    def log_rewards(self, batch: Batch, step: Step) -> None:
+        step.metrics |= reward_metrics(batch)
 
     def sample_greedy(self, batch: Batch, step: Step) -> Batch:
         """ReMax's baseline: the reward of one greedy response per problem."""

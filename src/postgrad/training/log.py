@@ -18,6 +18,7 @@ from postgrad.data.rollout_folder import rollout_files
 from postgrad.errors import RunError
 from postgrad.files import atomic_file, atomic_write_text, fsync_path
 from postgrad.methods.base import Stage, Step
+from postgrad.methods.support.scoring import reward_metrics
 from postgrad.types import SOURCE_NAMES, Batch, ColumnError
 from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 
@@ -181,12 +182,7 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "response/truncated": num_truncated / len(batch),
         "prompt/length": float(batch.prompt.lengths.double().mean()),
     }
-    for name, column in batch.rows.items():
-        if name == "reward":
-            metrics["reward/mean"] = float(column.double().mean())
-            metrics["reward/std"] = float(column.double().std(unbiased=False))
-        elif name.startswith("reward/"):
-            metrics[name] = float(column.double().nanmean())
+    metrics |= reward_metrics(batch)
     if "advantages" in batch.tokens:
         has_signal = batch.sum_tokens(batch.tokens["advantages"].abs()) > 0
         metrics["advantages/rows_with_signal"] = float(has_signal.double().mean())

@@ -30,6 +30,7 @@ class Metrics:
 
     def _reset(self) -> None:
         self.columns: dict[str, array[float]] = {}
+        self.lines_by_kind: dict[bool, list[bool]] = {}  # filled by _lines_like
         self.num_lines = 0
         self.offset = 0
         self.stride = 1
@@ -58,6 +59,7 @@ class Metrics:
         return self
 
     def _read_appended(self) -> None:
+        self.lines_by_kind.clear()
         with self.file.open("rb") as file:
             file.seek(self.offset)
             while chunk := file.read(CHUNK_BYTES):
@@ -125,16 +127,37 @@ class Metrics:
             return None
 
     def series(self, name: str) -> tuple[list[float], list[float]]:
-        """(steps, values) of a column, without the lines that lack it."""
+        """(steps, values) of a column, as the page draws it.
+
+        NaN stands for lines of the same kind, validations or steps, that lack it between others.
+        """
         steps: list[float] = []
         values: list[float] = []
         with self._lock:
+            is_like = self._lines_like(name)
             columns = self.columns.get("step", ()), self.columns.get(name, ())
-            for step, value in zip(*columns, strict=False):
-                if not math.isnan(value):
-                    steps.append(step)
-                    values.append(value)
+            gap: list[float] = []
+            for step, value, like in zip(*columns, is_like, strict=False):
+                if math.isfinite(value):
+                    steps += [*gap, step]
+                    values += [*(NAN for _ in gap), value]
+                    gap = []
+                elif like and values:
+                    gap = [step]
         return steps, values
+
+    def _lines_like(self, name: str) -> list[bool]:
+        """Whether each line has metrics of the same kind as this one: of validations, or steps."""
+        kind = is_of_validation(name)
+        if kind not in self.lines_by_kind:
+            found = [False] * self.num_lines
+            for other, column in self.columns.items():
+                if other in ("step", "time") or is_of_validation(other) != kind:
+                    continue
+                for i, value in enumerate(column):
+                    found[i] = found[i] or math.isfinite(value)
+            self.lines_by_kind[kind] = found
+        return self.lines_by_kind[kind]
 
 
 def parse_line(raw: bytes) -> dict[str, Any] | None:
@@ -151,7 +174,11 @@ def parse_line(raw: bytes) -> dict[str, Any] | None:
 
 def is_validation(line: dict[str, Any]) -> bool:
     """Whether a line holds validation metrics."""
-    return any(name.startswith("validation/") for name in line)
+    return any(map(is_of_validation, line))
+
+
+def is_of_validation(name: str) -> bool:
+    return name.startswith("validation/")
 
 
 def _format_numbers(column: "array[float]", start: int, end: int, exact: bool) -> str:

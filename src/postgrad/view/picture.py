@@ -146,15 +146,28 @@ def label(name: str) -> str:
 
 
 def smooth(values: Sequence[float], weight: float) -> list[float]:
-    """Exponential moving average with bias correction."""
+    """Exponential moving average with bias correction; a NaN is a gap and is left out of it."""
     total = 0.0
     mass = 0.0
     averages: list[float] = []
     for value in values:
+        if math.isnan(value):
+            averages.append(value)
+            continue
         total = total * weight + value * (1 - weight)
         mass = mass * weight + 1 - weight
         averages.append(total / mass)
     return averages
+
+
+def isolated(values: Sequence[float]) -> list[int]:
+    """The values between two gaps, which no line shows."""
+    padded = [math.nan, *values, math.nan]
+    return [
+        i
+        for i, value in enumerate(values)
+        if not math.isnan(value) and math.isnan(padded[i]) and math.isnan(padded[i + 2])
+    ]
 
 
 def _draw_lines(axis: Any, series: Series, smoothing: float) -> None:
@@ -166,6 +179,8 @@ def _draw_lines(axis: Any, series: Series, smoothing: float) -> None:
             curve = smooth(values, smoothing)
         style = "o-" if len(steps) <= MAX_MARKED else "-"
         axis.plot(steps, curve, style, color=color, label=name, linewidth=1.5, markersize=3)
+        alone = isolated(curve)
+        axis.plot([steps[i] for i in alone], [curve[i] for i in alone], "o", color=color, ms=3)
 
 
 def _draw_band(axis: Any, series: Series, smoothing: float) -> None:

@@ -11,11 +11,11 @@ from postgrad.types import Batch
 from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 
 
-def refill(method: Method, batch: Batch, step: Step) -> Batch:
+def refill(method: Method, batch: Batch, step: Step) -> tuple[Batch, Batch]:
     """Samples more problems until the step has enough groups that differ in method.refill_by.
 
-    Tries at most method.max_refills times. If no group differs, all rows are returned; the
-    driver's guard counts such steps.
+    Tries at most method.max_refills times. Returns the rows of those groups, and all scored rows.
+    If no group differs, all rows are kept; the driver's guard counts such steps.
     """
     metric = method.settings.refill_by
     num_groups = method.config.training.problems_per_step
@@ -33,9 +33,9 @@ def refill(method: Method, batch: Batch, step: Step) -> Batch:
         kept = _informative_rows(batch, metric)
     step.metrics["refill/times"] = float(num_refills)
     step.metrics["refill/groups"] = float(_count_groups(kept))
-    # reward/mean is over the kept rows; this one can be compared with runs without refills.
-    step.metrics["refill/reward"] = float(batch.rows["reward"].double().mean())
-    return kept if len(kept) else batch
+    kept = kept if len(kept) else batch
+    step.metrics["refill/kept_reward"] = float(kept.rows["reward"].double().mean())
+    return kept, batch
 
 
 def _means(

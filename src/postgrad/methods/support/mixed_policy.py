@@ -128,16 +128,20 @@ class MixedPolicy(Grpo):
     def score(self, batch: Batch, step: Step) -> Batch:
         """Scores all rows with one verifier and logs the mean reward per kind of row."""
         batch = super().score(batch, step)
-        self.log_rewards(batch, step)
+        self.log_sources(batch, step)
         return batch
 
     def refill(self, batch: Batch, step: Step) -> Batch:
-        """Logs the rewards of the kept rows: score() logged those of the last refill."""
+        """Logs the share of tokens of others in the kept rows."""
         batch = super().refill(batch, step)
-        self.log_rewards(batch, step)
+        self.log_token_share(batch, step)
         return batch
 
     def log_rewards(self, batch: Batch, step: Step) -> None:
+        super().log_rewards(batch, step)
+        self.log_sources(batch, step)
+
+    def log_sources(self, batch: Batch, step: Step) -> None:
         """Sets the mean reward per kind of row and the share of tokens of others."""
         source = batch.rows["source"]
         on_policy = on_policy_rows(batch)
@@ -150,6 +154,9 @@ class MixedPolicy(Grpo):
         for name, rows in kinds.items():
             if bool(rows.any()):
                 step.metrics[f"reward/{name}"] = float(batch.rows["reward"][rows].double().mean())
+        self.log_token_share(batch, step)
+
+    def log_token_share(self, batch: Batch, step: Step) -> None:
         step.metrics["off_policy/token_share"] = float(off_policy(batch).double().mean())
 
     def compute_old_logprobs(self, batch: Batch, step: Step) -> Batch:

@@ -82,6 +82,18 @@ def add_scores(batch: Batch, results: Sequence[Score | Failure]) -> None:
         batch.rows[f"reward/{name}"] = torch.tensor(parts)
 
 
+def reward_metrics(batch: Batch) -> dict[str, float]:
+    """The metrics of the rows' rewards and their parts."""
+    metrics: dict[str, float] = {}
+    for name, column in batch.rows.items():
+        if name == "reward":
+            metrics["reward/mean"] = float(column.double().mean())
+            metrics["reward/std"] = float(column.double().std(unbiased=False))
+        elif name.startswith("reward/"):
+            metrics[name] = float(column.double().nanmean())
+    return metrics
+
+
 def drop_failures(batch: Batch, step: Step, max_rate: float) -> Batch:
     """The rows without a `failure`. The others are recorded in the step and counted.
 
