@@ -244,7 +244,7 @@ def test_missing_values_are_gaps(browser, tmp_path, steps):
             del metrics["reward/mean"]
         log.write(step, metrics)
         if step % part == 0:
-            log.write(step, {"validation/accuracy": 0.5})
+            log.write(step, {"validation/accuracy": 0.5, "watch/reward_rise": 0.2})
     with serving(tmp_path) as server:
         browser.open("#/run/run/curves", server)
         first, point, last = line_pieces(browser, "Reward")

@@ -70,7 +70,7 @@ def test_curves_have_gaps_where_steps_lack_a_metric(tmp_path):
     values = [1.0, 2.0, None, float("nan"), 5.0, float("inf"), 7.0, 8.0, None]
     for i, value in enumerate(values):
         line = {"step": i, "loss": 0.1} | ({} if value is None else {"reward/mean": value})
-        validation = {"step": i, "validation/accuracy": 0.5}
+        validation = {"step": i, "validation/accuracy": 0.5, "watch/reward_rise": 0.2}
         with file.open("a") as stream:
             stream.write(json.dumps(line) + "\n" + (json.dumps(validation) + "\n") * (i % 4 == 0))
     metrics = Metrics(file).refresh()
@@ -78,7 +78,9 @@ def test_curves_have_gaps_where_steps_lack_a_metric(tmp_path):
     assert steps == [0, 1, 3, 4, 5, 6, 7]
     assert curve == pytest.approx([1, 2, math.nan, 5, math.nan, 7, 8], nan_ok=True)
     assert isolated(curve) == [3]
+    assert metrics.series("loss")[0] == list(range(9))  # validations are no gaps
     assert metrics.series("validation/accuracy") == ([0, 4, 8], [0.5] * 3)  # steps are no gaps
+    assert metrics.series("watch/reward_rise") == ([0, 4, 8], [0.2] * 3)
     assert smooth(curve, 0.5)[3:5] == pytest.approx(
         [(0.25 * 1 + 0.5 * 2 + 1 * 5) / 1.75, math.nan], nan_ok=True
     )

@@ -30,7 +30,7 @@ class Metrics:
 
     def _reset(self) -> None:
         self.columns: dict[str, array[float]] = {}
-        self.lines_by_kind: dict[bool, list[bool]] = {}  # filled by _lines_like
+        self.kinds: list[str] = []  # filled by _line_kinds
         self.num_lines = 0
         self.offset = 0
         self.stride = 1
@@ -59,7 +59,7 @@ class Metrics:
         return self
 
     def _read_appended(self) -> None:
-        self.lines_by_kind.clear()
+        self.kinds = []
         with self.file.open("rb") as file:
             file.seek(self.offset)
             while chunk := file.read(CHUNK_BYTES):
@@ -134,30 +134,32 @@ class Metrics:
         steps: list[float] = []
         values: list[float] = []
         with self._lock:
-            is_like = self._lines_like(name)
             columns = self.columns.get("step", ()), self.columns.get(name, ())
+            own_kind = ""  # that of the first line with the metric
             gap: list[float] = []
-            for step, value, like in zip(*columns, is_like, strict=False):
+            for step, value, kind in zip(*columns, self._line_kinds(), strict=False):
                 if math.isfinite(value):
+                    own_kind = own_kind or kind
                     steps += [*gap, step]
                     values += [*(NAN for _ in gap), value]
                     gap = []
-                elif like and values:
+                elif values and kind == own_kind:
                     gap = [step]
         return steps, values
 
-    def _lines_like(self, name: str) -> list[bool]:
-        """Whether each line has metrics of the same kind as this one: of validations, or steps."""
-        kind = is_of_validation(name)
-        if kind not in self.lines_by_kind:
-            found = [False] * self.num_lines
-            for other, column in self.columns.items():
-                if other in ("step", "time") or is_of_validation(other) != kind:
-                    continue
-                for i, value in enumerate(column):
-                    found[i] = found[i] or math.isfinite(value)
-            self.lines_by_kind[kind] = found
-        return self.lines_by_kind[kind]
+    def _line_kinds(self) -> list[str]:
+        """Whether each line is of a "validation" or of a "step"; "" for one without a number.
+
+        The line of a validation may also have metrics with other names, such as watch/reward_rise.
+        """
+        if not self.kinds:
+            self.kinds = [""] * self.num_lines
+            for name in sorted(set(self.columns) - {"step", "time"}, key=is_of_validation):
+                kind = "validation" if is_of_validation(name) else "step"
+                for i, value in enumerate(self.columns[name]):
+                    if math.isfinite(value):
+                        self.kinds[i] = kind
+        return self.kinds
 
 
 def parse_line(raw: bytes) -> dict[str, Any] | None:

@@ -32,18 +32,22 @@ export class Store {
     return this.columns.time ? this.columns.time.find((t) => t !== null) || 0 : 0;
   }
 
-  /** Whether each line has metrics of the same kind as this one: of validations, or of steps. */
-  linesLike(name) {
-    const isValidation = (other) => other.startsWith("validation/");
-    const key = isValidation(name) ? "validation lines" : "step lines";
+  /**
+   * Whether each line is of a "validation" or of a "step"; "" for one without a number. The line of
+   * a validation may also have metrics with other names, such as watch/reward_rise.
+   */
+  lineKinds() {
+    const key = "kinds of lines";
     if (!this.cache.has(key)) {
-      const names = this.names().filter((other) => isValidation(other) === isValidation(name));
-      const lines = new Uint8Array(this.count);
-      for (const other of names)
-        this.columns[other].forEach((value, i) => {
-          if (value !== null) lines[i] = 1;
+      const kinds = Array(this.count).fill("");
+      for (const name of this.names()) {
+        const isValidation = name.startsWith("validation/");
+        this.columns[name].forEach((value, i) => {
+          if (value === null) return;
+          if (isValidation || !kinds[i]) kinds[i] = isValidation ? "validation" : "step";
         });
-      this.cache.set(key, lines);
+      }
+      this.cache.set(key, kinds);
     }
     return this.cache.get(key);
   }
@@ -57,13 +61,15 @@ export class Store {
       const { step = [], time = [] } = this.columns,
         startTime = this.startTime;
       const out = { x: { step: [], time: [] }, y: [], gaps: [] };
-      const lines = this.linesLike(name);
-      let gap = false;
+      const kinds = this.lineKinds();
+      let gap = false,
+        ownKind = null; // that of the first line with the metric
       (this.columns[name] || []).forEach((value, i) => {
         if (value === null || step[i] === null) {
-          if (lines[i]) gap = true;
+          if (kinds[i] === ownKind) gap = true;
           return;
         }
+        ownKind ||= kinds[i];
         out.gaps.push(gap);
         gap = false;
         out.x.step.push(step[i]);
