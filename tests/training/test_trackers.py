@@ -153,21 +153,23 @@ def test_wandb_online_gets_the_same_id_after_a_resume(tiny, tmp_path, monkeypatc
 
     monkeypatch.setattr(wandb, "init", lambda **given: calls.append(given) or Run())
     (tmp_path / "runs" / "test").mkdir(parents=True)
-    for start in (0, 2, 0):  # a new run, a resumed one, one without a checkpoint
-        config = config_of("grpo", tiny, f"runs={tmp_path}/runs", "track=wandb")
+    # a new run, a resumed one, one without a checkpoint, a copy of the folder that is resumed
+    for start, name in ((0, "test"), (2, "test"), (0, "test"), (2, "copy")):
+        config = config_of("grpo", tiny, f"runs={tmp_path}/runs", "track=wandb", f"name={name}")
         tracker = trackers.wandb(tmp_path / "runs" / "test", config, start)
         tracker.log(3, {"reward/mean": 0.5})
         tracker.finish()
     first = calls[0]
     second = calls[2]
     assert first["project"] == "postgrad" and first["name"] == "test" and first["resume"] == "allow"
-    assert first["id"] == second["id"] != calls[4]["id"]
+    assert first["id"] == second["id"]
+    assert len({calls[i]["id"] for i in (0, 4, 6)}) == 3
     assert first["dir"] == str(tmp_path / "runs" / "test")
     assert first["config"]["optimizer"]["lr"] == config.optimizer.lr and "mode" not in first, (
         "WANDB_MODE alone decides"
     )
     assert first["settings"].console == "off" and calls[1] == ("*", "step")
-    assert logged == [{"step": 3, "reward/mean": 0.5}, "finished"] * 3
+    assert logged == [{"step": 3, "reward/mean": 0.5}, "finished"] * 4
 
 
 def test_no_step_is_sent_twice_after_a_kill(tiny, tmp_path, monkeypatch, capsys):
@@ -240,6 +242,30 @@ def test_trackio_has_each_step_once_after_a_kill(tiny, tmp_path, trackio_folder,
     again = trackio_rows(trackio_folder, "killed")[5:]
     assert [(step, metrics["loss"]) for _, step, metrics in again] == [(1, 3.0), (2, 3.0)]
     assert {row[0] for row in first}.isdisjoint(row[0] for row in again), "a run of its own"
+
+
+@pytest.mark.slow
+def test_trackio_does_not_resume_a_run_of_another_folder(tiny, tmp_path, trackio_folder, capsys):
+    config = config_of("grpo", tiny, "name=same", "track=trackio")
+
+    def send(folder, start, steps, loss):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        reporter = trackers.TrackerReporter("trackio")
+        reporter.started(tmp_path / folder, config, start)
+        for step in steps:
+            reporter.step({"step": step, "time": 0.0, "loss": loss}, None)  # type: ignore[arg-type]
+        reporter.stopped()
+
+    send("first", 0, (1, 2), 1.0)
+    send("second", 0, (1, 2, 3, 4), 2.0)
+    send("first", 2, (3, 4, 5), 1.5)
+    assert "has steps" not in capsys.readouterr().out
+    send("first", 5, (6,), 1.5)
+    rows = trackio_rows(trackio_folder, "same")
+    losses = {(step, metrics["loss"]) for _, step, metrics in rows}
+    assert {(3, 1.5), (4, 1.5), (5, 1.5), (6, 1.5)} <= losses
+    by_run = {run_id: {m["loss"] for r, _, m in rows if r == run_id} for run_id, _, _ in rows}
+    assert sorted(map(sorted, by_run.values())) == [[1.0], [1.5], [2.0]], "no run has two folders"
 
 
 @pytest.mark.slow

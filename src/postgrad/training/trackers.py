@@ -7,7 +7,7 @@ import dataclasses
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
@@ -105,7 +105,7 @@ def wandb(folder: Path, config: Config, start: int) -> Tracker:
     run = wandb.init(
         project="postgrad",
         name=config.name,
-        id=_wandb_id(folder, start),
+        id=_wandb_id(folder, config, start),
         resume="allow",
         dir=str(folder),
         config=dataclasses.asdict(config),
@@ -125,12 +125,25 @@ def wandb(folder: Path, config: Config, start: int) -> Tracker:
     return Tracker(log, finish, int(run.summary.get("step", -1)))
 
 
-def _wandb_id(folder: Path, start: int) -> str:
+def _wandb_id(folder: Path, config: Config, start: int) -> str:
     """Return the id with which a resumed run continues; one from step 0 gets a new id."""
     file = folder / "wandb_id"
-    if start == 0 or not file.is_file():
-        atomic_write_text(file, uuid.uuid4().hex)
-    return file.read_text()
+    run_id = (_read_id(file, config) if start else "") or uuid.uuid4().hex
+    _write_id(file, config, run_id)
+    return run_id
+
+
+def _read_id(file: Path, config: Config) -> str:
+    """Return the tracker's id of this run; "" if there is none, or if its folder is a copy."""
+    if not file.is_file():
+        return ""
+    run_id, _, name = file.read_text().partition(" ")
+    return run_id if name == config.name else ""
+
+
+def _write_id(file: Path, config: Config, run_id: str) -> None:
+    """Write the id with the run's name, which differs in a copy of the folder."""
+    atomic_write_text(file, f"{run_id} {config.name}")
 
 
 def tensorboard(folder: Path, config: Config, start: int) -> Tracker:
@@ -157,19 +170,35 @@ def trackio(folder: Path, config: Config, start: int) -> Tracker:
     """
     import trackio
 
-    run = trackio.init(
-        project="postgrad",
-        name=config.name.replace("/", "-"),
-        config=dataclasses.asdict(config),
-        resume="allow" if start else "never",
-        embed=False,
-    )
+    def init(resume: str) -> Any:
+        return trackio.init(
+            project="postgrad",
+            name=config.name.replace("/", "-"),
+            config=dataclasses.asdict(config),
+            resume=resume,
+            embed=False,
+        )
 
     def log(number: int, metrics: dict[str, float]) -> None:
         trackio.log(metrics, step=number)
 
+    # Trackio resumes the newest run of a name. Old versions have one run per name and no ids.
+    file = folder / "trackio_id"
+    run_id = _read_id(file, config)
+    is_resumed = start > 0 and bool(run_id or not file.is_file())
+    run = init("allow" if is_resumed else "never")
     # Trackio has no public name for the last step of a resumed run; old versions have none.
-    return Tracker(log, trackio.finish, getattr(run, "_next_step", 0) - 1 if start else -1)
+    last_step = getattr(run, "_next_step", 0) - 1 if is_resumed else -1
+    if last_step >= 0 and run_id not in ("", getattr(run, "id", run_id)):
+        trackio.finish()
+        print_line(
+            f"track=trackio has a newer run of the name {config.name}, from another folder; the "
+            f"steps after {start} are a new run there"
+        )
+        run = init("never")
+        last_step = -1
+    _write_id(file, config, getattr(run, "id", "none"))
+    return Tracker(log, trackio.finish, last_step)
 
 
 TRACKERS: dict[str, Callable[[Path, Config, int], Tracker]] = {
