@@ -9,6 +9,7 @@ from spies import Spy, gradient
 from tiny_runs import config_of
 
 from postgrad.data.feed import Feed
+from postgrad.errors import RunError
 from postgrad.methods.grpo import Grpo
 from postgrad.methods.support.grpo_settings import kl_estimator
 from postgrad.model.metrics import MetricAccumulator
@@ -344,6 +345,43 @@ def test_metrics_of_sampling_are_means_over_all_refills(tiny):
     assert rounds == [16, 8, 4]
     assert b.metrics["round"] == pytest.approx((16 * 1 + 8 * 2 + 4 * 3) / 28)
     assert b.metrics["rows"] == 28
+
+
+def test_a_problem_that_is_drawn_again_in_a_refill_has_other_responses(tiny):
+    b = refilling(tiny, {0, 1, 2, 3}, "method.max_refills=2")
+    b.feed = Feed(b.problems[:4], shuffle=False)
+    batch = b.until("refill")
+    assert b.metrics["refill/times"] == 2 and len(batch) == 3 * 16
+    responses = [tuple(ids.tolist()) for ids in batch.response.split()]
+    assert len(set(zip(batch.rows["uid"], responses, strict=True))) > 2 * 16
+    assert len(set(batch.names)) == len(batch)
+
+
+def test_a_refill_that_cannot_be_scored_does_not_end_the_run(tiny):
+    """Problems 4 and 5 fail: all rows of the first refill, a small part of those of the step."""
+    b = refilling(tiny, {0, 1}, "method.max_refills=2")
+    bad = {problem.uid for problem in b.problems[4:6]}
+    plain = b.scorer.score
+
+    def score(problems, responses, *more):
+        verdicts = plain(problems, responses, *more)
+        pairs = zip(problems, verdicts, strict=True)
+        return [Failure("test", "no answer") if p.uid in bad else v for p, v in pairs]
+
+    b.scorer.score = score
+    b.method.enrich = lambda batch, step: step.metrics.update(rows=float(len(batch))) or batch
+    batch = b.until("refill")
+    assert numbers_of(b, batch) == [2, 3, 6, 7]
+    assert b.metrics["reward/failures"] == 8 and b.metrics["refill/times"] == 2
+    assert b.metrics["rows"] == pytest.approx((16 * 16 + 8 * 8) / 24), "of the scored rows"
+    bad |= {problem.uid for problem in b.problems}
+    with pytest.raises(RunError, match="100%"):
+        b.until("refill")
+    bad -= {problem.uid for problem in b.problems[:4]}
+    b.feed = Feed(b.problems, shuffle=False)
+    b.config.reward.max_failure_rate = 0.3
+    with pytest.raises(RunError, match="33%"):  # 8 of 24
+        b.until("refill")
 
 
 def test_nothing_is_refilled_when_every_group_teaches(tiny):

@@ -215,7 +215,7 @@ class Method:
         """Samples responses. The given rows and the sampled rows become one batch."""
         sampling = make_sampling(self.config.rollout)
         sampling = replace(sampling, record_kept=sampling.filters)
-        requests = [(group.problem, range(group.num_samples), group.prefixes) for group in groups]
+        requests = [(group.problem, group.indices, group.prefixes) for group in groups]
         sampled = self.generate(requests, sampling, step.number)
         if self.ports.turns is not None:
             completions = [one for group in sampled for one in group]
@@ -232,11 +232,11 @@ class Method:
                     row.rows.setdefault("messages", "")
                 rows.append(row)
             prompt = self.ports.prompts.encode(group.problem) if completions else []
-            for index, completion in enumerate(completions):
-                prefix = group.prefixes[index] if index < len(group.prefixes) else []
+            for i, completion in enumerate(completions):
+                prefix = group.prefixes[i] if i < len(group.prefixes) else []
                 row = sampled_row(group.problem, prompt, prefix, completion)
                 row.group = number
-                row.index = index
+                row.index = group.first_index + i
                 rows.append(row)
         return Batch.of(rows)
 

@@ -15,7 +15,7 @@ class Step:
 
     `number` starts at 1; a validation is step 0. `data` is where problems are drawn from. `metrics`
     are logged at the end of the step. `failed` has the rows that could not be scored. `log` has the
-    metrics that reward functions logged.
+    metrics that reward functions logged. In a refill, `num_scored` rows have a score already.
     """
 
     number: int
@@ -23,6 +23,7 @@ class Step:
     metrics: dict[str, float] = field(default_factory=dict)
     failed: list[Batch] = field(default_factory=list)
     log: RewardLog = field(default_factory=RewardLog)
+    num_scored: int = 0
 
     def problems(self, batch: Batch) -> list[Problem]:
         """The problem of each row."""
@@ -33,13 +34,20 @@ class Step:
 class Group:
     """The plan for one problem's group: rows that are given, and how many to sample.
 
-    `prefixes` are first tokens for the first sampled rows; the engine continues them.
+    `prefixes` are first tokens for the first sampled rows; the engine continues them. The seeds of
+    the samples follow from their indices, the first of which is `first_index`.
     """
 
     problem: Problem
     num_samples: int
     given_rows: list[Trajectory] = field(default_factory=list)
     prefixes: list[list[int]] = field(default_factory=list)
+    first_index: int = 0
+
+    @property
+    def indices(self) -> range:
+        """The indices of the samples."""
+        return range(self.first_index, self.first_index + self.num_samples)
 
 
 # Takes the result of the stage before and the step; returns the input of the next stage.

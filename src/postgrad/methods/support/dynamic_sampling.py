@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from postgrad.errors import RunError, did_you_mean
-from postgrad.methods.base import Method, Step
+from postgrad.methods.base import Group, Method, Step
+from postgrad.methods.support.scoring import NoRowsLeft
 from postgrad.types import Batch
 from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 
@@ -24,18 +25,33 @@ def refill(method: Method, batch: Batch, step: Step) -> tuple[Batch, Batch]:
     while _count_groups(kept) < num_groups and num_refills < method.settings.max_refills:
         num_refills += 1
         before = dict(step.metrics)
+        step.num_scored = len(batch)
         problems = step.data.draw(num_groups - _count_groups(kept))
-        fresh = method.sample(method.compose(problems, step), step)
-        fresh = method.score(method.enrich(fresh, step), step)
+        groups = method.compose(problems, step)
+        _set_indices(groups, batch, step, num_refills * method.config.rollout.samples)
+        try:
+            fresh = method.score(method.enrich(method.sample(groups, step), step), step)
+        except NoRowsLeft:
+            step.metrics |= _means(method.counts, before, len(batch), before, 0)
+            continue
         step.metrics |= _means(method.counts, before, len(batch), step.metrics, len(fresh))
         fresh.rows["group"] += (num_refills + 1) * num_groups
         batch = Batch.concat(_with_equal_parts([batch, fresh]))
         kept = _informative_rows(batch, metric)
+    step.num_scored = 0
     step.metrics["refill/times"] = float(num_refills)
     step.metrics["refill/groups"] = float(_count_groups(kept))
     kept = kept if len(kept) else batch
     step.metrics["refill/kept_reward"] = float(kept.rows["reward"].double().mean())
     return kept, batch
+
+
+def _set_indices(groups: Sequence[Group], batch: Batch, step: Step, first: int) -> None:
+    """Gives problems that the step has sampled before other indices, hence other responses."""
+    sampled = {uid for rows in (batch, *step.failed) for uid in rows.rows["uid"]}
+    for group in groups:
+        if group.problem.uid in sampled:
+            group.first_index = first
 
 
 def _means(

@@ -94,22 +94,30 @@ def reward_metrics(batch: Batch) -> dict[str, float]:
     return metrics
 
 
+class NoRowsLeft(Exception):
+    """All rows of a refill failed; the rows of the step that have a score are enough to go on."""
+
+
 def drop_failures(batch: Batch, step: Step, max_rate: float) -> Batch:
     """The rows without a `failure`. The others are recorded in the step and counted.
 
-    Raises: RunError if all failed, or more than `max_rate` of them (reward.max_failure_rate).
+    Raises: RunError if all failed, or more than `max_rate` of them (reward.max_failure_rate). In a
+        refill this counts all rows of the step, and NoRowsLeft is raised if all of its own failed.
     """
     failed = torch.tensor([bool(reason) for reason in batch.rows["failure"]])
     before = step.metrics.get("reward/failures", 0.0)
     step.metrics["reward/failures"] = before + float(failed.sum())
     if not bool(failed.any()):
         return batch
-    rate = float(failed.float().mean())
-    if rate > max_rate or bool(failed.all()):
+    rate = float(failed.sum()) / (len(batch) + step.num_scored)
+    all_failed = bool(failed.all())
+    if rate > max_rate or (all_failed and not step.num_scored):
         example = next(reason for reason in batch.rows["failure"] if reason)
         raise RunError(
             f"{rate:.0%} of the responses could not be scored "
             f"(reward.max_failure_rate={max_rate:g}); the first: {example}"
         )
     step.failed.append(batch.select(torch.nonzero(failed)[:, 0]))
+    if all_failed:
+        raise NoRowsLeft
     return batch.select(torch.nonzero(~failed)[:, 0])
