@@ -439,6 +439,8 @@ def test_steps_of_trl_are_updates():
     assert result.overrides["training.steps"] == "10"
     assert result.overrides["training.checkpoint_every"] == "4"
     assert result.overrides["optimizer.warmup_steps"] == "1"
+    result = translate(*read_settings("GRPOConfig(num_iterations=0, max_steps=60)"))
+    assert result.overrides["training.steps"] == "60"
     result = translate(*read_settings(call.replace("max_steps=60", "max_steps=61")))
     assert result.overrides["training.steps"] == "11"
     assert [line.partition(":")[0] for line in result.missing] == ["max_steps=61"]

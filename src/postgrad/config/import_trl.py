@@ -128,7 +128,7 @@ def _count_in_steps(
     """The arguments with numbers of updates as numbers of steps, rounded up, and lines about it."""
     passes = settings.get("num_iterations", "1")
     updates = int(sizes.get("training.updates_per_step", "1"))
-    updates *= int(passes) if passes.isdecimal() else 1
+    updates *= max(1, int(passes)) if passes.isdecimal() else 1
     counted = dict(settings)
     lines: list[str] = []
     for name in IN_UPDATES:
