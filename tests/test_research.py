@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from waiting import wait_for
@@ -102,6 +103,17 @@ def test_trl_has_the_sizes_of_postgrad(research, tmp_path, claim):
     for run in others:
         given = dict(word.removeprefix("--").partition("=")[::2] for word in run.arguments)
         assert {name: given[name] for name in sizes} == {k: str(v) for k, v in sizes.items()}
+
+
+def test_passes_of_trl_make_up_a_whole_update(research, monkeypatch):
+    """TRL's update has all rows of a step, whatever the length of the responses."""
+    stub = SimpleNamespace(GRPOConfig=None, GRPOTrainer=None, Dataset=None)
+    monkeypatch.setitem(sys.modules, "trl", stub)
+    monkeypatch.setitem(sys.modules, "datasets", stub)
+    make = importlib.import_module("claims.trl_grpo")
+    sizes = {256: 16, 768: 8, 1024: 4, 8192: 1}
+    assert {tokens: make.divide_update(256, tokens) for tokens in sizes} == sizes
+    assert make.divide_update(36, 256) == 12
 
 
 def test_math_has_problems_of_deepmath_and_math_500(research, tmp_path):
@@ -527,6 +539,7 @@ def test_a_column_may_read_some_lines_only(research):
 SLEEPER = """
 import sys, time
 from pathlib import Path
+from types import SimpleNamespace
 sys.path.insert(0, sys.argv[1])
 from claims.runs import Run, start_run
 script = Path(sys.argv[2]) / "sleep.py"

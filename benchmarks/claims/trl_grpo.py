@@ -151,6 +151,12 @@ def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def divide_update(rows: int, tokens: int) -> int:
+    """Return how many rows a pass has: as many as fit, so that all passes are equal."""
+    most = max(1, min(MAX_ROWS_PER_PASS, TOKENS_PER_PASS // tokens))
+    return max(number for number in range(1, most + 1) if rows % number == 0)
+
+
 def main() -> None:
     options = parse_options()
     problems = load_problems(options.train)
@@ -161,7 +167,7 @@ def main() -> None:
     scorer = Scorer("auto")
     tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
     rows = options.problems * options.samples
-    rows_per_pass = min(MAX_ROWS_PER_PASS, TOKENS_PER_PASS // options.tokens, rows)
+    rows_per_pass = divide_update(rows, options.tokens)
     on_gpu = torch.cuda.is_available()
 
     def reward(completions, uid, **kwargs):
