@@ -357,6 +357,24 @@ def test_a_problem_that_is_drawn_again_in_a_refill_has_other_responses(tiny):
     assert len(set(batch.names)) == len(batch)
 
 
+def test_a_method_may_set_rewards_of_refills_as_a_list(tiny):
+    b = refilling(tiny, {0, 1})
+    plain = b.method.score
+
+    def score(batch, step):
+        """As the driver, which makes tensors after a stage: not of the rows of a refill."""
+        batch = plain(batch, step)
+        if step.num_scored:
+            batch.rows["reward"] = batch.rows["reward"].tolist()
+            batch.rows["reward/answer"] = batch.rows["reward/answer"].tolist()
+        return batch
+
+    b.method.score = score
+    batch = b.until("refill")
+    assert numbers_of(b, batch) == [2, 3, 4, 5]
+    assert batch.rows["reward"].dtype == batch.rows["reward/answer"].dtype == torch.float32
+
+
 def test_a_refill_that_cannot_be_scored_does_not_end_the_run(tiny):
     """Problems 4 and 5 fail: all rows of the first refill, a small part of those of the step."""
     b = refilling(tiny, {0, 1}, "method.max_refills=2")

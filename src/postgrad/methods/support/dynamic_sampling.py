@@ -102,10 +102,16 @@ def _informative_rows(batch: Batch, metric: str) -> Batch:
 
 
 def _with_equal_parts(batches: list[Batch]) -> list[Batch]:
-    """Adds what only some of the batches have to the others: reward parts as NaN, logs as None."""
+    """Adds what only some of the batches have to the others: reward parts as NaN, logs as None.
+
+    Rewards that a method set as a list become tensors, as the driver makes them after a stage.
+    """
     names = {name for batch in batches for name in batch.rows if name.startswith("reward/")}
     logs = {name for batch in batches for name in batch.rows if name.startswith(LOG_PREFIX)}
     for batch in batches:
+        for name in {"reward", *names} & set(batch.rows):
+            if not isinstance(batch.rows[name], Tensor):
+                batch.rows[name] = torch.as_tensor(batch.rows[name], dtype=torch.float32)
         for name in names - set(batch.rows):
             batch.rows[name] = torch.full((len(batch),), torch.nan)
         for name in logs - set(batch.rows):
