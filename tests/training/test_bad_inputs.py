@@ -557,19 +557,28 @@ class Notes(Reporter):
         self.texts.append(text)
 
 
-def test_the_first_responses_without_a_score_are_reported(tmp_path, tiny):
+@pytest.mark.parametrize("max_refills", [0, 2])
+def test_the_first_responses_without_a_score_are_reported(tmp_path, tiny, max_refills):
+    """Their share is that of all responses, also of those that refills replace."""
     file = tmp_path / "mine.py"
     file.write_text(
         "def sometimes(response, problem):\n"
+        f"    open({str(tmp_path / 'calls')!r}, 'a').write('.')\n"
         "    if sum(map(ord, response)) % 4 == 0:\n"
         "        raise ValueError('one in four')\n"
-        "    return sum(map(ord, response)) % 4\n"
+        "    return float(sum(map(ord, response)) % 5 == 0)\n"
     )
-    settings = (f"reward.verifier={file}:sometimes", "reward.max_failure_rate=0.9")
+    settings = (
+        f"reward.verifier={file}:sometimes",
+        "reward.max_failure_rate=0.9",
+        "training.steps=1",
+        f"method.max_refills={max_refills}",
+    )
     notes = Notes()
     train(config_of("grpo", tiny, *SMALL, *settings, f"runs={tmp_path}"), notes)
     (warning,) = [text for text in notes.texts if "could not be scored" in text]
-    assert warning.startswith("warning: step ") and "one in four" in warning
+    assert warning.startswith("warning: step 1: ") and "one in four" in warning
+    assert f" of {len((tmp_path / 'calls').read_text())} responses" in warning
 
 
 def test_pairs_with_equal_responses_are_reported(tmp_path, tiny):

@@ -15,7 +15,8 @@ class Step:
 
     `number` starts at 1; a validation is step 0. `data` is where problems are drawn from. `metrics`
     are logged at the end of the step. `failed` has the rows that could not be scored. `log` has the
-    metrics that reward functions logged. In a refill, `num_scored` rows have a score already.
+    metrics that reward functions logged. In a refill, `num_scored` rows have a score already;
+    after all of them, `num_left_out` rows have a score and are not in the batch.
     """
 
     number: int
@@ -24,6 +25,7 @@ class Step:
     failed: list[Batch] = field(default_factory=list)
     log: RewardLog = field(default_factory=RewardLog)
     num_scored: int = 0
+    num_left_out: int = 0
 
     def problems(self, batch: Batch) -> list[Problem]:
         """The problem of each row."""

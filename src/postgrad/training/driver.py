@@ -140,7 +140,7 @@ class Driver:
         metrics = self.log.write(number, step.metrics)
         self.validator.watch.add_step(metrics)
         self.reporter.step(metrics, batch)
-        self.note_failures(step, len(batch))
+        self.note_failures(step, len(batch) + step.num_left_out)
         self.guard.check(step, batch)
         return StepResult(number, batch, metrics)
 

@@ -42,6 +42,7 @@ def refill(method: Method, batch: Batch, step: Step) -> tuple[Batch, Batch]:
     step.metrics["refill/times"] = float(num_refills)
     step.metrics["refill/groups"] = float(_count_groups(kept))
     kept = kept if len(kept) else batch
+    step.num_left_out = len(batch) - len(kept)
     step.metrics["refill/kept_reward"] = float(kept.rows["reward"].double().mean())
     return kept, batch
 
