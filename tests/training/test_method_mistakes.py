@@ -1,14 +1,23 @@
 """Mistakes in a user's method: one line that names the method, before the weights change."""
 
+import json
+import shutil
+from collections import Counter
+
+import pyarrow.parquet as pq
 import pytest
 from tiny_runs import metrics_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
 
 HEAD = """
+import functools
+import random
+
 import numpy
 import torch
 
+from postgrad.methods.base import Role
 from postgrad.methods.grpo import Grpo
 
 
@@ -25,20 +34,37 @@ LOSS = """
     def loss(self, batch, current, metrics):
         return {line}
 """
+TOKEN_LOSSES = LOSS.replace("loss", "token_losses")
+STAGES = """
+    def stages(self):
+        stages = super().stages()
+        return [*stages[:5], {line}, *stages[5:]]
+"""
 STATE = """
     def state(self):
+        return {line}
+
+    def load(self, state):
+        pass
+"""
+LR_SCALES = """
+    def lr_scales(self, names):
+        return {line}
+"""
+ROLES = """
+    def roles(self):
         return {line}
 """
 
 
-def train_method(home, monkeypatch, model, code: str, **values: str) -> int:
+def train_method(home, monkeypatch, model, code: str, *more: str, **values: str) -> int:
     """Train two steps with a method of this code; return the exit code."""
     (home / "mine.py").write_text(HEAD + code.format(**values))
     (home / "reward.py").write_text("def score(response, problem):\n    return len(response)\n")
     monkeypatch.chdir(home)
     own = ("method=mine.py:Mine", "reward.verifier=reward.py:score", "runs=runs")
     settings = (*toy_run(steps=2, response_tokens=3), *own, "training.checkpoint_every=2")
-    return main(["train", "grpo", *overrides_of(model, *settings, "name=test")])
+    return main(["train", "grpo", *overrides_of(model, *settings, *more, "name=test")])
 
 
 # (code, its line, what the error says)
@@ -54,7 +80,7 @@ MISTAKES = {
     "NaN as reward": (
         SCORE,
         'batch.rows["reward"][0] = float("nan")',
-        "rewards after score are not finite numbers",
+        "rewards after Mine.score are not finite numbers",
     ),
     "no rows": (SCORE, "batch = batch.select([])", "Mine.score returned a batch without rows"),
     "a text as metric": (SCORE, 'step.metrics["kind"] = "easy"', 'step.metrics["kind"]'),
@@ -67,6 +93,36 @@ MISTAKES = {
         ESTIMATE,
         'batch.tokens["advantages"] = batch.tokens["advantages"] > 0',
         "advantages after Mine.estimate has the type bool",
+    ),
+    "an array as row column": (
+        SCORE,
+        'batch.rows["mine"] = numpy.zeros(len(batch))',
+        "row column mine after Mine.score is a ndarray",
+    ),
+    "mixed types in a row column": (
+        SCORE,
+        'batch.rows["mine"] = [1, "a"] * (len(batch) // 2)',
+        "row column mine after Mine.score has entries of several types: number, str",
+    ),
+    "half precision": (
+        SCORE,
+        'batch.tokens["mine"] = torch.zeros(batch.num_tokens, dtype=torch.bfloat16)',
+        "token column mine after Mine.score is torch.bfloat16",
+    ),
+    "no advantages": (
+        ESTIMATE,
+        'del batch.tokens["advantages"]',
+        "Mine.estimate set no token column advantages",
+    ),
+    "token losses as a column": (
+        TOKEN_LOSSES,
+        "super().token_losses(batch, current, metrics)[:, None]",
+        "Mine.token_losses returned (",
+    ),
+    "one token loss": (
+        TOKEN_LOSSES,
+        "super().token_losses(batch, current, metrics).mean()",
+        "Mine.token_losses returned ()",
     ),
     "no loss": (LOSS, "None", "Mine.loss returned NoneType"),
     "losses": (LOSS, "current.logprobs", "Mine.loss returned a tensor of the shape"),
@@ -139,3 +195,116 @@ def test_settings_that_cannot_work_are_refused(
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and message in err, err
     assert not (tmp_path / "runs").exists()
+
+
+# (code, its line, what the error says): these are found before the first step.
+REFUSED = {
+    "a state that is not read": (
+        STATE.partition("    def load")[0],
+        '{{"a": 1}}',
+        "Mine defines state() and not load(state)",
+    ),
+    "scales of unknown parameters": (
+        LR_SCALES,
+        '{{"layers.0": 0.0}}',
+        "lr_scales names the parameter layers.0",
+    ),
+    "negative scales": (LR_SCALES, "dict.fromkeys(names, -1.0)", "it must be 0 or more"),
+    "a role of an unknown kind": (ROLES, '{{"other": Role("frozn")}}', "did you mean frozen?"),
+    "a stage without a name": (
+        STAGES,
+        "functools.partial(self.score)",
+        "has no name; insert a method of Mine",
+    ),
+    "a stage without step": (STAGES, "lambda batch: batch", "cannot be called as <lambda>(batch"),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_a_mistake_in_a_declaration_is_refused(mistake, tmp_path, monkeypatch, tiny, capsys):
+    code, line, message = REFUSED[mistake]
+    assert train_method(tmp_path, monkeypatch, tiny, code, line=line.format()) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and message in err, err
+
+
+RANDOM = """
+    def score(self, batch, step):
+        batch = super().score(batch, step)
+        step.metrics["noise"] = random.random() + numpy.random.rand() + float(torch.rand(()))
+        return batch
+
+    def loss(self, batch, current, metrics):
+        return super().loss(batch, current, metrics) * float(torch.rand(()))
+"""
+
+
+def test_global_random_numbers_follow_from_seed_and_step(tmp_path, monkeypatch, tiny):
+    seen = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        assert train_method(tmp_path / name, monkeypatch, tiny, RANDOM) == 0
+        lines = [one for one in metrics_of(tmp_path / name / "runs" / "test") if one["step"] > 0]
+        seen.append([(line["noise"], line["grad_norm"]) for line in lines])
+    assert seen[0] == seen[1] and seen[0][0] != seen[0][1]
+
+
+PREPARE = """
+    def prepare(self, batch):
+        batch.tokens["advantages"] *= 10
+        with open("sizes.txt", "a") as file:
+            file.write(f"{{float(batch.tokens['advantages'].abs().sum())}}\\n")
+        return super().prepare(batch)
+"""
+
+
+def test_changes_in_prepare_do_not_add_up_over_epochs(tmp_path, monkeypatch, tiny):
+    more = ("training.ppo_epochs=3", "training.updates_per_step=1")
+    assert train_method(tmp_path, monkeypatch, tiny, PREPARE, *more) == 0
+    sizes = [float(text) for text in (tmp_path / "sizes.txt").read_text().split()]
+    assert len(sizes) == 6 and sizes[0] == sizes[1] == sizes[2] > 0
+
+
+REFILLED = """
+    def stages(self):
+        stages = super().stages()
+        stages.insert(stages.index(self.score) + 1, self.keep_two)
+        return stages
+
+    def keep_two(self, batch, step):
+        keep = [i for i in range(len(batch)) if batch.rows["index"][i] % 4 < 2]
+        return batch.select(keep)
+"""
+
+
+def test_refills_run_stages_that_come_after_the_score(tmp_path, monkeypatch, tiny):
+    """With few tokens, rewards of many groups are equal, so that there are refills."""
+    more = ("method.max_refills=3", "rollout.samples=4", "rollout.max_response_tokens=1")
+    assert train_method(tmp_path, monkeypatch, tiny, REFILLED, *more) == 0
+    lines = [one for one in metrics_of(tmp_path / "runs" / "test") if one["step"] > 0]
+    assert max(line["refill/times"] for line in lines) > 0
+    for file in (tmp_path / "runs" / "test" / "rollouts").glob("*.parquet"):
+        groups = pq.read_table(file)["group"].to_pylist()
+        assert set(Counter(groups).values()) == {2}, file
+
+
+def test_a_frozen_model_with_other_tokens_is_refused(tmp_path, monkeypatch, tiny, capsys):
+    shutil.copytree(tiny, tmp_path / "other")
+    file = tmp_path / "other" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["1"], vocab["2"] = vocab["2"], vocab["1"]
+    file.write_text(json.dumps(tokenizer))
+    line = '{"teacher": Role("frozen", "other")}'
+    assert train_method(tmp_path, monkeypatch, tiny, ROLES, line=line) == 2
+    assert "the model teacher (other) has another tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("loss", "is_noted"), [("geo_mean", True), ("ppo_clip", False)])
+def test_an_aggregation_that_a_formula_does_not_assume_is_noted(
+    loss, is_noted, tmp_path, monkeypatch, tiny, capsys
+):
+    assert train_method(tmp_path, monkeypatch, tiny, "    pass", f"method.loss={loss}") == 0
+    note = "method.loss=geo_mean assumes method.aggregation=seq-mean-token-mean; this run has token"
+    captured = capsys.readouterr()
+    assert (note in captured.out + captured.err) == is_noted

@@ -31,6 +31,7 @@ from postgrad.methods.support.checks import (
     check_sampling,
     check_stages,
     check_staleness,
+    check_state,
     check_stream,
     check_tools,
     check_unread,
@@ -125,6 +126,7 @@ class Method:
         check_staleness(self)
         check_stream(self, Method)
         check_stages(self)
+        check_state(self)
         check_numbers(self.config)
         check_memory_saving(self.config)
         check_validation(self.config)

@@ -70,11 +70,12 @@ class Luffy(MixedPolicy):
         luffy_checks.check_problems(self, problems)
 
     def data_notes(self, prompts: Prompts, problems: Sequence[Problem]) -> list[str]:
+        notes = super().data_notes(prompts, problems)
         for problem in problems:
             if demonstrations := prompts.encode_demonstrations(problem):
                 end = describe_end(self.config, prompts, demonstrations[0][-1])
-                return [end] if end else []
-        return []
+                return [*notes, end] if end else notes
+        return notes
 
     # ---- stages, on the driver
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from postgrad.errors import ConfigError, did_you_mean
+
 if TYPE_CHECKING:  # transformers takes seconds to import, and a list of settings needs no model
     from postgrad.model.critic import Critic
     from postgrad.model.policy import Policy
@@ -11,6 +13,9 @@ if TYPE_CHECKING:  # transformers takes seconds to import, and a list of setting
     from postgrad.rollout.turns import TurnRunner
 
 LIVE = "policy:live"  # the path of a role that is the engine of this run
+
+
+KINDS = ("frozen", "critic", "engine", "chat", "scores")
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,10 @@ class Role:
     kind: str
     path: str = ""
     lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"Role({self.kind!r}): {did_you_mean(self.kind, KINDS)}")
 
 
 @dataclass

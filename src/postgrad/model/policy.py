@@ -4,7 +4,8 @@
 a method implements; this file knows no loss by name.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
-from postgrad.errors import RunError
+from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, copy_to_host
 from postgrad.model.auto_class import auto_class_of
 from postgrad.model.device import copy_async, peak_memory_bytes
@@ -211,7 +212,9 @@ class LocalPolicy(FrozenPolicy):
         super().__init__(config, loaded)
         self.objective = objective
         self.has_adapters = bool(adapter_parameters(self.model))
-        scales = objective.lr_scales([name for name, _ in self.model.named_parameters()])
+        names = [name for name, _ in self.model.named_parameters()]
+        scales = objective.lr_scales(names)
+        check_scales(scales, names)
         # A learning-rate scale of 0 freezes a parameter; adapters freeze the rest of the model.
         self.frozen: list[nn.Parameter] = []
         for name, p in self.model.named_parameters():
@@ -232,10 +235,9 @@ class LocalPolicy(FrozenPolicy):
         lr = learning_rate(self.config.optimizer, step, self.config.training.steps)
         view = self.objective.view(step)
         self._freeze_unused(view)
-        if self.config.model.lora.dropout:
-            # The only random numbers of an update. They follow from the step, so a resumed run
-            # draws the same ones.
-            torch.manual_seed((self.config.seed << 20) + step + (self.rank << 50))
+        # Random numbers of an update, such as those of dropout, follow from the step, so a resumed
+        # run draws the same ones.
+        torch.manual_seed((self.config.seed << 20) + step + (self.rank << 50))
         metrics = MetricAccumulator()
         step_metrics = MetricAccumulator()
         self.stats = TokenStats(batch)
@@ -378,14 +380,26 @@ def read_weights(folder: Path, names: Iterable[str], loader: str = "") -> dict[s
     return tensors
 
 
+def check_scales(scales: Mapping[str, float], names: Sequence[str]) -> None:
+    """Raise ConfigError for scales of unknown parameters, or negative ones."""
+    for name, scale in scales.items():
+        if name not in names:
+            raise ConfigError(
+                f"lr_scales names the parameter {name}, which the model does not have; "
+                f"{did_you_mean(name, names)}"
+            )
+        if not 0 <= scale < math.inf:
+            raise ConfigError(f"lr_scales gives {name} the factor {scale}; it must be 0 or more")
+
+
 def split_updates(batch: Batch, num_updates: int) -> list[Batch]:
     """Split the batch into optimizer steps, group by group in order; a group is never split.
 
-    The result has its own tables: columns added here are not visible to the caller, so a policy in
-    this process behaves like one in another.
+    The result has its own columns: what is added or changed here is not visible to the caller, nor
+    in the next epoch, so a policy in this process behaves like one in another.
     """
     if num_updates == 1:
-        return [Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows))]
+        return [batch.select(torch.arange(len(batch)))]
     groups = batch.rows["group"].tolist()
     order = {group: i for i, group in enumerate(dict.fromkeys(groups))}
     update = torch.tensor([order[group] * num_updates // len(order) for group in groups])

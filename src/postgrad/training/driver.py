@@ -3,13 +3,18 @@
 draw -> compose -> sample -> enrich -> score -> estimate -> update -> publish
 """
 
+import random
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+import numpy as np
+import torch
+
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.methods.step import Step
+from postgrad.rollout.engine import trajectory_seed
 from postgrad.training.checkpoint import checkpoint_due
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
@@ -22,10 +27,17 @@ from postgrad.training.report import Reporter
 from postgrad.training.result import Result, StepResult
 from postgrad.training.rollouts import make_rollouts
 from postgrad.training.setup import OpenRun, announced, open_run
-from postgrad.training.stage_checks import check_stage
+from postgrad.training.stage_checks import check_stage, check_stages
 from postgrad.training.validation import validation_due
 from postgrad.training.validator import Validator
 from postgrad.verifiers.trainer_state import TrainerState
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators, so that a method which uses them draws the same when resumed."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def train(config: Config, reporter: Reporter) -> Result:
@@ -76,6 +88,7 @@ class Driver:
         self.progress = Progress(opened, self.feed, self.guard, self.rollouts)
         self.number = self.start = self.progress.restore()
         opened.inputs.scorer.trainer_state = self.trainer_state
+        check_stages(self.method)
         self.reached = False
         self.noted_failures = False
         self.log = RunLog(self.folder, self.start)
@@ -125,6 +138,7 @@ class Driver:
     def step(self, number: int) -> StepResult:
         """Run one step: the stages in order, then write its metrics and rollouts."""
         started = time.perf_counter()
+        seed_generators(trajectory_seed(self.config.seed, number, "step", 0))
         with profiled(self.folder, number, self.config.training.profile_steps, self.reporter.note):
             step, work, stages = self.rollouts.next_step(number)
             for stage in stages:

@@ -137,7 +137,8 @@ def returned(work: Any, stage: Stage) -> Any:
 
 def stage_name(stage: Stage) -> str:
     """Return the class and the name of a stage, such as Grpo.score."""
-    return getattr(stage, "__qualname__", stage.__name__).rpartition("<locals>.")[2]
+    name = getattr(stage, "__qualname__", None) or getattr(stage, "__name__", repr(stage))
+    return name.rpartition("<locals>.")[2]
 
 
 def final_batch(work: Any, step: Step, stage: Stage) -> Batch:

@@ -1,6 +1,8 @@
 """Checks and loads everything a run needs, before anything is written."""
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -32,6 +34,7 @@ from postgrad.model.device import (
 from postgrad.model.load import load_tokenizer, model_config, model_hidden_size
 from postgrad.model.threads import probe_threads
 from postgrad.rollout.kinds import check_engine
+from postgrad.rollout.served_path import is_served
 from postgrad.rollout.turns import TurnRunner, make_turns
 from postgrad.sizing.devices import GpuSpec
 from postgrad.training.auto_passes import resolve_passes
@@ -173,6 +176,19 @@ def check_cluster(cluster: ClusterConfig) -> None:
             )
 
 
+def _check_tokenizers(config: Config, method: Method, tokenizer: Any) -> None:
+    """Refuse a frozen model with other tokens than the policy's, whose log-probs mean nothing."""
+    for name, role in method.roles().items():
+        if role.kind != "frozen" or role.path in ("", config.model.path) or is_served(role.path):
+            continue
+        other = load_tokenizer(dataclasses.replace(config.model, path=role.path), config.seed)
+        if other.get_vocab() != tokenizer.get_vocab():
+            raise ConfigError(
+                f"the model {name} ({role.path}) has another tokenizer than "
+                f"model.path={config.model.path}, so it gives no log-probs of the policy's tokens"
+            )
+
+
 def load_inputs(config: Config, method: Method) -> Inputs:
     """Return problems, prompts, tools and the scorer, all checked. Raises ConfigError."""
     check_tracker(config)
@@ -195,6 +211,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     held_out = [problem for problems in validation.values() for problem in problems]
     method.check_problems(train)
     method.check_validation_problems(held_out)
+    _check_tokenizers(config, method, tokenizer)
     encoder = method.row_encoder(prompts)
     prompt_lengths = [len(encoder.encode(problem)) for problem in [*train, *held_out]]
     if method.trains_on_demonstrations:

@@ -5,10 +5,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.errors import RunError
+from postgrad.errors import ConfigError, RunError
+from postgrad.methods.base import Method
 from postgrad.methods.step import Stage, Step
+from postgrad.methods.support.checks import check_stage_call
 from postgrad.training.log import stage_name
 from postgrad.types import Batch
+
+
+def check_stages(method: Method) -> None:
+    """Raise ConfigError for a stage that cannot be timed and called with the work and the step."""
+    for stage in method.stages():
+        if not hasattr(stage, "__name__"):
+            raise ConfigError(
+                f"stages(): {stage!r} has no name; insert a method of {type(method).__name__}"
+            )
+        check_stage_call(method, stage)
 
 
 def check_stage(work: Any, step: Step, stage: Stage) -> None:
@@ -25,11 +37,18 @@ def check_stage(work: Any, step: Step, stage: Stage) -> None:
     for name in work.rows:
         if name == "reward" or name.startswith("reward/"):
             work.rows[name] = _as_floats(work, name, stage)
+        else:
+            _check_row_column(name, work.rows[name], stage)
     for name, column in work.tokens.items():
         if not isinstance(column, Tensor):
             raise RunError(
                 f"the token column {name} after {stage_name(stage)} is a {type(column).__name__}; "
                 "make it a tensor with one number per token"
+            )
+        if column.dtype in (torch.bfloat16, torch.float16):
+            raise RunError(
+                f"the token column {name} after {stage_name(stage)} is {column.dtype}, which "
+                "rollouts cannot hold; add .float()"
             )
     _check_advantages(work, stage)
     _check_finite(work, stage)
@@ -45,6 +64,21 @@ def _check_metric(name: str, value: Any, stage: Stage) -> None:
         raise RunError(
             f'step.metrics["{name}"] after {stage_name(stage)} is a {shown}; a metric is one number'
         )
+
+
+def _check_row_column(name: str, column: Any, stage: Stage) -> None:
+    """Raise RunError for a column that other processes and the files of rollouts cannot hold."""
+    place = f"the row column {name} after {stage_name(stage)}"
+    if not isinstance(column, Tensor | list | tuple):
+        raise RunError(
+            f"{place} is a {type(column).__name__}; make it a tensor or a list with one entry per "
+            "row"
+        )
+    if isinstance(column, Tensor):
+        return
+    kinds = {"number" if isinstance(one, int | float) else type(one).__name__ for one in column}
+    if len(kinds - {"NoneType"}) > 1:
+        raise RunError(f"{place} has entries of several types: {', '.join(sorted(kinds))}")
 
 
 def _as_floats(batch: Batch, name: str, stage: Stage) -> Tensor:
@@ -86,6 +120,6 @@ def _check_finite(batch: Batch, stage: Stage) -> None:
         wrong = ~values.isfinite()
         if bool(wrong.any()):
             raise RunError(
-                f"{int(wrong.sum())} of {len(wrong)} {name} after {stage.__name__} are not finite "
-                "numbers; look at method.advantage and the rewards"
+                f"{int(wrong.sum())} of {len(wrong)} {name} after {stage_name(stage)} are not "
+                "finite numbers; look at method.advantage and the rewards"
             )

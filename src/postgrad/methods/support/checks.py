@@ -193,7 +193,8 @@ def check_staleness(method: Any) -> None:
     if getattr(method.settings, "correction", "none") == "none":
         raise ConfigError(
             f"{key} trains on rows of older weights, and method.correction=none does not correct "
-            "them; remove method.correction"
+            "them; remove method.correction, or use method.correction=bypass if the loss itself "
+            "compares with behavior_logprobs"
         )
 
 
@@ -344,11 +345,27 @@ def check_unread(config: Config) -> None:
 def check_stages(method: Any) -> None:
     """Refuses a stage that cannot be called with the work and the step."""
     for name in ("draw", "compose", "sample", "enrich", "score", "estimate", "update", "publish"):
-        stage = getattr(method, name)
-        try:
-            inspect.signature(stage).bind(None, None)
-        except TypeError as error:
+        check_stage_call(method, getattr(method, name))
+
+
+def check_stage_call(method: Any, stage: Any) -> None:
+    name = stage.__name__
+    try:
+        inspect.signature(stage).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(
+            f"method={method.config.method.name}: {name}{inspect.signature(stage)} cannot be "
+            f"called as {name}(batch, step); define it with self and these two arguments"
+        ) from error
+
+
+def check_state(method: Any) -> None:
+    """Refuses a state() without a load(): what a checkpoint holds would be dropped at a resume."""
+    for cls in type(method).__mro__:
+        if "load" in vars(cls):
+            return
+        if "state" in vars(cls):
             raise ConfigError(
-                f"method={method.config.method.name}: {name}{inspect.signature(stage)} cannot be "
-                f"called as {name}(batch, step); define it with self and these two arguments"
-            ) from error
+                f"method={method.config.method.name}: {cls.__name__} defines state() and not "
+                "load(state), so a resumed run would not get it back; define both"
+            )

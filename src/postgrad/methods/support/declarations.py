@@ -131,7 +131,7 @@ def call_loss(
     result = loss.function(**_select(columns, loss.reads, key), **options)
     if not isinstance(result, TokenLoss):
         raise RunError(f"{key} returned {type(result).__name__}; return TokenLoss(values, metrics)")
-    _check_shape(result.values, columns["logprobs"].numel(), "token", key)
+    check_shape(result.values, columns["logprobs"].numel(), "token", key)
     return result
 
 
@@ -158,7 +158,7 @@ def call_advantage(
     except ValueError as error:
         raise RunError(f"{key}: {error}") from error
     if advantage.level == "row":
-        _check_shape(result, len(batch), "row", key)
+        check_shape(result, len(batch), "row", key)
         values = batch.expand(result) * batch.tokens["loss_mask"]
         return TokenAdvantages(values, values)
     if not isinstance(result, TokenAdvantages):
@@ -166,8 +166,8 @@ def call_advantage(
             f"{key} returned {type(result).__name__}; return TokenAdvantages(advantages, returns), "
             'or declare level="row"'
         )
-    _check_shape(result.advantages, batch.num_tokens, "token", key)
-    _check_shape(result.returns, batch.num_tokens, "token", key)
+    check_shape(result.advantages, batch.num_tokens, "token", key)
+    check_shape(result.returns, batch.num_tokens, "token", key)
     return result
 
 
@@ -180,7 +180,8 @@ def _select(columns: Mapping[str, Any], names: Sequence[str], key: str) -> dict[
     return {name: columns[name] for name in names}
 
 
-def _check_shape(values: Any, size: int, unit: str, key: str) -> None:
+def check_shape(values: Any, size: int, unit: str, key: str) -> None:
+    """Raises RunError if the values are not one number per token or row. `key` starts it."""
     if not isinstance(values, Tensor) or values.shape != (size,):
         returned = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise RunError(

@@ -1,6 +1,7 @@
 """DAPO's dynamic sampling: groups without a difference are replaced by other groups."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from postgrad.errors import RunError, did_you_mean
 from postgrad.methods.base import Group, Method, Step
 from postgrad.methods.support.scoring import NoRowsLeft
-from postgrad.types import Batch
+from postgrad.types import Batch, Problem
 from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 
 
@@ -27,10 +28,9 @@ def refill(method: Method, batch: Batch, step: Step) -> tuple[Batch, Batch]:
         before = dict(step.metrics)
         step.num_scored = len(batch)
         problems = step.data.draw(num_groups - _count_groups(kept))
-        groups = method.compose(problems, step)
-        _set_indices(groups, batch, step, num_refills * method.config.rollout.samples)
+        first_index = num_refills * method.config.rollout.samples
         try:
-            fresh = method.score(method.enrich(method.sample(groups, step), step), step)
+            fresh = _sample_more(method, problems, batch, step, first_index)
         except NoRowsLeft:
             step.metrics |= _means(method.counts, before, len(batch), before, 0)
             continue
@@ -45,6 +45,20 @@ def refill(method: Method, batch: Batch, step: Step) -> tuple[Batch, Batch]:
     step.num_left_out = len(batch) - len(kept)
     step.metrics["refill/kept_reward"] = float(kept.rows["reward"].double().mean())
     return kept, batch
+
+
+def _sample_more(
+    method: Method, problems: Sequence[Problem], batch: Batch, step: Step, first_index: int
+) -> Batch:
+    """The rows of other problems, by all stages between draw and refill."""
+    stages = method.stages()
+    names = [getattr(stage, "__name__", "") for stage in stages]
+    work: Any = problems
+    for stage in stages[names.index("draw") + 1 : names.index("refill")]:
+        work = stage(work, step)
+        if stage == method.compose:
+            _set_indices(work, batch, step, first_index)
+    return work
 
 
 def _set_indices(groups: Sequence[Group], batch: Batch, step: Step, first: int) -> None:

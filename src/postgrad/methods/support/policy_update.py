@@ -3,12 +3,16 @@
 All of it runs beside the model. The stages of the methods are in their own files.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from postgrad.algorithms.kl import kl_penalty
 from postgrad.algorithms.losses import log_ratio
 from postgrad.config.schema import Config
+from postgrad.data.render import Prompts
+from postgrad.errors import RunError
 from postgrad.methods.base import Method
 from postgrad.methods.support.correction import (
     log_engine_gap,
@@ -16,11 +20,11 @@ from postgrad.methods.support.correction import (
     weights_for,
 )
 from postgrad.methods.support.covariance import select_by_covariance
-from postgrad.methods.support.declarations import call_loss, find_loss
+from postgrad.methods.support.declarations import call_loss, check_shape, find_loss
 from postgrad.methods.support.grpo_settings import GrpoSettings, kl_estimator, loss_options
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
-from postgrad.types import Batch
+from postgrad.types import Batch, Problem
 
 
 class PolicyUpdate(Method):
@@ -32,8 +36,23 @@ class PolicyUpdate(Method):
         super().__init__(config)
         self.policy_loss = find_loss(self.settings.loss)
 
+    def data_notes(self, prompts: Prompts, problems: Sequence[Problem]) -> list[str]:
+        notes = super().data_notes(prompts, problems)
+        assumed, chosen = self.policy_loss.aggregation, self.settings.aggregation
+        if assumed not in (None, chosen):
+            notes.append(
+                f"the formula of method.loss={self.settings.loss} assumes "
+                f"method.aggregation={assumed}; this run has {chosen}"
+            )
+        return notes
+
     def prepare(self, batch: Batch) -> Batch:
         """Skips rows without gradient. They count in the denominators but are not computed."""
+        if "advantages" not in batch.tokens:
+            raise RunError(
+                f"{type(self).__name__}.estimate set no token column advantages; set "
+                'batch.tokens["advantages"], for a number per row batch.expand(numbers)'
+            )
         batch = super().prepare(batch)
         if "cov_selected" in self.policy_loss.reads:
             batch.tokens["cov_selected"] = select_by_covariance(
@@ -62,6 +81,7 @@ class PolicyUpdate(Method):
         mask = batch.tokens["loss_mask"]
         weight = batch.tokens["loss_weight"]
         values = self.token_losses(batch, current, metrics)
+        check_shape(values, batch.num_tokens, "token", f"{type(self).__name__}.token_losses")
         metrics.mean("entropy", current.entropy, mask)
         if "rollout_weights" in batch.tokens:
             values = values * weights_for(self.policy_loss, batch)
