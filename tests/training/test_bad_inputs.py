@@ -530,7 +530,7 @@ def test_advantages_that_are_not_numbers_end_the_run(home, capsys, tiny):
         "BROKEN = Advantage(broken, reads=('rewards', 'groups'))\n"
     )
     code, err = train_and_fail(home, capsys, tiny, "method.advantage=mine.py:broken")
-    assert code == 1 and "advantages after estimate are not finite numbers" in err
+    assert code == 1 and "advantages after Grpo.estimate are not finite numbers" in err
 
 
 @pytest.mark.parametrize("recipe", ["sft", "dpo", "reward_model"])
