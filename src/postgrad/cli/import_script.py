@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
     from postgrad.config.import_script import read_settings, translate
     from postgrad.methods import find_method
 
-    kind, settings, notes = read_settings(_read(arguments.script))
+    kind, settings, notes = read_settings(_read(arguments.script), arguments.script.endswith(".py"))
     result = translate(kind, settings, notes)
     defaults = defaults_of(kind, result.recipe, result.overrides)
     added = _differing(result.recipe, defaults)

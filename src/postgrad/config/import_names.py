@@ -232,6 +232,13 @@ TRL_NAMES = {
     "lora_r": "model.lora.rank",
     "lora_alpha": "model.lora.alpha",
 }
+# Arguments of PEFT's LoraConfig, and their names in TRL's ModelConfig.
+PEFT_NAMES = {
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+}
 # Settings of TRL that change no result here.
 TRL_NOT_NEEDED = (
     *("bf16", "fp16", "tf32", "use_cpu", "use_vllm", "vllm_gpu_memory_utilization"),
