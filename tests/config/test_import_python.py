@@ -92,3 +92,121 @@ def test_python_that_cannot_be_parsed_is_refused_with_its_line(tmp_path, capsys)
     script.write_text("import trl\n\n!pip install trl\n")
     assert main(["import", str(script)]) == 2
     assert "line 3" in capsys.readouterr().err
+
+
+def test_ppo_of_trl(tmp_path, capsys):
+    """8 rows x 2 accumulated x 4 mini-batches: 64 responses per step, 1,000 of them in 16 steps."""
+    call = (
+        "PPOConfig(gamma=0.9, lam=0.8, kl_coef=0.1, kl_estimator='k3', num_ppo_epochs=2, "
+        "response_length=99, cliprange=0.1, cliprange_value=0.3, sft_model_path='org/sft', "
+        "reward_model_path='org/rm', num_mini_batches=4, total_episodes=1000, "
+        "gradient_accumulation_steps=2, stop_token='eos', vf_coef=0.2, missing_eos_penalty=1.0)"
+    )
+    result = translate(*read_settings(call))
+    assert result.recipe == "ppo"
+    assert result.overrides == {
+        "training.problems_per_step": "64",
+        "method.gamma": "0.9",
+        "method.lam": "0.8",
+        "method.kl": "reward",
+        "method.kl_estimator": "k3",
+        "method.kl_coef": "0.1",
+        "training.ppo_epochs": "2",
+        "rollout.max_response_tokens": "99",
+        "method.clip_low": "0.1",
+        "method.clip_high": "0.1",
+        "method.critic_clip": "0.3",
+        "model.path": "org/sft",
+        "reward.verifier": "model:org/rm",
+        "training.updates_per_step": "4",
+        "training.steps": "16",
+    }
+    assert _keys(result.missing) == [
+        "reward_model_path=org/rm",
+        "vf_coef=0.2",
+        "missing_eos_penalty=1.0",
+    ]
+    assert translate(*read_settings("PPOConfig(kl_coef=0.0)")).overrides == {"method.kl": "none"}
+    script = tmp_path / "run.py"
+    script.write_text("PPOConfig(learning_rate=2e-6)")
+    assert main(["import", str(script)]) == 0
+    out = capsys.readouterr().out
+    assert "method.critic_lr=2e-06" in out and "method.lam=0.95" in out, out
+    assert "training.ppo_epochs=4" in out and "needs a change" not in out, out
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("adamw_8bit", {"optimizer.kind": "adamw_8bit"}),
+        ("adamw_bnb_8bit", {"optimizer.kind": "adamw_8bit"}),
+        ("paged_adamw_8bit", {"optimizer.kind": "adamw_8bit"}),
+        ("adamw_torch", {}),
+    ],
+)
+def test_optimizers_of_transformers(value, expected):
+    result = translate("GRPOConfig", {"optim": value})
+    assert (result.overrides, result.missing) == (expected, [])
+    assert translate("GRPOConfig", {"optim": "lion_8bit"}).missing == ["optim=lion_8bit"]
+
+
+def test_sft_term_of_dpo():
+    result = translate("DPOConfig", {"rpo_alpha": "0.5"})
+    assert result.overrides == {"method.sft_coef": "0.5"}
+    assert _keys(result.missing) == ["rpo_alpha=0.5"]  # its mean is another
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "lora = LoraConfig({})\nDPOTrainer(args=DPOConfig(), peft_config=lora)",
+        "DPOTrainer(args=DPOConfig(), peft_config=peft.LoraConfig({}))",
+        "model = get_peft_model(model, LoraConfig({}))\nDPOConfig()",
+    ],
+)
+def test_lora_of_peft(script):
+    given = (
+        "r=16, lora_alpha=64, target_modules=['q_proj', 'v_proj'], lora_dropout=0.05, bias='none'"
+    )
+    result = translate(*read_settings(script.format(given)))
+    assert result.missing == []
+    assert result.overrides == {
+        "model.lora.rank": "16",
+        "model.lora.alpha": "64",
+        "model.lora.targets": "q_proj,v_proj",
+        "model.lora.dropout": "0.05",
+    }
+    result = translate(*read_settings(script.format("use_rslora=True, task_type='CAUSAL_LM'")))
+    assert result.overrides == {"model.lora.rank": "8", "model.lora.alpha": "8"}  # PEFT's
+    assert _keys(result.missing) == ["target_modules of LoRA", "use_rslora=True of LoraConfig"]
+
+
+def test_lora_of_the_command_line_of_trl():
+    command = "trl sft --use_peft --lora_target_modules q_proj v_proj --assistant_only_loss"
+    result = translate(*read_settings(command))
+    assert (result.recipe, result.missing) == ("sft", [])
+    assert result.overrides == {
+        "model.lora.rank": "16",
+        "model.lora.dropout": "0.05",
+        "model.lora.targets": "q_proj,v_proj",
+    }
+    grpo = translate("GRPOConfig", {"use_peft": "True", "lora_target_modules": "all-linear"})
+    assert _keys(grpo.missing) == ["lora_dropout=0.05"]  # refused for sampled responses
+    off = translate("GRPOConfig", {"use_peft": "False", "lora_r": "8"})
+    assert (off.overrides, off.missing) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        ("", ["assistant_only_loss (False in TRL)"]),
+        ("assistant_only_loss=False", ["assistant_only_loss=False"]),
+        ("completion_only_loss=False", ["completion_only_loss=False"]),
+        ("assistant_only_loss=True", []),
+        ("completion_only_loss=True", []),
+        ("dataset_text_field='text'", []),
+    ],
+)
+def test_tokens_that_trl_trains_on_and_sft_does_not_are_listed(arguments, missing):
+    result = translate(*read_settings(f"SFTConfig({arguments})"))
+    assert _keys(result.missing) == missing

@@ -501,7 +501,11 @@ def test_what_a_trainer_of_trl_is_given_is_listed():
         "reward_funcs=[f, g]",
         "train_dataset=rows",
     ]
-    other = translate(*read_settings("SFTTrainer(model, peft_config=p, args=SFTConfig())"))
+    other = translate(
+        *read_settings("SFTTrainer(model, peft_config=p, args=SFTConfig(assistant_only_loss=True))")
+    )
     assert [line.split(":")[0] for line in other.missing] == ["peft_config=p"]
-    made = translate(*read_settings("SFTTrainer(model=model, args=SFTConfig())"))
+    made = translate(
+        *read_settings("SFTTrainer(model=model, args=SFTConfig(assistant_only_loss=True))")
+    )
     assert made.missing == ["model=model: set model.path to its name or folder"]

@@ -334,11 +334,6 @@ class _Reader:
                 found[PEFT_NAMES[key]] = value
             elif key != "task_type" and value not in ("None", "False", "none"):
                 notes.append(f"{key}={value} of LoraConfig")
-        if "lora_target_modules" not in found:
-            notes.append(
-                "target_modules of LoraConfig: PEFT chooses the layers by the model, most often "
-                "q_proj,v_proj; here model.lora.targets=all-linear"
-            )
         return found
 
     # ---- values
