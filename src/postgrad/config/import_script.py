@@ -6,7 +6,9 @@ table of names and a file that translates.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
+from postgrad.config.import_hydra import read_hydra_file
 from postgrad.config.import_names import TRL_COMMANDS
 from postgrad.config.import_openrlhf import translate_openrlhf
 from postgrad.config.import_python import read_trl_python
@@ -27,7 +29,9 @@ _ASYNC = ("fully_async_policy", "one_step_off_policy")
 _RL_SECTIONS = ("actor_rollout_ref.", "algorithm.")
 
 
-def read_settings(text: str, is_python: bool = False) -> tuple[str, dict[str, str], list[str]]:
+def read_settings(
+    text: str, is_python: bool = False, folder: Path | None = None
+) -> tuple[str, dict[str, str], list[str]]:
     """(kind, settings, notes) of a script.
 
     The kind is `verl` or `verl_sft` for key=value scripts, `openrlhf.cli.train_NAME`, or the class
@@ -35,6 +39,7 @@ def read_settings(text: str, is_python: bool = False) -> tuple[str, dict[str, st
 
     Args:
         is_python: whether the script must be Python, since its file is called so.
+        folder: where the script is, to read the files that it names.
 
     Raises:
         ConfigError: the text has no settings of a known kind, starts several trainings, or is
@@ -47,9 +52,9 @@ def read_settings(text: str, is_python: bool = False) -> tuple[str, dict[str, st
     trainers: list[tuple[str, Command]] = []
     for command in script.commands:
         kind = _kind_of(command.program)
-        if kind == VERL and not _has_rl(script.settings(command.program)):
-            continue
-        if kind:
+        in_file, notes = read_hydra_file(command, script.variables, folder)
+        is_rl = _has_rl(in_file | script.settings(command.program)) or notes
+        if kind and (kind != VERL or is_rl):
             trainers.append((kind, command))
     if len(trainers) > 1:
         names = ", ".join(command.program for _, command in trainers)
@@ -57,7 +62,7 @@ def read_settings(text: str, is_python: bool = False) -> tuple[str, dict[str, st
             f"the script starts {len(trainers)} trainings ({names}); keep one of them in a file"
         )
     if trainers:
-        return _read_command(script, *trainers[0])
+        return _read_command(script, *trainers[0], folder)
     return _read_without_program(text, script)
 
 
@@ -79,13 +84,17 @@ def _has_rl(settings: dict[str, str]) -> bool:
 
 
 def _read_command(
-    script: Script, kind: str, command: Command
+    script: Script, kind: str, command: Command, folder: Path | None
 ) -> tuple[str, dict[str, str], list[str]]:
     notes = script.notes()
     if kind not in (VERL, VERL_SFT):
         return kind, script.flags(command), notes
     program = command.program
-    settings = script.settings(program)
+    in_file, unread = read_hydra_file(command, script.variables, folder)
+    settings = in_file | script.settings(program)
+    notes += unread
+    if not settings:
+        raise ConfigError(f"the command has no settings but those of a file: {'; '.join(unread)}")
     if ".vla." in program:
         raise ConfigError(f"{program} trains models of vision and action; here models read text")
     name = program.removesuffix(".py").replace("/", ".").rpartition(".")[2]
