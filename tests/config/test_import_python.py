@@ -27,6 +27,9 @@ def _keys(lines):
         "class A:\n  def __init__(self):\n    self.cfg = GRPOConfig(num_generations=8)\n"
         "  def run(self):\n    self.cfg.learning_rate = 5e-6\n    self.cfg.num_generations *= 2",
         "LR = 5e-6\nN: int = 2 * 8\nGRPOConfig(learning_rate=LR, num_generations=N)",
+        "def make():\n    return GRPOConfig(num_generations=8)\n"
+        "def main():\n    args = make()\n    args.learning_rate = 5e-6\n"
+        "    args.num_generations = 16",
         "values = dict(lr=5e-6)\nif __name__ == '__main__':\n    n = 16\n"
         "    GRPOConfig(learning_rate=values['lr'], num_generations=n)",
     ],
@@ -55,9 +58,34 @@ def test_settings_that_cannot_be_read_are_listed():
     )
     result = translate(*read_settings(script))
     assert result.overrides["method.kl_coef"] == "0.1"
-    assert _keys(result.missing) == ["**base", "**options"]
+    assert _keys(result.missing) == ["**base", "**options", "learning_rate=lr"]
     script = "def tune(args):\n    args.learning_rate = 1e-5\ntune(GRPOConfig(beta=0.1))"
     assert _keys(translate(*read_settings(script)).missing) == ["args.learning_rate=1e-05"]
+
+
+def test_values_that_are_not_in_the_file_are_no_part_of_the_command():
+    call = (
+        "GRPOConfig(output_dir=f'out/{args.name}', dataset_name=args.data, num_generations=4, "
+        "gradient_checkpointing_kwargs={'use_reentrant': f()}, report_to=os.environ['R'])"
+    )
+    result = translate(*read_settings(call))
+    assert result.overrides == {"rollout.samples": "4"}
+    assert [line.split("=")[0] for line in result.missing] == [
+        "output_dir",
+        "dataset_name",
+        "report_to",
+    ]
+
+
+def test_config_file_of_trl(tmp_path):
+    command = "accelerate launch trl grpo --config a.yaml --learning_rate 1e-5"
+    result = translate(*read_settings(command))
+    assert result.overrides == {"optimizer.lr": "1e-5"}
+    assert _keys(result.missing) == ["--config=a.yaml"]
+    (tmp_path / "a.yaml").write_text("learning_rate: 2.0e-6\nmodel_name_or_path: m\nhub_id: null\n")
+    result = translate(*read_settings(command, folder=tmp_path))
+    assert result.overrides == {"optimizer.lr": "1e-5", "model.path": "m"}
+    assert result.missing == []
 
 
 def test_values_under_a_condition_are_listed():

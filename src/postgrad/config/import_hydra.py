@@ -1,4 +1,4 @@
-"""Reads the YAML file that a command of verl names by --config-path and --config-name."""
+"""Reads the YAML files that commands name: verl's --config-name and TRL's --config."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,7 @@ import yaml
 
 from postgrad.config.import_shell import Command, expand
 
+NOT_READ = "the settings of this file are not read; add them by hand"
 _OPTION = re.compile(
     r"(?<!\S)(--config-name|--config-path|--config-dir|-cn|-cp|-cd)[=\s]\s*(\"[^\"]*\"|'[^']*'|\S+)"
 )
@@ -57,7 +58,21 @@ def read_hydra_file(
     if name in OWN_FILES:
         return {}, []
     given = " ".join(f"--{key}={value}" for key, value in options.items() if len(key) > 2)
-    return {}, [f"{given or name}: the settings of this file are not read; add them by hand"]
+    return {}, [f"{given or name}: {NOT_READ}"]
+
+
+def read_trl_file(flags: dict[str, str], folder: Path | None) -> tuple[dict[str, str], list[str]]:
+    """(flags with the settings of the file of --config, notes); the command line's go first."""
+    file = flags.get("config", "")
+    if not file:
+        return flags, []
+    others = {key: value for key, value in flags.items() if key != "config"}
+    for base in [Path.cwd(), folder] if folder else []:
+        values = _load(base / file)
+        if values is not None:
+            given = {str(key): str(value) for key, value in values.items() if value is not None}
+            return given | others, []
+    return others, [f"--config={file}: {NOT_READ}"]
 
 
 def _load(path: Path) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from postgrad.config.import_names import PEFT_NAMES, TRL_NAMES, TRL_RECIPES
+from postgrad.config.import_names import PEFT_NAMES, TRL_NAMES, TRL_NOT_NEEDED, TRL_RECIPES
 from postgrad.errors import ConfigError
 
 # Arguments of TRL's trainers that are objects of the script, and what to write instead.
@@ -23,6 +23,16 @@ TRL_ARGUMENTS = {
     "peft_config": "set model.lora.rank and model.lora.alpha",
 }
 UNREAD = "these settings could not be read; add them by hand"
+# Sizes that are translated together: without one of them the others have no meaning.
+SIZES = (
+    "num_generations",
+    "num_iterations",
+    "num_mini_batches",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+)
 _CONFIG_CALL = re.compile(rf"\b(?:{'|'.join(TRL_RECIPES)})\(")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _PARTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
@@ -80,6 +90,7 @@ class _Reader:
 
     Attributes:
         names: the value of each name of the scope that is read; dicts are always an ast.Dict.
+        returned: configs that functions of the script return.
         attributes: the same for `self.NAME`, in all scopes.
         configs: calls of TRL's configs.
         several: names that are set under a condition, with their values.
@@ -90,6 +101,7 @@ class _Reader:
 
     names: dict[str, ast.expr | _Config] = field(default_factory=dict)
     attributes: dict[str, ast.expr | _Config] = field(default_factory=dict)
+    returned: dict[str, _Config] = field(default_factory=dict)
     configs: dict[ast.Call, _Config] = field(default_factory=dict)
     trainer: dict[str, ast.expr] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -112,12 +124,21 @@ class _Reader:
             for child in ast.iter_child_nodes(node):
                 if isinstance(child, _PARTS):
                     self._statement(child, inner, is_conditional=False)
+                if isinstance(child, ast.Return) and child.value is not None:
+                    value = self._new_value(child.value)
+                    if isinstance(value, _Config) and isinstance(node, _FUNCTIONS):
+                        self.returned[node.name] = value
             scopes += [(one, self.names) for one in inner]
 
     def result(self, config: _Config) -> tuple[str, dict[str, str], list[str]]:
         """(class, arguments, notes) of a config, with those of the trainer."""
-        settings = {key: _text(value) for key, value in config.arguments.items()}
+        settings: dict[str, str] = {}
         notes = [*config.notes, *self.notes]
+        for key, value in config.arguments.items():
+            if _is_literal(value) or key in SIZES:
+                settings[key] = _text(value)
+            elif key not in TRL_NOT_NEEDED:
+                notes.append(f"{key}={_text(value)}: its value could not be read; set it by hand")
         model = self.trainer.pop("model", None)
         if isinstance(model, ast.Constant) and isinstance(model.value, str):
             settings.setdefault("model_name_or_path", model.value)
@@ -211,6 +232,8 @@ class _Reader:
         """What a name means after an assignment of the value."""
         if isinstance(value, ast.Call) and value in self.configs:
             return self.configs[value]
+        if isinstance(value, ast.Call) and ast.unparse(value.func) in self.returned:
+            return self.returned[ast.unparse(value.func)]
         known = self._value_of(value)
         if isinstance(known, _Config | ast.Dict) and isinstance(value, ast.Name | ast.Attribute):
             return known  # another name of the same object
@@ -421,6 +444,8 @@ def _is_main_guard(node: ast.AST) -> bool:
 def _is_literal(node: ast.expr) -> bool:
     if isinstance(node, ast.List | ast.Tuple):
         return all(_is_literal(one) for one in node.elts)
+    if isinstance(node, ast.Dict):
+        return None not in node.keys and all(_is_literal(one) for one in node.values)
     if isinstance(node, ast.UnaryOp):
         return _is_literal(node.operand)
     return isinstance(node, ast.Constant)

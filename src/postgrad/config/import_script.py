@@ -8,7 +8,7 @@ table of names and a file that translates.
 from collections.abc import Sequence
 from pathlib import Path
 
-from postgrad.config.import_hydra import read_hydra_file
+from postgrad.config.import_hydra import read_hydra_file, read_trl_file
 from postgrad.config.import_names import TRL_COMMANDS
 from postgrad.config.import_openrlhf import translate_openrlhf
 from postgrad.config.import_python import read_trl_python
@@ -87,8 +87,11 @@ def _read_command(
     script: Script, kind: str, command: Command, folder: Path | None
 ) -> tuple[str, dict[str, str], list[str]]:
     notes = script.notes()
-    if kind not in (VERL, VERL_SFT):
+    if kind.startswith(OPENRLHF):
         return kind, script.flags(command), notes
+    if kind not in (VERL, VERL_SFT):
+        flags, unread = read_trl_file(script.flags(command), folder)
+        return kind, flags, notes + unread
     program = command.program
     in_file, unread = read_hydra_file(command, script.variables, folder)
     settings = in_file | script.settings(program)
