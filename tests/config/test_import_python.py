@@ -63,6 +63,17 @@ def test_settings_that_cannot_be_read_are_listed():
     assert _keys(translate(*read_settings(script)).missing) == ["args.learning_rate=1e-05"]
 
 
+def test_dicts_that_refer_to_themselves_are_read():
+    script = (
+        "from common import base\nbase = {**base, 'num_generations': 4}\nbase |= {'seed': 3}\n"
+        "base.update(base, learning_rate=5e-6)\nbase['report_to'] = base\nGRPOConfig(**base)"
+    )
+    result = translate(*read_settings(script))
+    expected = {"rollout.samples": "4", "seed": "3", "optimizer.lr": "5e-06"}
+    assert result.overrides == expected
+    assert [line.split(":")[0].split("=")[0] for line in result.missing] == ["**base", "report_to"]
+
+
 def test_values_that_are_not_in_the_file_are_no_part_of_the_command():
     call = (
         "GRPOConfig(output_dir=f'out/{args.name}', dataset_name=args.data, num_generations=4, "
@@ -190,6 +201,8 @@ def test_sft_term_of_dpo():
         "lora = LoraConfig({})\nDPOTrainer(args=DPOConfig(), peft_config=lora)",
         "DPOTrainer(args=DPOConfig(), peft_config=peft.LoraConfig({}))",
         "model = get_peft_model(model, LoraConfig({}))\nDPOConfig()",
+        "def main():\n    lora = LoraConfig({})\n    DPOTrainer(peft_config=lora)\n"
+        "def other():\n    DPOConfig()",
     ],
 )
 def test_lora_of_peft(script):

@@ -56,8 +56,9 @@ def read_trl_python(
     Raises:
         ConfigError: there are several configs, or the text is Python that cannot be parsed.
     """
+    reader = _Reader()
     try:
-        tree = ast.parse(text)
+        reader.read(ast.parse(text))
     except SyntaxError as error:
         if is_python or _CONFIG_CALL.search(text):
             raise ConfigError(
@@ -66,8 +67,6 @@ def read_trl_python(
         return None
     except (ValueError, RecursionError, MemoryError):
         return None
-    reader = _Reader()
-    reader.read(tree)
     configs = list(reader.configs.values())
     if len(configs) > 1:
         names = ", ".join(config.kind for config in configs)
@@ -90,9 +89,10 @@ class _Reader:
 
     Attributes:
         names: the value of each name of the scope that is read; dicts are always an ast.Dict.
-        returned: configs that functions of the script return.
         attributes: the same for `self.NAME`, in all scopes.
+        returned: configs that functions of the script return.
         configs: calls of TRL's configs.
+        trainer: arguments of the trainer; `lora` has those of its LoraConfig.
         several: names that are set under a condition, with their values.
         lookups: names that were looked up since they were last taken (see `_take_lookups`).
         sources: names that the value of a name was made of.
@@ -104,6 +104,7 @@ class _Reader:
     returned: dict[str, _Config] = field(default_factory=dict)
     configs: dict[ast.Call, _Config] = field(default_factory=dict)
     trainer: dict[str, ast.expr] = field(default_factory=dict)
+    lora: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     several: dict[str, list[str]] = field(default_factory=dict)
     lookups: set[str] = field(default_factory=set)
@@ -146,13 +147,9 @@ class _Reader:
             self.trainer["model"] = model
         for key, reason in TRL_ARGUMENTS.items():
             value = self.trainer.get(key)
-            lora = self._lora_call(value) if key == "peft_config" and value else None
-            if lora is not None:
-                settings |= self._lora(lora, notes)
-            elif value is not None:
+            if value is not None and _text(value) != "None":
                 notes.append(f"{key}={_text(value)}: {reason}")
-        self._take_lookups()
-        return config.kind, settings, notes + self._notes_of_several()
+        return config.kind, settings | self.lora, notes + self._notes_of_several()
 
     def _notes_of_several(self) -> list[str]:
         used: set[str] = set()
@@ -241,12 +238,7 @@ class _Reader:
         items = self._items(value, unread)
         if items is None:
             return self.resolve(value)
-        keys: list[ast.expr | None] = [ast.Constant(key) for key in items]
-        values = list(items.values())
-        for text in unread:
-            keys.append(None)
-            values.append(ast.parse(text.removeprefix("**"), mode="eval").body)
-        return ast.Dict(keys, values)
+        return _dict_of(items, unread)
 
     def _set_argument(
         self, owner: ast.expr, key: str, value: ast.expr, is_conditional: bool
@@ -280,13 +272,13 @@ class _Reader:
                     arguments.setdefault("output_dir", self.resolve(value))
                 else:
                     unread.append(ast.unparse(value))
-            notes = [f"{text}: {UNREAD}" for text in unread]
+            notes = [f"{text}: {UNREAD}" for text in dict.fromkeys(unread)]
             self.configs[call] = _Config(name, arguments, notes)
             self._take_lookups()
         elif name.removesuffix("Trainer") + "Config" in TRL_RECIPES:
             self._read_trainer(call)
         elif name == "get_peft_model" and call.args[1:]:
-            self.trainer.setdefault("peft_config", call.args[1])
+            self._read_lora(call.args[1])
         elif name == "setattr" and len(call.args) == 3:
             key = self.resolve(call.args[1])
             if isinstance(key, ast.Constant):
@@ -302,6 +294,8 @@ class _Reader:
     def _read_trainer(self, call: ast.Call) -> None:
         unread: list[str] = []
         self.trainer |= self._keywords(call, unread)
+        if "peft_config" in self.trainer:
+            self._read_lora(self.trainer.pop("peft_config"))
         self.notes += [f"{text}: {UNREAD}" for text in unread]
         model = self.resolve(call.args[0]) if call.args else None
         if isinstance(model, ast.Constant):
@@ -317,9 +311,11 @@ class _Reader:
     ) -> None:
         """Adds entries to a dict of the script; a key of None adds those of another dict."""
         before = _text(items)
-        for key, value in added:
-            items.keys.append(key and self.resolve(key))
-            items.values.append(self.resolve(value))
+        unread: list[str] = []
+        more = self._items(ast.Dict(*map(list, zip(*added, strict=True))), unread) if added else {}
+        new = _dict_of(more or {}, unread)
+        items.keys += new.keys
+        items.values += new.values
         if is_conditional:
             self.several.setdefault(name, [before]).append(_text(items))
         self._take_lookups(name)
@@ -340,11 +336,13 @@ class _Reader:
 
     # ---- LoRA
 
-    def _lora_call(self, value: ast.expr) -> ast.Call | None:
+    def _read_lora(self, value: ast.expr) -> None:
         found = self._value_of(value)
-        if not isinstance(found, ast.Call):
-            return None
-        return found if ast.unparse(found.func).endswith("LoraConfig") else None
+        if isinstance(found, ast.Call) and ast.unparse(found.func).endswith("LoraConfig"):
+            self.lora = self._lora(found, self.notes)
+        else:
+            self.trainer["peft_config"] = value
+        self._take_lookups()
 
     def _lora(self, call: ast.Call, notes: list[str]) -> dict[str, str]:
         """The arguments of PEFT's LoraConfig by the names of TRL's ModelConfig."""
@@ -400,7 +398,9 @@ class _Reader:
                 found[str(name.value)] = self.resolve(one)
                 continue
             items = self._items(one, unread) if name is None else None
-            if items is None:
+            if isinstance(one, ast.Constant) and name is None:
+                unread.append(str(one.value))  # see _dict_of
+            elif items is None:
                 unread.append(f"**{ast.unparse(one)}" if name is None else ast.unparse(name))
             else:
                 found |= items
@@ -410,6 +410,8 @@ class _Reader:
         """The expression with names of literals, arithmetic and f-strings filled in."""
         if isinstance(node, ast.Name | ast.Attribute):
             value = self._value_of(node)
+            if isinstance(value, ast.Dict):
+                value = ast.Dict([*value.keys], [*value.values])  # it may change later
             return value if isinstance(value, ast.expr) and _is_literal(value) else node
         if isinstance(node, ast.List | ast.Tuple):
             return type(node)([self.resolve(one) for one in node.elts], ast.Load())
@@ -435,6 +437,12 @@ class _Reader:
                 return node
             parts.append(str(one.value))
         return ast.Constant("".join(parts))
+
+
+def _dict_of(items: dict[str, ast.expr], unread: Sequence[str]) -> ast.Dict:
+    """A dict literal; what could not be read of it are texts without a key."""
+    keys: list[ast.expr | None] = [*map(ast.Constant, items), *[None for _ in unread]]
+    return ast.Dict(keys, [*items.values(), *map(ast.Constant, unread)])
 
 
 def _is_main_guard(node: ast.AST) -> bool:
