@@ -198,7 +198,11 @@ def test_a_yaml_file_of_trl():
 
 def test_a_value_that_is_no_number_is_listed():
     result = translate(*read_settings("GRPOConfig(beta=args.beta, per_device_train_batch_size=b)"))
-    assert result.missing == ["beta=args.beta", "per_device_train_batch_size=b"]
+    assert result.overrides == {}
+    assert [line.split(":")[0] for line in result.missing] == [
+        "per_device_train_batch_size=b",
+        "beta=args.beta",
+    ]
 
 
 def test_text_without_settings_is_refused(tmp_path):
@@ -501,7 +505,58 @@ def test_what_a_trainer_of_trl_is_given_is_listed():
         "reward_funcs=[f, g]",
         "train_dataset=rows",
     ]
-    other = translate(*read_settings("SFTTrainer(model, peft_config=p, args=SFTConfig())"))
+    other = translate(
+        *read_settings("SFTTrainer(model, peft_config=p, args=SFTConfig(assistant_only_loss=True))")
+    )
     assert [line.split(":")[0] for line in other.missing] == ["peft_config=p"]
-    made = translate(*read_settings("SFTTrainer(model=model, args=SFTConfig())"))
+    made = translate(
+        *read_settings("SFTTrainer(model=model, args=SFTConfig(assistant_only_loss=True))")
+    )
     assert made.missing == ["model=model: set model.path to its name or folder"]
+
+
+HYDRA = (
+    'DIR="$(pwd)"\npython3 -m verl.trainer.main_ppo --config-path="$DIR/config" \\\n'
+    "  --config-name='mine' algorithm.adv_estimator=grpo data.train_batch_size=8"
+)
+
+
+def test_settings_of_a_config_file_of_verl_are_read_or_listed(tmp_path):
+    result = translate(*read_settings(HYDRA))
+    assert result.overrides == {"training.problems_per_step": "8"}
+    (line,) = result.missing
+    assert line.startswith("--config-path=$(pwd)/config --config-name=mine: ")
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "mine.yaml").write_text(
+        "hydra: {searchpath: [a]}\ndefaults: [ppo_trainer, other, _self_]\n"
+        "data: {train_batch_size: 4, max_response_length: 64, train_files: [a, b]}\n"
+        "actor_rollout_ref: {rollout: {n: 5}, actor: {optim: {lr: 1e-5}}}\n"
+        "trainer: {total_training_steps: null, total_epochs: '${actor_rollout_ref.rollout.n}'}\n"
+    )
+    result = translate(*read_settings(HYDRA, folder=tmp_path))
+    assert result.overrides == {
+        "training.problems_per_step": "8",  # of the command line
+        "rollout.max_response_tokens": "64",
+        "data.train": "a,b",
+        "rollout.samples": "5",
+        "optimizer.lr": "1e-5",
+        "training.epochs": "5",
+    }
+    assert [line.split(":")[0] for line in result.missing] == ["defaults of config/mine.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("options", "num_lines"),
+    [
+        ("--config-path=./config --config-name='ppo_megatron_trainer.yaml'", 0),
+        ("--config-name=ppo_trainer", 0),
+        ("--config-path . --config-name mine", 1),
+        ("-cn mine", 1),
+    ],
+)
+def test_config_files_of_verl_itself_have_its_defaults(options, num_lines):
+    script = f"python3 -m verl.trainer.main_ppo {options} algorithm.adv_estimator=grpo"
+    assert len(translate(*read_settings(script)).missing) == num_lines
+    if num_lines:
+        with pytest.raises(ConfigError, match="mine"):
+            read_settings(f"python3 -m verl.trainer.main_ppo {options}")

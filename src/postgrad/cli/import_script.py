@@ -28,7 +28,8 @@ def run(argv: list[str]) -> int:
     from postgrad.config.import_script import read_settings, translate
     from postgrad.methods import find_method
 
-    kind, settings, notes = read_settings(_read(arguments.script))
+    path = Path(arguments.script).expanduser()
+    kind, settings, notes = read_settings(_read(path), path.suffix == ".py", path.parent)
     result = translate(kind, settings, notes)
     defaults = defaults_of(kind, result.recipe, result.overrides)
     added = _differing(result.recipe, defaults)
@@ -51,8 +52,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _read(script: str) -> str:
-    path = Path(script).expanduser()
+def _read(path: Path) -> str:
     try:
         return path.read_text()
     except OSError as error:

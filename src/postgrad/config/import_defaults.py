@@ -85,6 +85,21 @@ DEFAULTS: dict[str, dict[str, str]] = {
         "method.kl_estimator": "k1",
         "method.kl_coef": "0.05",
     },
+    "PPOConfig": _TRAINER
+    | {
+        "training.problems_per_step": "8",
+        "training.updates_per_step": "1",
+        "training.ppo_epochs": "4",
+        "optimizer.lr": "5e-5",
+        "rollout.samples": "1",
+        "rollout.temperature": "0.7",
+        "rollout.max_response_tokens": "53",
+        "method.aggregation": "token-mean",
+        "method.dual_clip": "inf",
+        "method.kl": "reward",
+        "method.kl_estimator": "k1",
+        "method.kl_coef": "0.05",
+    },
     "SFTConfig": _TRAINER | {"training.problems_per_step": "8", "optimizer.lr": "2e-5"},
     "DPOConfig": _TRL_PAIRS | {"method.beta": "0.1"},
     "KTOConfig": _TRL_PAIRS | {"method.beta": "0.1"},
@@ -123,6 +138,7 @@ _CRITIC = {
         "method.critic_lr": "9e-6",
         "method.critic_clip": "0.5",
     },
+    "PPOConfig": {"method.lam": "0.95", "method.critic_clip": "0.2"},
 }
 LORA_ALPHA = {"verl": "16", "verl_sft": "16", "openrlhf": "16", "TRL": "32"}
 VERL_ROWS_PER_UPDATE = 256  # problems
@@ -144,6 +160,8 @@ def defaults_of(kind: str, recipe: str, overrides: Mapping[str, str]) -> dict[st
     values = dict(DEFAULTS[kind])
     if recipe == "ppo":
         values |= _CRITIC.get(kind, {})
+    if kind == "PPOConfig":  # one optimizer trains policy and critic
+        values["method.critic_lr"] = overrides.get("optimizer.lr", values["optimizer.lr"])
     if "training.steps" in overrides:
         values.pop("training.epochs")
     if "optimizer.warmup_steps" in overrides:

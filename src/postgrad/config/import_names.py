@@ -232,6 +232,32 @@ TRL_NAMES = {
     "lora_r": "model.lora.rank",
     "lora_alpha": "model.lora.alpha",
 }
+# Arguments of TRL's PPOConfig with the same value here.
+TRL_PPO_NAMES = {
+    "sft_model_path": "model.path",
+    "response_length": "rollout.max_response_tokens",
+    "num_ppo_epochs": "training.ppo_epochs",
+    "num_mini_batches": "training.updates_per_step",
+    "gamma": "method.gamma",
+    "lam": "method.lam",
+    "cliprange_value": "method.critic_clip",
+}
+# Optimizers of transformers; "" has the recipe's.
+TRL_OPTIMIZERS = {
+    "adamw_torch": "",
+    "adamw_torch_fused": "",
+    "adamw_hf": "",
+    "adamw_8bit": "adamw_8bit",
+    "adamw_bnb_8bit": "adamw_8bit",
+    "paged_adamw_8bit": "adamw_8bit",
+}
+# Arguments of PEFT's LoraConfig, and their names in TRL's ModelConfig.
+PEFT_NAMES = {
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+}
 # Settings of TRL that change no result here.
 TRL_NOT_NEEDED = (
     *("bf16", "fp16", "tf32", "use_cpu", "use_vllm", "vllm_gpu_memory_utilization"),
@@ -239,6 +265,8 @@ TRL_NOT_NEEDED = (
     *("save_strategy", "eval_strategy", "remove_unused_columns", "ddp_find_unused_parameters"),
     *("torch_dtype", "attn_implementation", "gradient_checkpointing_kwargs", "use_peft"),
     *("per_device_eval_batch_size", "dataloader_num_workers", "use_liger_kernel"),
+    *("dataset_num_proc", "local_rollout_forward_batch_size", "num_sample_generations"),
+    *("ds3_gather_for_generation", "lora_task_type"),
 )
 
 # Why an argument of TRL has no equivalent.
@@ -250,6 +278,8 @@ TRL_REASONS = {
     "assistant_only_loss": "the loss never reads the other turns",
     "packing_strategy": "rows are packed without padding and do not see each other",
     "generation_batch_size": "set training.problems_per_step, in problems",
+    "lora_dropout": "dropout would make the trained policy differ from the sampled one",
+    "vf_coef": "the critic has its own optimizer; set method.critic_lr",
 }
 
 # TRL's configs and the recipes here.

@@ -5,11 +5,13 @@ and overrides and lists what has no equivalent. Nothing of a script is executed.
 table of names and a file that translates.
 """
 
-import ast
 from collections.abc import Sequence
+from pathlib import Path
 
-from postgrad.config.import_names import TRL_COMMANDS, TRL_RECIPES
+from postgrad.config.import_hydra import read_hydra_file, read_trl_file
+from postgrad.config.import_names import TRL_COMMANDS
 from postgrad.config.import_openrlhf import translate_openrlhf
+from postgrad.config.import_python import read_trl_python
 from postgrad.config.import_result import Translation
 from postgrad.config.import_shell import Command, Script, read_script
 from postgrad.config.import_trl import read_trl_yaml, translate_trl
@@ -23,37 +25,36 @@ OPENRLHF = "openrlhf.cli."
 # Programs of verl and its forks whose training is the one of the recipes here.
 _KNOWN_MAINS = ("main_ppo", "main_dapo", "main_mix_ppo")
 _ASYNC = ("fully_async_policy", "one_step_off_policy")
-# Arguments of TRL's trainers that are objects of the script, and what to write instead.
-TRL_ARGUMENTS = {
-    "model": "set model.path to its name or folder",
-    "reward_funcs": "set reward.verifier=FILE.py:FUNCTION, or reward= of postgrad.train",
-    "train_dataset": "set data.train to its file or to hub:NAME, or data= of postgrad.train",
-    "eval_dataset": "set data.validation to its file or to hub:NAME",
-    "peft_config": "set model.lora.rank and model.lora.alpha",
-}
 # Sections of verl's configuration that only RL has.
 _RL_SECTIONS = ("actor_rollout_ref.", "algorithm.")
 
 
-def read_settings(text: str) -> tuple[str, dict[str, str], list[str]]:
+def read_settings(
+    text: str, is_python: bool = False, folder: Path | None = None
+) -> tuple[str, dict[str, str], list[str]]:
     """(kind, settings, notes) of a script.
 
     The kind is `verl` or `verl_sft` for key=value scripts, `openrlhf.cli.train_NAME`, or the class
     of TRL's config. Notes say what of the script is not in the settings.
 
+    Args:
+        is_python: whether the script must be Python, since its file is called so.
+        folder: where the script is, to read the files that it names.
+
     Raises:
-        ConfigError: the text has no settings of a known kind, or starts several trainings.
+        ConfigError: the text has no settings of a known kind, starts several trainings, or is
+            Python that cannot be parsed.
     """
-    trl = _read_trl(text)
+    trl = read_trl_python(text, is_python)
     if trl is not None:
         return trl
     script = read_script(text)
     trainers: list[tuple[str, Command]] = []
     for command in script.commands:
         kind = _kind_of(command.program)
-        if kind == VERL and not _has_rl(script.settings(command.program)):
-            continue
-        if kind:
+        in_file, notes = read_hydra_file(command, script.variables, folder)
+        is_rl = _has_rl(in_file | script.settings(command.program)) or notes
+        if kind and (kind != VERL or is_rl):
             trainers.append((kind, command))
     if len(trainers) > 1:
         names = ", ".join(command.program for _, command in trainers)
@@ -61,7 +62,7 @@ def read_settings(text: str) -> tuple[str, dict[str, str], list[str]]:
             f"the script starts {len(trainers)} trainings ({names}); keep one of them in a file"
         )
     if trainers:
-        return _read_command(script, *trainers[0])
+        return _read_command(script, *trainers[0], folder)
     return _read_without_program(text, script)
 
 
@@ -83,13 +84,20 @@ def _has_rl(settings: dict[str, str]) -> bool:
 
 
 def _read_command(
-    script: Script, kind: str, command: Command
+    script: Script, kind: str, command: Command, folder: Path | None
 ) -> tuple[str, dict[str, str], list[str]]:
     notes = script.notes()
-    if kind not in (VERL, VERL_SFT):
+    if kind.startswith(OPENRLHF):
         return kind, script.flags(command), notes
+    if kind not in (VERL, VERL_SFT):
+        flags, unread = read_trl_file(script.flags(command), folder)
+        return kind, flags, notes + unread
     program = command.program
-    settings = script.settings(program)
+    in_file, unread = read_hydra_file(command, script.variables, folder)
+    settings = in_file | script.settings(program)
+    notes += unread
+    if not settings:
+        raise ConfigError(f"the command has no settings but those of a file: {'; '.join(unread)}")
     if ".vla." in program:
         raise ConfigError(f"{program} trains models of vision and action; here models read text")
     name = program.removesuffix(".py").replace("/", ".").rpartition(".")[2]
@@ -124,49 +132,6 @@ def _read_without_program(text: str, script: Script) -> tuple[str, dict[str, str
         "openrlhf.cli.train_NAME or trl NAME, nor a call such as GRPOConfig(...) or a YAML file "
         "with its arguments (TRL)"
     )
-
-
-def _read_trl(text: str) -> tuple[str, dict[str, str], list[str]] | None:
-    """(class, keyword arguments, notes) of the call of a TRL config; None if there is none.
-
-    Raises:
-        ConfigError: there are several.
-    """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    calls: list[tuple[str, dict[str, str]]] = []
-    trainer: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name = ast.unparse(node.func).rpartition(".")[2]
-        if name in TRL_RECIPES:
-            arguments = _keywords(node)
-            calls.append((name, {key: value.strip("'\"") for key, value in arguments.items()}))
-        elif name.removesuffix("Trainer") + "Config" in TRL_RECIPES:
-            trainer = _keywords(node)
-    if len(calls) > 1:
-        names = ", ".join(name for name, _ in calls)
-        raise ConfigError(f"the file has {len(calls)} configs ({names}); keep one of them")
-    if not calls:
-        return None
-    kind, settings = calls[0]
-    model = trainer.pop("model", "")
-    if model.startswith(("'", '"')):
-        settings.setdefault("model_name_or_path", model.strip("'\""))
-    elif model:
-        trainer["model"] = model
-    notes = [
-        f"{key}={trainer[key]}: {TRL_ARGUMENTS[key]}" for key in TRL_ARGUMENTS if key in trainer
-    ]
-    return kind, settings, notes
-
-
-def _keywords(call: ast.Call) -> dict[str, str]:
-    """The keyword arguments of a call, as they are written."""
-    return {word.arg: ast.unparse(word.value) for word in call.keywords if word.arg}
 
 
 def translate(kind: str, settings: dict[str, str], notes: Sequence[str] = ()) -> Translation:

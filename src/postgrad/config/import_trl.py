@@ -2,15 +2,18 @@
 
 import yaml
 
+from postgrad.config.import_defaults import TRL_ROWS
 from postgrad.config.import_names import (
     TRL_AGGREGATIONS,
     TRL_DPO_LOSSES,
     TRL_NAMES,
     TRL_NOT_NEEDED,
+    TRL_OPTIMIZERS,
+    TRL_PPO_NAMES,
     TRL_REASONS,
     TRL_RECIPES,
 )
-from postgrad.config.import_result import SCHEDULES, drop_epochs
+from postgrad.config.import_result import SCHEDULES, drop_epochs, split_list
 
 # Arguments that only one of TRL's configs has.
 KINDS = {
@@ -21,6 +24,7 @@ KINDS = {
     "precompute_ref_log_probs": "DPOConfig",
     "beta": "DPOConfig",
 }
+GIVEN_RECIPES = ("sft", "dpo", "kto", "orpo", "simpo", "reward_model", "process_reward_model")
 PAIR_RECIPES = ("dpo", "kto", "orpo", "simpo", "online_dpo")
 # The arguments that make the number of problems and updates per step. TRL takes one of GENERATION.
 GENERATION = ("steps_per_generation", "generation_batch_size")
@@ -54,17 +58,23 @@ def translate_trl(kind: str, settings: dict[str, str]) -> tuple[str, dict[str, s
     """
     recipe = TRL_RECIPES[kind]
     settings = {key: value for key, value in settings.items() if value != "None"}
+    settings = _with_lora(settings)
     overrides, missing = _batch_sizes(recipe, settings)
     has_sizes = bool(overrides)
     settings, rounded = _count_in_steps(settings, overrides)
-    missing += rounded
+    missing += [*rounded, *_differences(recipe, settings)]
+    names = TRL_NAMES | (TRL_PPO_NAMES if recipe == "ppo" else {})
     for key, value in settings.items():
-        if key in TRL_NAMES:
-            overrides[TRL_NAMES[key]] = value.lower() if value in ("True", "False") else value
+        if key == "model_name_or_path" and "sft_model_path" in settings and recipe == "ppo":
+            continue  # the tokenizer's
+        if key in names:
+            overrides[names[key]] = value.lower() if value in ("True", "False") else value
         elif key in TRL_NOT_NEEDED or (key in BATCH and has_sizes):
             continue
         else:
             found = _translate_special(recipe, key, value, settings)
+            if found is None and recipe == "ppo":
+                found = _translate_ppo(key, value, settings, overrides)
             if found is None:
                 reason = TRL_REASONS.get(key)
                 missing.append(f"{key}={value}: {reason}" if reason else f"{key}={value}")
@@ -72,6 +82,43 @@ def translate_trl(kind: str, settings: dict[str, str]) -> tuple[str, dict[str, s
                 overrides |= found
     drop_epochs(overrides)
     return recipe, overrides, missing
+
+
+def _with_lora(settings: dict[str, str]) -> dict[str, str]:
+    """The settings with the defaults of TRL's ModelConfig for LoRA if use_peft switches it on."""
+    is_on = settings.get("use_peft", "false").lower()
+    if is_on in ("true", ""):
+        return {"lora_r": "16", "lora_dropout": "0.05"} | settings
+    if "use_peft" in settings:
+        return {key: value for key, value in settings.items() if not key.startswith("lora_")}
+    return settings
+
+
+def _differences(recipe: str, settings: dict[str, str]) -> list[str]:
+    """Lines about translated settings and TRL's defaults whose meaning differs here."""
+    lines: list[str] = []
+    own = ("assistant_only_loss", "completion_only_loss", "dataset_text_field")
+    if recipe == "sft" and not any(name in settings for name in own):
+        lines.append(
+            "assistant_only_loss (False in TRL): of rows with messages TRL trains on all tokens, "
+            "here on the assistant's only; other rows are trained on as in TRL"
+        )
+    if "lora_r" in settings and "lora_target_modules" not in settings:
+        lines.append(
+            "target_modules of LoRA: PEFT chooses the layers by the model, most often q_proj and "
+            "v_proj; here all linear layers, unless model.lora.targets is set"
+        )
+    if recipe == "dpo" and "rpo_alpha" in settings:
+        lines.append(
+            f"rpo_alpha={settings['rpo_alpha']}: TRL's SFT term is a mean over all tokens of the "
+            "batch; that of method.sft_coef is one per response"
+        )
+    if recipe == "ppo" and "reward_model_path" in settings:
+        lines.append(
+            f"reward_model_path={settings['reward_model_path']}: TRL's example also starts the "
+            "critic from it; here it starts from method.critic_path, or model.path without it"
+        )
+    return lines
 
 
 def _batch_sizes(recipe: str, settings: dict[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -84,12 +131,15 @@ def _batch_sizes(recipe: str, settings: dict[str, str]) -> tuple[dict[str, str],
     accumulated = settings.get("gradient_accumulation_steps", "1")
     samples = settings.get("num_generations", "8" if recipe == "grpo" else "2")
     numbers = [rows, accumulated, samples, *(settings.get(name, "1") for name in GENERATION)]
-    if not any(name in settings for name in BATCH):
+    updates = settings.get("num_mini_batches", "1") if recipe == "ppo" else "1"
+    if updates == "1" and not any(name in settings for name in BATCH):
         return {}, []
+    numbers.append(updates)
     if not all(number.isdecimal() and int(number) for number in numbers):
         return {}, []
     if recipe not in ("grpo", "rloo"):
-        return {"training.problems_per_step": str(int(rows) * int(accumulated))}, []
+        problems = int(rows) * int(accumulated) * int(updates)
+        return {"training.problems_per_step": str(problems)}, []
     if len(given) > 1 or int(settings.get("generation_batch_size", rows)) % int(rows):
         return {}, []  # TRL refuses them
     generated = _micro_batches_per_generation(settings, int(rows), int(accumulated))
@@ -173,9 +223,52 @@ def _translate_special(
         return {}
     if key == "importance_sampling_level":
         return {"token": {}, "sequence": {"method.loss": "gspo"}}.get(value)
+    if key == "rpo_alpha" and recipe == "dpo":
+        return {"method.sft_coef": value}
+    if key == "optim" and value in TRL_OPTIMIZERS:
+        kind = TRL_OPTIMIZERS[value]
+        return {"optimizer.kind": kind} if kind else {}
+    if key in ("lora_dropout", "lora_target_modules"):
+        return _translate_lora(recipe, key, value)
     if key == "report_to" and value in ("none", "wandb", "tensorboard", "trackio"):
         return {} if value == "none" else {"track": value}
     return None
+
+
+def _translate_lora(recipe: str, key: str, value: str) -> dict[str, str] | None:
+    if key == "lora_target_modules":
+        is_pattern = any(mark in value for mark in "*|(\\")
+        return None if is_pattern else {"model.lora.targets": ",".join(_words(value))}
+    if value in ("0", "0.0"):
+        return {}
+    return {"model.lora.dropout": value} if recipe in GIVEN_RECIPES else None
+
+
+def _words(value: str) -> list[str]:
+    """The items of a list in Python, or of words as the values of a flag."""
+    return split_list(value.replace(" ", ","))
+
+
+def _translate_ppo(
+    key: str, value: str, settings: dict[str, str], overrides: dict[str, str]
+) -> dict[str, str] | None:
+    """The overrides of an argument of PPOConfig; None if it has none."""
+    if key == "cliprange":
+        return {"method.clip_low": value, "method.clip_high": value}
+    if key == "reward_model_path":
+        return {"reward.verifier": f"model:{value}"}
+    if key in ("kl_coef", "kl_estimator"):  # TRL subtracts the KL from the rewards of tokens
+        coefficient = settings.get("kl_coef", "0.05")
+        if coefficient in ("0", "0.0"):
+            return {"method.kl": "none"}
+        estimator = settings.get("kl_estimator", "k1")
+        kl = {"method.kl": "reward", "method.kl_estimator": estimator}
+        return kl | {"method.kl_coef": coefficient}
+    if key == "total_episodes" and value.isdecimal():
+        problems = int(overrides.get("training.problems_per_step", TRL_ROWS))
+        return {"training.steps": str(-(-int(value) // problems))}
+    is_default = (key, value) in (("stop_token", "eos"), ("whiten_rewards", "False"))
+    return {} if is_default else None
 
 
 def _translate_beta(recipe: str, value: str) -> dict[str, str] | None:
