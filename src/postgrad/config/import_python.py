@@ -6,12 +6,18 @@ assignments to the config. What cannot be read is said in a note.
 
 import ast
 import copy
-import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from postgrad.config.import_names import PEFT_NAMES, TRL_NAMES, TRL_NOT_NEEDED, TRL_RECIPES
+from postgrad.config.import_python_values import (
+    TrlConfig,
+    ValueReader,
+    dict_of,
+    is_literal,
+    text_of,
+)
 from postgrad.errors import ConfigError
 
 # Arguments of TRL's trainers that are objects of the script, and what to write instead.
@@ -36,13 +42,6 @@ SIZES = (
 _CONFIG_CALL = re.compile(rf"\b(?:{'|'.join(TRL_RECIPES)})\(")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _PARTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
-_OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-}
 
 
 def read_trl_python(
@@ -75,45 +74,30 @@ def read_trl_python(
 
 
 @dataclass
-class _Config:
-    """A call of a config of TRL. Arguments have their values as expressions."""
-
-    kind: str
-    arguments: dict[str, ast.expr]
-    notes: list[str]
-
-
-@dataclass
-class _Reader:
+class _Reader(ValueReader):
     """Follows the statements of a script.
 
     Attributes:
-        names: the value of each name of the scope that is read; dicts are always an ast.Dict.
-        attributes: the same for `self.NAME`, in all scopes.
         returned: configs that functions of the script return.
         configs: calls of TRL's configs.
         trainer: arguments of the trainer; `lora` has those of its LoraConfig.
         several: names that are set under a condition, with their values.
-        lookups: names that were looked up since they were last taken (see `_take_lookups`).
         sources: names that the value of a name was made of.
         used: names whose value became part of an argument.
     """
 
-    names: dict[str, ast.expr | _Config] = field(default_factory=dict)
-    attributes: dict[str, ast.expr | _Config] = field(default_factory=dict)
-    returned: dict[str, _Config] = field(default_factory=dict)
-    configs: dict[ast.Call, _Config] = field(default_factory=dict)
+    returned: dict[str, TrlConfig] = field(default_factory=dict)
+    configs: dict[ast.Call, TrlConfig] = field(default_factory=dict)
     trainer: dict[str, ast.expr] = field(default_factory=dict)
     lora: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     several: dict[str, list[str]] = field(default_factory=dict)
-    lookups: set[str] = field(default_factory=set)
     sources: dict[str, set[str]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
 
     def read(self, tree: ast.Module) -> None:
         """Reads the statements of the module, then those of its functions and classes."""
-        scopes: list[tuple[ast.AST, dict[str, ast.expr | _Config]]] = [(tree, {})]
+        scopes: list[tuple[ast.AST, dict[str, ast.expr | TrlConfig]]] = [(tree, {})]
         while scopes:
             node, outer = scopes.pop(0)
             self.names = dict(outer)
@@ -127,19 +111,19 @@ class _Reader:
                     self._statement(child, inner, is_conditional=False)
                 if isinstance(child, ast.Return) and child.value is not None:
                     value = self._new_value(child.value)
-                    if isinstance(value, _Config) and isinstance(node, _FUNCTIONS):
+                    if isinstance(value, TrlConfig) and isinstance(node, _FUNCTIONS):
                         self.returned[node.name] = value
             scopes += [(one, self.names) for one in inner]
 
-    def result(self, config: _Config) -> tuple[str, dict[str, str], list[str]]:
+    def result(self, config: TrlConfig) -> tuple[str, dict[str, str], list[str]]:
         """(class, arguments, notes) of a config, with those of the trainer."""
         settings: dict[str, str] = {}
         notes = [*config.notes, *self.notes]
         for key, value in config.arguments.items():
-            if _is_literal(value) or key in SIZES:
-                settings[key] = _text(value)
+            if is_literal(value) or key in SIZES:
+                settings[key] = text_of(value)
             elif key not in TRL_NOT_NEEDED:
-                notes.append(f"{key}={_text(value)}: its value could not be read; set it by hand")
+                notes.append(f"{key}={text_of(value)}: its value could not be read; set it by hand")
         model = self.trainer.pop("model", None)
         if isinstance(model, ast.Constant) and isinstance(model.value, str):
             settings.setdefault("model_name_or_path", model.value)
@@ -147,8 +131,8 @@ class _Reader:
             self.trainer["model"] = model
         for key, reason in TRL_ARGUMENTS.items():
             value = self.trainer.get(key)
-            if value is not None and _text(value) != "None":
-                notes.append(f"{key}={_text(value)}: {reason}")
+            if value is not None and text_of(value) != "None":
+                notes.append(f"{key}={text_of(value)}: {reason}")
         return config.kind, settings | self.lora, notes + self._notes_of_several()
 
     def _notes_of_several(self) -> list[str]:
@@ -201,7 +185,7 @@ class _Reader:
         ):
             return
         if isinstance(target, ast.Subscript):
-            items = self._value_of(target.value)
+            items = self.value_of(target.value)
             if isinstance(items, ast.Dict):
                 name = ast.unparse(target.value)
                 self._add_items(items, name, [(target.slice, value)], is_conditional)
@@ -214,7 +198,7 @@ class _Reader:
         old = names.get(name)
         new = self._new_value(value)
         if is_conditional and isinstance(old, ast.expr) and isinstance(new, ast.expr):
-            texts = [_text(old), _text(new)]
+            texts = [text_of(old), text_of(new)]
             if texts[0] != texts[1]:
                 self.several.setdefault(name, texts[:1]).append(texts[1])
         names[name] = new
@@ -225,36 +209,38 @@ class _Reader:
             if isinstance(name, ast.Name):
                 self.names.pop(name.id, None)
 
-    def _new_value(self, value: ast.expr) -> ast.expr | _Config:
+    def _new_value(self, value: ast.expr) -> ast.expr | TrlConfig:
         """What a name means after an assignment of the value."""
         if isinstance(value, ast.Call) and value in self.configs:
             return self.configs[value]
         if isinstance(value, ast.Call) and ast.unparse(value.func) in self.returned:
             return self.returned[ast.unparse(value.func)]
-        known = self._value_of(value)
-        if isinstance(known, _Config | ast.Dict) and isinstance(value, ast.Name | ast.Attribute):
+        known = self.value_of(value)
+        if isinstance(known, TrlConfig | ast.Dict) and isinstance(value, ast.Name | ast.Attribute):
             return known  # another name of the same object
         unread: list[str] = []
-        items = self._items(value, unread)
+        items = self.items_of(value, unread)
         if items is None:
             return self.resolve(value)
-        return _dict_of(items, unread)
+        return dict_of(items, unread)
 
     def _set_argument(
         self, owner: ast.expr, key: str, value: ast.expr, is_conditional: bool
     ) -> bool:
         """Sets an argument of a config after its call; False if the owner is not a config."""
-        config = self._value_of(owner)
-        if not isinstance(config, _Config):
+        config = self.value_of(owner)
+        if not isinstance(config, TrlConfig):
             is_unknown = isinstance(owner, ast.Name) and owner.id not in ("self", "cls")
             if is_unknown and key in TRL_NAMES:
                 name = f"{ast.unparse(owner)}.{key}"
-                self.notes.append(f"{name}={_text(self.resolve(value))}: not known to be a config")
+                self.notes.append(
+                    f"{name}={text_of(self.resolve(value))}: not known to be a config"
+                )
             return False
         new = self.resolve(value)
         if is_conditional:
             config.notes.append(
-                f"{key}={_text(new)}: set under a condition (line {owner.lineno}), and used here"
+                f"{key}={text_of(new)}: set under a condition (line {owner.lineno}), and used here"
             )
         config.arguments[key] = new
         self._take_lookups()
@@ -273,7 +259,7 @@ class _Reader:
                 else:
                     unread.append(ast.unparse(value))
             notes = [f"{text}: {UNREAD}" for text in dict.fromkeys(unread)]
-            self.configs[call] = _Config(name, arguments, notes)
+            self.configs[call] = TrlConfig(name, arguments, notes)
             self._take_lookups()
         elif name.removesuffix("Trainer") + "Config" in TRL_RECIPES:
             self._read_trainer(call)
@@ -284,7 +270,7 @@ class _Reader:
             if isinstance(key, ast.Constant):
                 self._set_argument(call.args[0], str(key.value), call.args[2], is_conditional)
         elif name == "update" and isinstance(call.func, ast.Attribute):
-            items = self._value_of(call.func.value)
+            items = self.value_of(call.func.value)
             if isinstance(items, ast.Dict):
                 given = [(ast.Constant(word.arg), word.value) for word in call.keywords if word.arg]
                 rest = [*call.args, *(word.value for word in call.keywords if not word.arg)]
@@ -310,14 +296,16 @@ class _Reader:
         is_conditional: bool,
     ) -> None:
         """Adds entries to a dict of the script; a key of None adds those of another dict."""
-        before = _text(items)
+        before = text_of(items)
         unread: list[str] = []
-        more = self._items(ast.Dict(*map(list, zip(*added, strict=True))), unread) if added else {}
-        new = _dict_of(more or {}, unread)
+        more = (
+            self.items_of(ast.Dict(*map(list, zip(*added, strict=True))), unread) if added else {}
+        )
+        new = dict_of(more or {}, unread)
         items.keys += new.keys
         items.values += new.values
         if is_conditional:
-            self.several.setdefault(name, [before]).append(_text(items))
+            self.several.setdefault(name, [before]).append(text_of(items))
         self._take_lookups(name)
 
     def _keywords(self, call: ast.Call, unread: list[str]) -> dict[str, ast.expr]:
@@ -327,7 +315,7 @@ class _Reader:
             if word.arg:
                 found[word.arg] = self.resolve(word.value)
                 continue
-            items = self._items(word.value, unread)
+            items = self.items_of(word.value, unread)
             if items is None:
                 unread.append(f"**{ast.unparse(word.value)}")
             else:
@@ -337,7 +325,7 @@ class _Reader:
     # ---- LoRA
 
     def _read_lora(self, value: ast.expr) -> None:
-        found = self._value_of(value)
+        found = self.value_of(value)
         if isinstance(found, ast.Call) and ast.unparse(found.func).endswith("LoraConfig"):
             self.lora = self._lora(found, self.notes)
         else:
@@ -347,7 +335,7 @@ class _Reader:
     def _lora(self, call: ast.Call, notes: list[str]) -> dict[str, str]:
         """The arguments of PEFT's LoraConfig by the names of TRL's ModelConfig."""
         unread: list[str] = [ast.unparse(value) for value in call.args]
-        arguments = {key: _text(one) for key, one in self._keywords(call, unread).items()}
+        arguments = {key: text_of(one) for key, one in self._keywords(call, unread).items()}
         notes += [f"LoraConfig({text}): {UNREAD}" for text in unread]
         found = {"lora_r": "8", "lora_alpha": "8", "lora_dropout": "0"}  # PEFT's defaults
         for key, value in arguments.items():
@@ -357,127 +345,6 @@ class _Reader:
                 notes.append(f"{key}={value} of LoraConfig")
         return found
 
-    # ---- values
-
-    def _value_of(self, node: ast.expr) -> ast.expr | _Config | None:
-        """The value of a name, or the expression itself."""
-        if isinstance(node, ast.Name):
-            self.lookups.add(node.id)
-            return self.names.get(node.id)
-        if isinstance(node, ast.Attribute):
-            owner = self._value_of(node.value)
-            if isinstance(owner, _Config):
-                return owner.arguments.get(node.attr)
-            name = ast.unparse(node)
-            self.lookups.add(name)
-            return self.attributes.get(name)
-        return node
-
-    def _items(self, node: ast.expr, unread: list[str]) -> dict[str, ast.expr] | None:
-        """The entries of a dict: a literal, dict(...), a.copy(), a | b or a name of one of them.
-
-        None for anything else. Parts that cannot be read are added to `unread`.
-        """
-        value = self._value_of(node)
-        if isinstance(value, ast.Dict):
-            pairs = list(zip(value.keys, value.values, strict=True))
-        elif isinstance(value, ast.Call) and ast.unparse(value.func) == "dict":
-            pairs = [(None, one) for one in value.args]
-            pairs += [(word.arg and ast.Constant(word.arg), word.value) for word in value.keywords]
-        elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-            is_copy = value.func.attr == "copy" and not value.args
-            return self._items(value.func.value, unread) if is_copy else None
-        elif isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr):
-            pairs = [(None, value.left), (None, value.right)]
-        else:
-            return None
-        found: dict[str, ast.expr] = {}
-        for key, one in pairs:
-            name = self.resolve(key) if isinstance(key, ast.expr) else None
-            if isinstance(name, ast.Constant):
-                found[str(name.value)] = self.resolve(one)
-                continue
-            items = self._items(one, unread) if name is None else None
-            if isinstance(one, ast.Constant) and name is None:
-                unread.append(str(one.value))  # see _dict_of
-            elif items is None:
-                unread.append(f"**{ast.unparse(one)}" if name is None else ast.unparse(name))
-            else:
-                found |= items
-        return found
-
-    def resolve(self, node: ast.expr) -> ast.expr:
-        """The expression with names of literals, arithmetic and f-strings filled in."""
-        if isinstance(node, ast.Name | ast.Attribute):
-            value = self._value_of(node)
-            if isinstance(value, ast.Dict):
-                value = ast.Dict([*value.keys], [*value.values])  # it may change later
-            return value if isinstance(value, ast.expr) and _is_literal(value) else node
-        if isinstance(node, ast.List | ast.Tuple):
-            return type(node)([self.resolve(one) for one in node.elts], ast.Load())
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return ast.UnaryOp(node.op, self.resolve(node.operand))
-        if isinstance(node, ast.Subscript):
-            items = self._items(node.value, []) or {}
-            key = self.resolve(node.slice)
-            return items.get(_text(key), node) if isinstance(key, ast.Constant) else node
-        if isinstance(node, ast.BinOp):
-            return _calculate(node, self.resolve(node.left), self.resolve(node.right))
-        if isinstance(node, ast.JoinedStr):
-            return self._join(node)
-        return node
-
-    def _join(self, node: ast.JoinedStr) -> ast.expr:
-        """The text of an f-string, if all its parts are literals without a format."""
-        parts: list[str] = []
-        for one in node.values:
-            if isinstance(one, ast.FormattedValue) and not one.format_spec and one.conversion < 0:
-                one = self.resolve(one.value)
-            if not isinstance(one, ast.Constant):
-                return node
-            parts.append(str(one.value))
-        return ast.Constant("".join(parts))
-
-
-def _dict_of(items: dict[str, ast.expr], unread: Sequence[str]) -> ast.Dict:
-    """A dict literal; what could not be read of it are texts without a key."""
-    keys: list[ast.expr | None] = [*map(ast.Constant, items), *[None for _ in unread]]
-    return ast.Dict(keys, [*items.values(), *map(ast.Constant, unread)])
-
 
 def _is_main_guard(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-
-
-def _is_literal(node: ast.expr) -> bool:
-    if isinstance(node, ast.List | ast.Tuple):
-        return all(_is_literal(one) for one in node.elts)
-    if isinstance(node, ast.Dict):
-        return None not in node.keys and all(_is_literal(one) for one in node.values)
-    if isinstance(node, ast.UnaryOp):
-        return _is_literal(node.operand)
-    return isinstance(node, ast.Constant)
-
-
-def _calculate(node: ast.BinOp, left: ast.expr, right: ast.expr) -> ast.expr:
-    """The number that the operation gives; the operation itself if it is not known."""
-    calculate = _OPERATORS.get(type(node.op))
-    if not isinstance(left, ast.Constant) or not isinstance(right, ast.Constant):
-        return node
-    numbers = [left.value, right.value]
-    is_text = all(isinstance(number, str) for number in numbers)
-    if is_text and isinstance(node.op, ast.Add):
-        return ast.Constant(f"{left.value}{right.value}")
-    if calculate is None or not all(isinstance(number, int | float) for number in numbers):
-        return node
-    try:
-        return ast.Constant(calculate(*numbers))  # type: ignore[arg-type]
-    except (ZeroDivisionError, OverflowError):
-        return node
-
-
-def _text(node: ast.expr) -> str:
-    """The expression as text; that of a string without quotes."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    return ast.unparse(node)
