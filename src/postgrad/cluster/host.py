@@ -102,7 +102,7 @@ def build_role(
     path = role.path or config.model.path
     loaded = load_role(config, name, path, uses_lm_head=role.kind != "critic")
     if role.kind == "critic":
-        return LocalCritic(config, loaded, method, role.lr)  # type: ignore[arg-type]
+        return LocalCritic(config, loaded, method, role.lr, path)  # type: ignore[arg-type]
     loaded.model.requires_grad_(False)
     if role.kind in GENERATING:
         return NativeEngine(loaded, config.rollout)

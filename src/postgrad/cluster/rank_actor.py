@@ -285,5 +285,5 @@ def _build_sharded_role(
     is_critic = role.kind == "critic"
     loaded = load_role(config, name, path, "cpu", ranks, uses_lm_head=not is_critic)
     if is_critic:
-        return ShardedCritic(config, loaded, method, role.lr, ranks)
+        return ShardedCritic(config, loaded, method, role.lr, ranks, path)
     return ShardedFrozen(config, loaded, ranks)
