@@ -275,7 +275,7 @@ class Trainer:
 
     def _note_untrained(self) -> None:
         """Say that the run was finished before; without progress only if its files changed."""
-        note = input_files.untrained_note(self.folder, self.config)
+        note = input_files.untrained_note(self.folder, self.config, self.step)
         if self._progress:
             print_line(note)
         elif input_files.changed(self.folder, self.config):
