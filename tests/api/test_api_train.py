@@ -152,6 +152,28 @@ def test_a_changed_learning_rate_is_used_and_survives_a_resume(small):
 
 
 @pytest.mark.slow
+def test_a_reopened_trainer_reports_the_learning_rate_of_its_checkpoint(small):
+    with postgrad.Trainer(**small) as trainer:
+        assert trainer.lr == 3e-3
+        next(trainer)
+        trainer.lr = 1e-5
+    assert trainer.lr == 1e-5
+    with postgrad.Trainer(**small) as reopened:
+        assert reopened.lr == 1e-5
+        next(reopened)
+        assert reopened.lr == 1e-5
+
+
+@pytest.mark.parametrize("lr", ["x", None, True, 0, -1e-5, float("nan")])
+def test_a_learning_rate_that_is_no_number_above_0_is_refused(small, lr):
+    with (
+        postgrad.Trainer(**small) as trainer,
+        pytest.raises(postgrad.ConfigError, match=r"optimizer\.lr="),
+    ):
+        trainer.lr = lr
+
+
+@pytest.mark.slow
 def test_ctrl_c_finishes_the_step_and_the_same_call_continues(small, capfd):
     def interrupt(step: postgrad.StepResult) -> None:
         if step.number == 2:

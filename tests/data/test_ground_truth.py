@@ -1,13 +1,17 @@
 """A replaced ground truth is in every place where a verifier or a reward function reads it."""
 
+import json
 from typing import Any
 
 import pytest
+from tiny_runs import config_of
 
+from postgrad.cli.main import main
 from postgrad.data.ground_truth import with_ground_truth
 from postgrad.data.pairs import paired_problem
 from postgrad.data.problems import problems_of_rows
 from postgrad.problem import Problem, Score
+from postgrad.training.prepare import load_inputs, make_method
 from postgrad.user_code import PythonObject
 from postgrad.verifiers.functions import WeightedReward
 from postgrad.verifiers.scorer import Scorer
@@ -106,3 +110,50 @@ def test_lists_that_a_verifier_takes_for_one_answer_are_reported(verifier, truth
     with Scorer(verifier) as scorer:
         notes = scorer.notes([problem])
     assert any("ground truths are lists" in note for note in notes) == is_reported
+
+
+SOME_WITHOUT_TRUTH = [
+    {"prompt": "2+2=", "ground_truth": "4"},
+    {"prompt": "2+3=", "ground_truth": None},
+    {"prompt": "2+4="},
+]
+
+
+def contains(response, problem):
+    return float(problem.ground_truth in response)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "is_reported"),
+    [
+        ("exact", True),
+        ("format + 0.1*exact", True),
+        (PythonObject("own", [WeightedReward(1.0, "own", contains)]), True),
+        (PythonObject("own", [WeightedReward(1.0, "own", "format")]), False),
+        ("format", False),
+        ("llm_judge", False),
+        ("model:folder", False),
+        ("environment", False),
+    ],
+)
+def test_rows_without_a_truth_beside_others_are_reported(verifier, is_reported):
+    problems = problems_of_rows(SOME_WITHOUT_TRUTH, "rows")
+    with Scorer(verifier) as scorer:
+        notes = scorer.truth_notes({"held": problems, "full": problems[:1], "none": problems[1:]})
+    assert len(notes) == is_reported
+    assert not notes or "no ground truth in 2 of 3 rows of held;" in notes[0]
+
+
+def test_a_run_and_an_evaluation_report_rows_without_a_truth(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in SOME_WITHOUT_TRUTH))
+    (tmp_path / "own.py").write_text("def score(response, problem):\n    return 1.0\n")
+    overrides = [f"data.train={file}", f"data.validation={file}", "reward.verifier=own.py:score"]
+    method = make_method(config_of("grpo", tiny, *overrides, "training.problems_per_step=1"))
+    (note,) = [note for note in load_inputs(method.config, method).notes if "ground truth" in note]
+    assert "in 2 of 3 rows of data.train, 2 of 3 rows of validation set rows;" in note
+    short = ["rollout.max_response_tokens=2", "model.device=cpu"]
+    settings = ["reward.verifier=own.py:score", *short]
+    assert main(["eval", str(tiny), f"data={file}", *settings]) == 0
+    assert "warning: no ground truth in 2 of 3 rows of rows;" in capsys.readouterr().out

@@ -3,7 +3,10 @@
 import pytest
 from tiny_runs import config_of
 
-from postgrad.data.lost_characters import lost_characters
+from postgrad.data.lost_characters import describe_lost_characters, lost_characters
+from postgrad.data.render import Prompts
+from postgrad.model.load import load_tokenizer
+from postgrad.problem import Problem
 from postgrad.training.prepare import load_inputs, make_method
 
 
@@ -19,6 +22,18 @@ from postgrad.training.prepare import load_inputs, make_method
 )
 def test_what_is_lost(text, decoded, lost):
     assert lost_characters(text, decoded) == lost
+
+
+def test_a_padding_token_of_the_chat_template_is_no_loss(tiny):
+    tokenizer = load_tokenizer(config_of("grpo", tiny).model)
+    tokenizer.add_special_tokens({"pad_token": "<|im_end|>"})
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
+    )
+    problems = [Problem("p", ({"role": "user", "content": text},), "") for text in ("1+1=", "x1")]
+    prompts = Prompts(tokenizer, "chat")
+    assert describe_lost_characters(prompts, problems[:1]) == ""
+    assert "1 letters or digits (x)" in describe_lost_characters(prompts, problems)
 
 
 @pytest.mark.parametrize("prompt", ["What is 2+2=", "2+2="])

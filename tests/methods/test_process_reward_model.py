@@ -149,7 +149,7 @@ def test_the_folder_is_a_stock_classifier_with_the_same_scores(trained):
     scores = StepModel(config.model, CPU).step_scores(rows, ends)
     torch.testing.assert_close(scores, torch.tensor(expected), rtol=0, atol=1e-5)
     # Training continues from the folder with the same head and the same scores.
-    policy = StepPolicy(method.config, load(method.config.model, CPU), method)
+    policy = StepPolicy(method.config, load(method.config.model, CPU, uses_lm_head=False), method)
     batch = Batch.of([method.stepwise_row(problem())])
     logits = policy.logprobs(batch)["scores"][batch.tokens["step_label"] != NO_STEP]
     torch.testing.assert_close(logits.sigmoid(), torch.tensor(expected[:2]), rtol=0, atol=1e-5)
@@ -158,7 +158,7 @@ def test_the_folder_is_a_stock_classifier_with_the_same_scores(trained):
 def test_a_head_with_two_outputs_becomes_their_difference(fresh):
     """Folders that others trained have weights for both labels."""
     method = make_method(fresh)
-    policy = StepPolicy(method.config, load(method.config.model, CPU), method)
+    policy = StepPolicy(method.config, load(method.config.model, CPU, uses_lm_head=False), method)
     draw = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(2, 32, generator=draw), torch.randn(2, generator=draw)
     with torch.no_grad():

@@ -44,6 +44,18 @@ def train(model, *overrides: str) -> int:
 
 
 @pytest.mark.slow
+def test_a_command_with_fewer_steps_leaves_a_finished_run_as_it_is(home, tiny, capsys):
+    assert train(tiny, "training.steps=2") == 0
+    before = (home / "runs/test/config.yaml").read_bytes()
+    capsys.readouterr()
+    assert train(tiny, "training.steps=1", "training.checkpoint_every=7") == 0
+    assert "for more steps set training.steps above 2" in capsys.readouterr().out
+    assert (home / "runs/test/config.yaml").read_bytes() == before
+    assert train(tiny, "training.steps=3") == 0
+    assert "steps: 3" in (home / "runs/test/config.yaml").read_text()
+
+
+@pytest.mark.slow
 def test_a_repeated_command_says_that_nothing_was_trained_and_which_files_changed(
     home, tiny, capsys
 ):

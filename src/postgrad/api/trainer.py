@@ -15,7 +15,7 @@ from postgrad.api.signature import with_arguments_of
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.threads import kept_threads, set_threads
-from postgrad.training import input_files
+from postgrad.training import checkpoint, input_files
 from postgrad.training.display import make_reporter
 from postgrad.training.driver import Driver, open_driver
 from postgrad.training.report import MultiReporter, Reporter, print_line
@@ -151,7 +151,10 @@ class Trainer:
     @property
     def lr(self) -> float:
         """The peak learning rate. Setting it changes the steps that follow; checkpoints keep it."""
-        return self.config.optimizer.lr
+        if self._driver is not None:
+            return self._driver.config.optimizer.lr
+        changed = checkpoint.changed_lr(self.folder)
+        return self._first_lr if changed is None else changed
 
     @lr.setter
     def lr(self, value: float) -> None:
@@ -272,7 +275,7 @@ class Trainer:
 
     def _note_untrained(self) -> None:
         """Say that the run was finished before; without progress only if its files changed."""
-        note = input_files.untrained_note(self.folder, self.config)
+        note = input_files.untrained_note(self.folder, self.config, self.step)
         if self._progress:
             print_line(note)
         elif input_files.changed(self.folder, self.config):

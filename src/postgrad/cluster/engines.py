@@ -13,7 +13,13 @@ from omegaconf import OmegaConf
 from postgrad.config.compose import compose_section
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.model.device import choose_device
-from postgrad.model.load import load, load_tokenizer, model_config, resolve_path
+from postgrad.model.load import (
+    check_is_language_model,
+    load,
+    load_tokenizer,
+    model_config,
+    resolve_path,
+)
 from postgrad.model.loaded import Loaded
 from postgrad.model.threads import set_threads
 from postgrad.rollout.continuous import ContinuousEngine
@@ -82,10 +88,14 @@ def load_engine(config: EngineConfig) -> StandaloneEngine:
 
 
 def describe_model(config: EngineConfig) -> Loaded:
-    """Return a model without weights: its configuration, generation settings and tokenizer."""
+    """Return a model without weights: its configuration, generation settings and tokenizer.
+
+    Raises ConfigError for a reward model, which generates no text.
+    """
     from transformers import GenerationConfig
 
     architecture = model_config(config.model, config.seed)
+    check_is_language_model(architecture, config.model.path)
     path = resolve_path(config.model.path, config.seed)
     try:
         generation = GenerationConfig.from_pretrained(path)

@@ -69,7 +69,9 @@ def load_policy(
 
     With `ranks` only the first one reads the weights.
     """
-    loaded = load_role(config, "policy", config.model.path, device, ranks)
+    loaded = load_role(
+        config, "policy", config.model.path, device, ranks, uses_lm_head=not method.trains_scores
+    )
     if ranks is None or ranks.is_first:
         method.check_model(loaded.model)
     if config.model.lora.rank:
@@ -97,9 +99,10 @@ def build_role(
         return BaseModelPolicy(config, policy)
     if role.kind == "scores":
         return load_reward_model(config, role.path)
-    loaded = load_role(config, name, role.path or config.model.path)
+    path = role.path or config.model.path
+    loaded = load_role(config, name, path, uses_lm_head=role.kind != "critic")
     if role.kind == "critic":
-        return LocalCritic(config, loaded, method, role.lr)  # type: ignore[arg-type]
+        return LocalCritic(config, loaded, method, role.lr, path)  # type: ignore[arg-type]
     loaded.model.requires_grad_(False)
     if role.kind in GENERATING:
         return NativeEngine(loaded, config.rollout)
@@ -124,8 +127,11 @@ def load_role(
     path: str,
     device: str | None = None,
     ranks: Ranks | None = None,
+    uses_lm_head: bool = True,
 ) -> Loaded:
     """Returns the model of a role, on `device` or else on the configured device.
+
+    A model that `uses_lm_head` is no reward model.
 
     With `ranks` only the first one reads the weights; the others get a model without weights,
     which sharding fills. LoRA adapters are made on every rank, which needs the whole model.
@@ -140,7 +146,8 @@ def load_role(
         settings.kept_attention_blocks = 0
 
     def load_full() -> Loaded:
-        loaded = load(settings, choose_device(device or config.model.device), config.seed)
+        on_device = choose_device(device or config.model.device)
+        loaded = load(settings, on_device, config.seed, uses_lm_head)
         # On several ranks an MLP has collectives, which all ranks must call equally often.
         if ranks is None and config.model.activation_checkpointing:
             chunk_mlps(loaded.model)

@@ -281,7 +281,9 @@ def _build_sharded_role(
         return build_role(config, method, name, role)
     if policy is not None and is_base_model(config, role):
         return ShardedBaseModel(policy)
-    loaded = load_role(config, name, role.path or config.model.path, device="cpu", ranks=ranks)
-    if role.kind == "critic":
-        return ShardedCritic(config, loaded, method, role.lr, ranks)
+    path = role.path or config.model.path
+    is_critic = role.kind == "critic"
+    loaded = load_role(config, name, path, "cpu", ranks, uses_lm_head=not is_critic)
+    if is_critic:
+        return ShardedCritic(config, loaded, method, role.lr, ranks, path)
     return ShardedFrozen(config, loaded, ranks)

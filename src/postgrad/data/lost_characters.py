@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
@@ -18,12 +19,12 @@ def describe_lost_characters(prompts: Prompts, problems: Sequence[Problem]) -> s
     looked_at = list(islice(with_prompt, NUM_LOOKED_AT))
     lost: dict[str, None] = {}
     num_with_loss = 0
-    unknown = (prompts.tokenizer.unk_token_id, prompts.tokenizer.pad_token_id)
     for problem in looked_at:
         try:
             text = prompts.text(problem)
         except ConfigError:  # a conversation that has no prompt of its own
             continue
+        unknown = _unknown_ids(prompts.tokenizer, text)
         ids = [token for token in prompts.encode_plain(text) if token not in unknown]
         here = lost_characters(text, prompts.decode_raw(ids))
         num_with_loss += bool(here)
@@ -35,6 +36,18 @@ def describe_lost_characters(prompts: Prompts, problems: Sequence[Problem]) -> s
         f"warning: the tokenizer does not know {len(lost)} letters or digits ({shown}) in "
         f"{num_with_loss} of the first {len(looked_at)} prompts; the model does not see them"
     )
+
+
+def _unknown_ids(tokenizer: Any, text: str) -> set[int | None]:
+    """Return the ids that stand for what the tokenizer does not know: those of unk and padding.
+
+    A token that the text itself has stands for itself: a ChatML model may pad with <|im_end|>.
+    """
+    tokens = {
+        tokenizer.unk_token: tokenizer.unk_token_id,
+        tokenizer.pad_token: tokenizer.pad_token_id,
+    }
+    return {number for token, number in tokens.items() if token and token not in text}
 
 
 def lost_characters(text: str, decoded: str) -> list[str]:

@@ -25,6 +25,9 @@ class Progress:
     def loading(self, plan: Plan) -> None:
         """The model is about to be loaded."""
 
+    def note(self, text: str) -> None:
+        """A line about the data, at the start."""
+
     def begin(self, name: str, total: int, done: int) -> None:
         """A set of `total` problems begins; `done` of them have results already."""
 
@@ -65,6 +68,9 @@ class PlainProgress(Progress):
 
     def loading(self, plan: Plan) -> None:
         print(describe(plan), flush=True)
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
 
     def begin(self, name: str, total: int, done: int) -> None:
         self.total = total
@@ -110,7 +116,10 @@ class BarProgress(Progress):
         self.bars.stop()
 
     def loading(self, plan: Plan) -> None:
-        self.bars.console.print(describe(plan), highlight=False, markup=False)
+        self.note(describe(plan))
+
+    def note(self, text: str) -> None:
+        self.bars.console.print(text, highlight=False, markup=False)
 
     def begin(self, name: str, total: int, done: int) -> None:
         self.tasks[name] = self.bars.add_task(name, total=total, completed=done, status="")

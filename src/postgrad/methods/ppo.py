@@ -24,7 +24,11 @@ class PpoSettings(GrpoSettings):
     lam: float = setting(
         1.0, "GAE's lambda: 1 uses rewards only, 0 one-step values", at_least=0.0, at_most=1.0
     )
-    critic_path: str = setting("", "model that the critic starts from; empty: model.path")
+    critic_path: str = setting(
+        "",
+        "model that the critic starts from; empty: model.path. A reward model's score head is the "
+        "first value head",
+    )
     critic_lr: float = setting(1e-5, "learning rate of the critic", above=0.0, at_most=1.0)
     critic_clip: float = setting(
         0.5, "clip of the value loss: largest change of a value from its old one", above=0.0

@@ -1,7 +1,8 @@
 """The critic: a separate model that estimates the reward still to come, per token.
 
 The value of a response token is read at the position that predicts it, so it is the value of the
-state before the token. The value head starts at zero.
+state before the token. The value head starts as the score head of the model that the critic starts
+from, if that is a reward model with one score, and else at zero.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from postgrad.model.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.policy import load_weights, split_updates
+from postgrad.model.score_head import BIAS, SCORE, read_score_head
 from postgrad.model.views import FULL
 from postgrad.types import Batch
 
@@ -54,10 +56,10 @@ class ValueObjective(Protocol):
 
 
 class LocalCritic:
-    """The critic in this process."""
+    """The critic in this process. `path` is where `loaded` comes from; empty: model.path."""
 
     def __init__(
-        self, config: Config, loaded: Loaded, objective: ValueObjective, lr: float
+        self, config: Config, loaded: Loaded, objective: ValueObjective, lr: float, path: str = ""
     ) -> None:
         self.config = config
         self.loaded = loaded
@@ -68,14 +70,26 @@ class LocalCritic:
         # without weights.
         is_on_meta = self.device.type == "meta"
         self.head = nn.Linear(self.width, 1, device="cpu" if is_on_meta else self.device)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.initialize_head(path or config.model.path)
         self.optimizer_config = dataclasses.replace(config.optimizer, lr=lr)
         self.graph_cache = GraphCache(loaded.model)
         modules = nn.ModuleDict({"body": loaded.model.base_model, "value_head": self.head})
         self.optimizer = self.make_optimizer(modules)
         self.graph_cache = GraphCache(loaded.model, self.optimizer.masters_by_id())
         self.writer = AsyncWriter()
+
+    @torch.no_grad()
+    def initialize_head(self, path: str) -> None:
+        """Copy the score head of a reward model at the path; zero if there is none."""
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        settings = dataclasses.replace(self.config.model, path=path)
+        scores = read_score_head(settings, self.config.seed)
+        if SCORE not in scores or scores[SCORE].shape != self.head.weight.shape:
+            return
+        self.head.weight.copy_(scores[SCORE])
+        if BIAS in scores:
+            self.head.bias.copy_(scores[BIAS])
 
     def make_optimizer(self, modules: nn.Module) -> Optimizer:
         return Optimizer(modules, self.optimizer_config)

@@ -35,16 +35,21 @@ SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # transformers replaces functions of the whole process while it loads a model. Two threads that load
 # at the same time would leave it unable to load any model.
 LOADING = threading.Lock()
+# Ends of the names of reward models' classes.
+CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 MAX_ADAPTERS = 8  # adapters on top of each other; more are taken for a circle
 
 
 # ---- loading
 
 
-def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
+def load(
+    config: ModelConfig, device: torch.device, seed: int = 0, uses_lm_head: bool = True
+) -> Loaded:
     """Return the model and its tokenizer, in the configured type, on the device.
 
-    If the path is an adapter folder, the adapter is merged into its base model.
+    If the path is an adapter folder, the adapter is merged into its base model. Without
+    `uses_lm_head` only the blocks are needed, as in a critic: the path may be a reward model.
 
     Raises: ConfigError, one line, for a path that cannot be loaded.
     """
@@ -59,22 +64,54 @@ def load(config: ModelConfig, device: torch.device, seed: int = 0) -> Loaded:
                 f"model.path={config.path}: its base models are adapters that name each other; "
                 "write a full model into base_model_name_or_path of adapter_config.json"
             )
+    stock_config = model_config(base, seed)
+    if uses_lm_head:
+        check_is_language_model(stock_config, base.path)
     model, info = _from_pretrained(
-        auto_class_of(model_config(base, seed)),
+        auto_class_of(stock_config),
         base,
         seed,
         dtype=DTYPES[config.dtype],
         output_loading_info=True,
     )
-    if info["missing_keys"]:
+    missing = set(info["missing_keys"])
+    if not uses_lm_head:
+        missing -= _initialize_lm_head(model, missing, seed)
+    if missing:
         raise ConfigError(
-            f"model.path={base.path}: the weights have no {sorted(info['missing_keys'])[0]}, which "
+            f"model.path={base.path}: the weights have no {min(missing)}, which "
             "config.json declares; the folder is damaged"
         )
     for folder in reversed(adapters):
         model = merge_adapter(model, folder)
     prepare_for_training(model, config, device)
     return Loaded(model, load_tokenizer(config, seed))
+
+
+def check_is_language_model(stock_config: Any, path: str) -> None:
+    """Raise ConfigError if a transformers configuration is that of a reward model.
+
+    transformers would load its blocks, with a head that was never trained to generate text.
+    """
+    declared = stock_config.architectures or ()
+    if declared and all(name.endswith(CLASSIFIERS) for name in declared):
+        raise ConfigError(
+            f"model.path={path} is a reward model ({declared[0]}), which generates no text; "
+            f"reward.verifier=model:{path} scores responses with it"
+        )
+
+
+def _initialize_lm_head(model: Any, missing: set[str], seed: int) -> set[str]:
+    """Draw an LM head that is missing from the seed; return the names of its parameters."""
+    head = model.get_output_embeddings()
+    if head is None:
+        return set()
+    own = {id(p) for p in head.parameters()}
+    found = {name for name, p in model.named_parameters() if id(p) in own} & missing
+    if found:
+        generator = torch.Generator().manual_seed(seed)
+        nn.init.normal_(head.weight, std=1 / head.weight.shape[1] ** 0.5, generator=generator)
+    return found
 
 
 def load_classifier(

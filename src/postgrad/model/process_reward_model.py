@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import ModelConfig
 from postgrad.model.load import model_config
-from postgrad.model.reward_model import SCORE, RewardModel, RewardPolicy
+from postgrad.model.reward_model import RewardModel, RewardPolicy
+from postgrad.model.score_head import BIAS, SCORE
 
-BIAS = "score.bias"
 SEPARATOR = "step_separator"  # entry of config.json; a folder without it uses a line break
 LABELS = {0: "wrong", 1: "right"}
 

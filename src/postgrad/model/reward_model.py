@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config, ModelConfig
@@ -25,9 +24,8 @@ from postgrad.model.passes.captured import compute_hidden_states
 from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.layout import MicroBatch, default_token_budget
 from postgrad.model.policy import LocalPolicy, Objective, read_weights
+from postgrad.model.score_head import SCORE, read_score_head
 from postgrad.model.views import View
-
-SCORE = "score.weight"  # the head's name in transformers' sequence classifiers
 
 
 class ScoreOutputs(NamedTuple):
@@ -123,7 +121,7 @@ class RewardPolicy(LocalPolicy):
         # So small that scores start near 0. A larger head gives all responses a common score, and
         # the first steps then only center it.
         nn.init.normal_(self.head.weight, std=1 / (width + 1), generator=generator)
-        self._load_head(Path(config.model.path).expanduser())
+        self._load_head()
         self.head.to(parameter.device)
         self.check_architecture(loaded)
         super().__init__(config, loaded, objective)
@@ -216,7 +214,6 @@ class RewardPolicy(LocalPolicy):
         self.optimizer.load(Path(folder) / "optimizer.safetensors")
 
     @torch.no_grad()
-    def _load_head(self, folder: Path) -> None:
-        """Copy the score head of a sequence classifier's folder, if it is one."""
-        for file in sorted(folder.glob("model*.safetensors")) if folder.is_dir() else ():
-            self.read_head(load_file(file))
+    def _load_head(self) -> None:
+        """Copy the score head of the model that training starts from, if it has one."""
+        self.read_head(read_score_head(self.config.model, self.config.seed))

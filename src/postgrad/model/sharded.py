@@ -351,12 +351,25 @@ class ShardedCritic(Sharded, LocalCritic):
     optimizer: ShardedOptimizer
 
     def __init__(
-        self, config: Config, loaded: Loaded, objective: ValueObjective, lr: float, ranks: Ranks
+        self,
+        config: Config,
+        loaded: Loaded,
+        objective: ValueObjective,
+        lr: float,
+        ranks: Ranks,
+        path: str = "",
     ) -> None:
         self.ranks = ranks
         self.compute = DTYPES[config.model.dtype]
         check_sequence_parallel(loaded, ranks)
-        LocalCritic.__init__(self, config, loaded, objective, lr)
+        LocalCritic.__init__(self, config, loaded, objective, lr, path)
+
+    @torch.no_grad()
+    def initialize_head(self, path: str) -> None:
+        if self.ranks.is_first:
+            LocalCritic.initialize_head(self, path)
+        for p in self.head.parameters():
+            p.copy_(self.ranks.broadcast(p.detach(), p, p.dtype))
 
     def forward(self, micro: MicroBatch) -> Tensor:
         return self.root(self._forward_unsharded, micro)

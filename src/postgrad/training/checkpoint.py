@@ -199,6 +199,17 @@ def load(checkpoint: Path, models: Sequence[Savable]) -> State:
         raise _unreadable(checkpoint, str(error)) from error
 
 
+def changed_lr(folder: Path) -> float | None:
+    """Return the learning rate that the latest checkpoint of a run restores; None: config's."""
+    found = latest(folder)
+    if found is None:
+        return None
+    try:
+        return json.loads((found / "state.json").read_text()).get("lr")
+    except (OSError, ValueError) as error:
+        raise _unreadable(found, f"{type(error).__name__}: {error}") from error
+
+
 def _unreadable(checkpoint: Path, reason: str) -> RunError:
     return RunError(
         f"checkpoint {checkpoint} cannot be read ({reason}); if it is damaged, remove that folder, "

@@ -49,13 +49,19 @@ def changed(folder: Path, config: Config) -> list[str]:
     return [name for name in before if name in now and now[name] != before[name]]
 
 
-def untrained_note(folder: Path, config: Config) -> str:
-    """Return the line about a call that found a finished run: what changed, and what to do."""
+def untrained_note(folder: Path, config: Config, num_steps: int) -> str:
+    """Return the line about a call that found a run of `num_steps` finished steps.
+
+    It says what changed, and what to do.
+    """
     files = changed(folder, config)
     reason = f" ({', '.join(files)} changed since then)" if files else ""
+    setting, value = "training.steps", f"{num_steps}"
+    if num_steps < config.training.steps and config.training.stop_at is not None:
+        setting, value = "training.stop_at", f"{config.training.stop_at:g}"
     return (
-        f"nothing was trained now{reason}; for a new run add name=NEW, for more steps raise "
-        f"training.steps={config.training.steps}"
+        f"nothing was trained now{reason}; for a new run add name=NEW, for more steps set "
+        f"{setting} above {value}"
     )
 
 

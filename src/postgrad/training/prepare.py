@@ -239,6 +239,9 @@ def load_inputs(config: Config, method: Method) -> Inputs:
         notes.append(lost)
     if method.needs_verifier():
         notes += scorer.notes(train)
+        scored = {"data.train": train} if method.scores_training_rows() else {}
+        scored |= {f"validation set {name}": problems for name, problems in validation.items()}
+        notes += scorer.truth_notes(scored)
     return Inputs(
         train=train,
         validation=validation,

@@ -1,5 +1,7 @@
 """What a run continues from: it is written into checkpoints and read back from the latest one."""
 
+from numbers import Real
+
 from postgrad.data.feed import Feed
 from postgrad.errors import ConfigError
 from postgrad.training import checkpoint
@@ -67,14 +69,16 @@ class Progress:
     def set_lr(self, lr: float) -> None:
         """Change the peak learning rate from the next step on; checkpoints keep it.
 
-        Raises ConfigError if the models are in other processes, which have their own settings.
+        Raises ConfigError for anything but a number above 0, and if the models are in other
+        processes, which have their own settings.
         """
         if self.config.cluster.backend != "local":
             raise ConfigError(
                 "the learning rate can be changed during a run only with cluster.backend=local, "
                 f"not {self.config.cluster.backend}; use optimizer.schedule"
             )
+        if not isinstance(lr, Real) or isinstance(lr, bool):
+            raise ConfigError(f"optimizer.lr={lr!r} is not a number; it must be above 0")
         if not lr > 0:
             raise ConfigError(f"optimizer.lr={lr} is out of range; it must be above 0")
-        self.config.optimizer.lr = lr
-        self.changed_lr = lr
+        self.config.optimizer.lr = self.changed_lr = float(lr)

@@ -15,6 +15,7 @@ from postgrad.config.schema import Config
 from postgrad.config.stored import CONFIG_FILE, read_stored_config
 from postgrad.errors import ConfigError
 from postgrad.files import acquire_lock, atomic_write_text
+from postgrad.training import checkpoint
 
 # Settings that a resumed run may change: they do not change what a step computes.
 MAY_CHANGE = {
@@ -89,12 +90,18 @@ def resume_config(config: Config) -> Config:
 
 
 def create_folder(config: Config) -> Path:
-    """Create the run folder and write the resolved configuration. Raises ConfigError."""
+    """Create the run folder and write the resolved configuration. Raises ConfigError.
+
+    The configuration of a run that has all these steps stays: nothing is trained with the new one.
+    """
     folder = run_folder(config)
+    last_step = max(checkpoint.saved_steps(folder), default=0)
+    is_kept = (folder / CONFIG_FILE).is_file() and last_step >= config.training.steps
     try:
         for name in ("rollouts", "checkpoints", "eval"):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        atomic_write_text(folder / CONFIG_FILE, to_yaml(config))
+        if not is_kept:
+            atomic_write_text(folder / CONFIG_FILE, to_yaml(config))
     except OSError as error:
         raise _not_writable(folder, error) from error
     return folder

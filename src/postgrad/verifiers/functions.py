@@ -60,6 +60,11 @@ class FunctionScorer:
         self.timeout_s = timeout_s
         self.functions = [_as_function(reward) for reward in self.rewards]
 
+    def num_rewards(self) -> int:
+        """Return the number of rewards, with those of sums inside of sums."""
+        inner = [reward.reward for reward in self.rewards]
+        return sum(r.num_rewards() if isinstance(r, FunctionScorer) else 1 for r in inner)
+
     def check(self, problems: Sequence[Problem], available: Collection[str] = ()) -> None:
         """Raise ConfigError if a row lacks a column that a reward function of TRL needs.
 

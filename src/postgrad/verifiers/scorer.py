@@ -231,6 +231,32 @@ class Scorer:
             )
         return notes
 
+    def truth_notes(self, sets: Mapping[str, Sequence[Problem]]) -> list[str]:
+        """Return a line about the sets, by name, of which only some rows have a ground truth."""
+        counts: list[str] = []
+        for name, problems in sets.items():
+            without = [problem for problem in problems if not problem.ground_truth]
+            num_read = sum(self._reads_truth(problem) for problem in without)
+            if num_read and len(without) < len(problems):
+                counts.append(f"{num_read} of {len(problems)} rows of {name}")
+        if not counts:
+            return []
+        return [
+            f"warning: no ground truth in {', '.join(counts)}; the verifier gets an empty text for "
+            "it, so fill it or remove these rows"
+        ]
+
+    def _reads_truth(self, problem: Problem) -> bool:
+        """Return whether a verifier may compare with the truth: a function, or ONE_ANSWER."""
+        if self.functions is not None:
+            own = list(_scorers_of(self.functions))
+            has_function = len(own) < self.functions.num_rewards()
+            return has_function or any(scorer._reads_truth(problem) for scorer in own)
+        if self.rules in ("", LLM_JUDGE):
+            return False
+        names = {term.name for term in parse_sum(self.name_for(problem)) if term.name}
+        return any(name in ONE_ANSWER or name not in VERIFIERS for name in names)
+
     def _compares_text(self, problem: Problem) -> bool:
         return not ONE_ANSWER.isdisjoint(re.findall(r"\w+", self.name_for(problem)))
 
