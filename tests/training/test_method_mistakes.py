@@ -7,6 +7,7 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 from tiny_runs import metrics_of, overrides_of, toy_run
+from transformers import AutoTokenizer
 
 from postgrad.cli.main import main
 
@@ -298,6 +299,15 @@ def test_a_frozen_model_with_other_tokens_is_refused(tmp_path, monkeypatch, tiny
     line = '{"teacher": Role("frozen", "other")}'
     assert train_method(tmp_path, monkeypatch, tiny, ROLES, line=line) == 2
     assert "the model teacher (other) has another tokenizer" in capsys.readouterr().err
+
+
+def test_a_frozen_model_may_have_further_tokens(tmp_path, monkeypatch, tiny):
+    shutil.copytree(tiny, tmp_path / "other")
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    tokenizer.add_tokens(["<other>"])
+    tokenizer.save_pretrained(tmp_path / "other")
+    line = '{"teacher": Role("frozen", "other")}'
+    assert train_method(tmp_path, monkeypatch, tiny, ROLES, line=line) == 0
 
 
 @pytest.mark.parametrize(("loss", "is_noted"), [("geo_mean", True), ("ppo_clip", False)])

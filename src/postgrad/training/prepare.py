@@ -177,12 +177,17 @@ def check_cluster(cluster: ClusterConfig) -> None:
 
 
 def _check_tokenizers(config: Config, method: Method, tokenizer: Any) -> None:
-    """Refuse a frozen model with other tokens than the policy's, whose log-probs mean nothing."""
+    """Refuse a frozen model with other ids of tokens than the policy's.
+
+    Its log-probs would be those of other texts. One of the two may have further tokens.
+    """
+    own = tokenizer.get_vocab()
     for name, role in method.roles().items():
         if role.kind != "frozen" or role.path in ("", config.model.path) or is_served(role.path):
             continue
-        other = load_tokenizer(dataclasses.replace(config.model, path=role.path), config.seed)
-        if other.get_vocab() != tokenizer.get_vocab():
+        settings = dataclasses.replace(config.model, path=role.path)
+        other = load_tokenizer(settings, config.seed).get_vocab()
+        if any(other.get(token, number) != number for token, number in own.items()):
             raise ConfigError(
                 f"the model {name} ({role.path}) has another tokenizer than "
                 f"model.path={config.model.path}, so it gives no log-probs of the policy's tokens"
