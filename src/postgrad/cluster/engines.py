@@ -12,14 +12,9 @@ from omegaconf import OmegaConf
 
 from postgrad.config.compose import compose_section
 from postgrad.config.schema import Config, EngineConfig
+from postgrad.model.auto_class import check_is_language_model
 from postgrad.model.device import choose_device
-from postgrad.model.load import (
-    check_is_language_model,
-    load,
-    load_tokenizer,
-    model_config,
-    resolve_path,
-)
+from postgrad.model.load import load, load_tokenizer, model_config, resolve_path
 from postgrad.model.loaded import Loaded
 from postgrad.model.threads import set_threads
 from postgrad.rollout.continuous import ContinuousEngine

@@ -2,6 +2,11 @@
 
 from typing import Any
 
+from postgrad.errors import ConfigError
+
+# Ends of the names of reward models' classes.
+CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
+
 
 def auto_class_of(config: Any) -> Any:
     """Return the auto class for a transformers configuration.
@@ -28,3 +33,16 @@ def auto_class_of(config: Any) -> Any:
     if kind in MODEL_FOR_CAUSAL_LM_MAPPING and full_model.__name__ not in declared:
         return AutoModelForCausalLM
     return AutoModelForImageTextToText
+
+
+def check_is_language_model(stock_config: Any, path: str) -> None:
+    """Raise ConfigError if a transformers configuration is that of a reward model.
+
+    transformers would load its blocks, with a head that was never trained to generate text.
+    """
+    declared = stock_config.architectures or ()
+    if declared and all(name.endswith(CLASSIFIERS) for name in declared):
+        raise ConfigError(
+            f"model.path={path} is a reward model ({declared[0]}), which generates no text; "
+            f"reward.verifier=model:{path} scores responses with it"
+        )

@@ -17,7 +17,7 @@ from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, did_you_mean, first_line
 from postgrad.files import create_folder_once
 from postgrad.log_level import DEBUG, log_level
-from postgrad.model.auto_class import auto_class_of
+from postgrad.model.auto_class import auto_class_of, check_is_language_model
 from postgrad.model.device import DTYPES, supports_triton
 from postgrad.model.folder_checks import check_folder
 from postgrad.model.gate import Gate
@@ -35,8 +35,6 @@ SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # transformers replaces functions of the whole process while it loads a model. Two threads that load
 # at the same time would leave it unable to load any model.
 LOADING = threading.Lock()
-# Ends of the names of reward models' classes.
-CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 MAX_ADAPTERS = 8  # adapters on top of each other; more are taken for a circle
 
 
@@ -86,19 +84,6 @@ def load(
         model = merge_adapter(model, folder)
     prepare_for_training(model, config, device)
     return Loaded(model, load_tokenizer(config, seed))
-
-
-def check_is_language_model(stock_config: Any, path: str) -> None:
-    """Raise ConfigError if a transformers configuration is that of a reward model.
-
-    transformers would load its blocks, with a head that was never trained to generate text.
-    """
-    declared = stock_config.architectures or ()
-    if declared and all(name.endswith(CLASSIFIERS) for name in declared):
-        raise ConfigError(
-            f"model.path={path} is a reward model ({declared[0]}), which generates no text; "
-            f"reward.verifier=model:{path} scores responses with it"
-        )
 
 
 def _initialize_lm_head(model: Any, missing: set[str], seed: int) -> set[str]:
