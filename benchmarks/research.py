@@ -121,7 +121,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--classmate", default="smollm2", help="model of the classmate")
     parser.add_argument("--classmate-tokens", type=int)
     parser.add_argument("--monitor", default="", help="classmate: its monitor, if not --model")
-    parser.add_argument("--engine", default="vllm", help="mismatch: the other engine")
+    parser.add_argument("--engine", default="vllm", help="of TRL; mismatch: the other engine")
     parser.add_argument("--smoke", action="store_true", help="2 steps of a tiny model on a CPU")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     return parser

@@ -86,7 +86,7 @@ def test_arms_differ_only_in_what_is_compared(research, tmp_path):
 def test_trl_has_the_sizes_of_postgrad(research, tmp_path, claim):
     runs = make_runs(research, claim, tmp_path, "--seeds=0", "--test-problems=9")
     postgrad, *others = runs
-    assert [run.arm for run in others] == ["TRL", "TRL with vLLM"]
+    assert [run.arm for run in others] == ["TRL with vLLM"]
     config = composed(postgrad)
     sizes = {
         "steps": config.training.steps,
@@ -99,6 +99,9 @@ def test_trl_has_the_sizes_of_postgrad(research, tmp_path, claim):
         "test-problems": config.training.validation_problems,
         "train": config.data.train,
         "test": config.data.validation,
+        "token-budget": config.training.token_budget,
+        "cache-gib": config.rollout.cache_gib,
+        "engine": "vllm",
     }
     for run in others:
         given = dict(word.removeprefix("--").partition("=")[::2] for word in run.arguments)
@@ -112,8 +115,9 @@ def test_passes_of_trl_make_up_a_whole_update(research, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", stub)
     make = importlib.import_module("claims.trl_grpo")
     sizes = {256: 16, 768: 8, 1024: 4, 8192: 1}
-    assert {tokens: make.divide_update(256, tokens) for tokens in sizes} == sizes
-    assert make.divide_update(36, 256) == 12
+    assert {tokens: make.divide_update(256, tokens, 6144) for tokens in sizes} == sizes
+    assert make.divide_update(256, 512, 2048) == 4
+    assert make.divide_update(36, 256, 6144) == 12
 
 
 def test_math_has_problems_of_deepmath_and_math_500(research, tmp_path):

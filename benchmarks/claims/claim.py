@@ -24,6 +24,7 @@ class Column:
         first: the first `count` lines with the metric; otherwise the last ones after step 0.
         count: number of lines that are averaged.
         where: a metric and the value that it must have in a line.
+        alone: only of runs that no other run shared the GPU with.
         is_share: the metric is the share of right test problems, one greedy response each, so that
             a single seed has a Wilson interval.
     """
@@ -33,6 +34,7 @@ class Column:
     first: bool = False
     count: int = 1
     where: tuple[str, float] | None = None
+    alone: bool = False
     is_share: bool = False
 
 
@@ -43,7 +45,8 @@ class Report:
     Attributes:
         columns: of the table.
         curves: metrics of the figure, each over the steps.
-        axis: also draw the first curve over this metric, such as train_s.
+        axis: also draw the first curve over this metric, such as train_s, of runs that had the
+            GPU alone.
     """
 
     question: str

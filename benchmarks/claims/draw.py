@@ -88,6 +88,8 @@ def table(claim: Report, entries: Sequence[Entry]) -> str:
         cells = [arm]
         for column in claim.columns:
             counted = runs if column.first else furthest
+            if column.alone:
+                counted = [lines for lines in counted if had_gpu_alone(lines)]
             found = [values for lines in counted if (values := column_values(lines, column))]
             means = [statistics.mean(values) for values in found]
             cells.append(cell(column, means, sizes))
@@ -96,6 +98,11 @@ def table(claim: Report, entries: Sequence[Entry]) -> str:
     text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     missing = missing_runs(entries)
     return f"{text}\n\n{missing}" if missing else text
+
+
+def had_gpu_alone(lines: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether a run shared the GPU with no other run in any of its steps."""
+    return all(line.get("running", 1) == 1 for line in lines)
 
 
 def last_options(entries: Sequence[Entry]) -> dict[str, Any]:
@@ -174,6 +181,8 @@ def figure(claim: Report, entries: Sequence[Entry], file: Path) -> None:
         axis.set_axis_off()
     for axis, (horizontal, key) in zip(axes, panels, strict=False):
         for arm, lines in runs.items():
+            if horizontal != "step":
+                lines = [run for run in lines if had_gpu_alone(run)]
             draw_curve(axis, arm, lines, horizontal, key)
         axis.set_title(TITLES.get(key, key), fontsize=10)
         axis.set_xlabel("seconds of training" if horizontal == "train_s" else "step")

@@ -1,8 +1,8 @@
 """Claim 1: GRPO improves a real model on a real task, beside TRL at equal settings.
 
 All read the same problems with the same prompts, batch, learning rate and verifier. TRL samples
-with transformers.generate, its default, or with vLLM in its process. Seconds are compared only
-between runs that had the GPU alone (`--jobs 1`): the column "runs at once" says how many shared it.
+with vLLM in its process or, with `--engine transformers`, with transformers.generate, its default.
+Seconds are those of runs that had the GPU alone (`--jobs 1`).
 `grpo` trains on GSM8K; `math` on a part of DeepMath-103K, with MATH-500 as test problems.
 """
 
@@ -16,6 +16,7 @@ from claims.problems import write_task
 def arms(options: argparse.Namespace) -> Arms:
     every = options.steps  # before the first and after the last step
     test_problems = options.test_problems
+    uses_vllm = options.engine == "vllm" and not options.smoke  # vLLM needs a GPU
     trl = [
         TRL,
         f"--train={options.out / 'train.jsonl'}",
@@ -28,8 +29,11 @@ def arms(options: argparse.Namespace) -> Arms:
         f"--lr={options.lr}",
         f"--validate-every={every}",
         f"--test-problems={test_problems}",
+        f"--token-budget={options.token_budget}",
+        f"--cache-gib={options.cache_gib}",
+        f"--engine={'vllm' if uses_vllm else 'transformers'}",
     ]
-    runs = {
+    return {
         "Postgrad": [
             "grpo",
             f"data.train={options.out / 'train.jsonl'}",
@@ -37,11 +41,8 @@ def arms(options: argparse.Namespace) -> Arms:
             *validation(options, parts=1),
             *sampling(options),
         ],
-        "TRL": [*trl, *(["--smoke"] if options.smoke else [])],
+        "TRL with vLLM" if uses_vllm else "TRL": [*trl, *(["--smoke"] if options.smoke else [])],
     }
-    if not options.smoke:  # vLLM needs a GPU
-        runs["TRL with vLLM"] = [*trl, "--engine=vllm"]
-    return runs
 
 
 CLAIM = Claim(
@@ -53,11 +54,12 @@ CLAIM = Claim(
         Column("after", "validation/accuracy", is_share=True),
         Column("training reward, last 5 steps", "reward/mean", count=5),
         Column("tokens per response, last 5 steps", "response/length", count=5),
-        Column("seconds per step", "step_s", count=10),
-        Column("seconds of steps", "train_s"),
-        Column("runs at once, mean", "running", count=1000),
+        Column("truncated, first step", "response/truncated", first=True),
+        Column("last 5 steps", "response/truncated", count=5),
+        Column("seconds per step, last 10", "step_s", count=10, alone=True),
+        Column("seconds of steps", "train_s", alone=True),
     ),
-    curves=("reward/mean", "validation/accuracy", "response/length"),
+    curves=("reward/mean", "validation/accuracy", "response/length", "response/truncated"),
     axis="train_s",
     sizes={
         "steps": 25,
@@ -73,5 +75,12 @@ MATH = replace(
     CLAIM,
     question="Does GRPO on harder problems raise the accuracy on MATH-500, how fast beside TRL?",
     sizes=CLAIM.sizes
-    | {"steps": 16, "lr": 4e-6, "tokens": 768, "prompt_tokens": 1024, "task": "math"},
+    | {
+        "steps": 12,
+        "lr": 4e-6,
+        "tokens": 512,
+        "prompt_tokens": 1024,
+        "task": "math",
+        "cache_gib": 8.0,
+    },
 )

@@ -5,13 +5,15 @@ RUN/metrics.jsonl gets a line per step with the names of Postgrad's metrics, and
 (one greedy response per test problem). TRL's settings are those of Postgrad's recipe grpo: token
 mean over the batch, no KL, ratio clip 0.2, group's standard deviation, weights in float32 with
 bfloat16 passes, fused AdamW, constant learning rate. `--engine vllm` samples with vLLM in TRL's
-process, which sleeps while TRL trains; its log-probs are corrected as TRL does by default.
+process, which sleeps while TRL trains; its log-probs are corrected as TRL does by default. vLLM's
+KV cache has a fixed size, because vLLM would count the memory of other runs on the GPU as its own.
 """
 
 import argparse
 import json
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,9 @@ from postgrad.data.problems import load_problems
 from postgrad.problem import Problem, Score
 from postgrad.verifiers.scorer import Scorer
 
-TOKENS_PER_PASS = 6144  # of responses in the update: bounds memory, does not change the gradient
 MAX_ROWS_PER_PASS = 16
 ROWS_PER_VALIDATION = 1024
-ENGINE_MEMORY = 0.2  # vLLM's share of the GPU
+FREE_SHARE = 0.05  # of the GPU's memory that must be free when vLLM starts
 
 
 def parse_options() -> argparse.Namespace:
@@ -38,6 +39,8 @@ def parse_options() -> argparse.Namespace:
     for name in (*numbers, "validate-every", "test-problems"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--lr", type=float, required=True)
+    parser.add_argument("--token-budget", type=int, required=True, help="of responses in a pass")
+    parser.add_argument("--cache-gib", type=float, required=True, help="vLLM's KV cache")
     parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--smoke", action="store_true", help="small sizes on a CPU")
     options = parser.parse_args()
@@ -121,6 +124,7 @@ class Report(TrainerCallback):
         values = {
             "reward/mean": logs["reward"],
             "response/length": logs["completions/mean_length"],
+            "response/truncated": logs["completions/clipped_ratio"],
             "grad_norm": logs.get("grad_norm", 0.0),
             "step_s": self.step_s,
         }
@@ -142,18 +146,25 @@ def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of GRPOConfig that choose what samples."""
     if options.engine == "transformers":
         return {}
+    from trl.generation import vllm_generation  # type: ignore[reportMissingImports]
+
+    cache = round(options.cache_gib * 2**30)
+    vllm_generation.LLM = partial(vllm_generation.LLM, kv_cache_memory_bytes=cache)
     return {
         "use_vllm": True,
         "vllm_mode": "colocate",
-        "vllm_gpu_memory_utilization": ENGINE_MEMORY,
+        "vllm_gpu_memory_utilization": FREE_SHARE,
         "vllm_max_model_length": options.prompt_tokens + options.tokens,
         "vllm_enable_sleep_mode": True,
     }
 
 
-def divide_update(rows: int, tokens: int) -> int:
-    """Return how many rows a pass has: as many as fit, so that all passes are equal."""
-    most = max(1, min(MAX_ROWS_PER_PASS, TOKENS_PER_PASS // tokens))
+def divide_update(rows: int, tokens: int, budget: int) -> int:
+    """Return how many rows a pass has: as many as fit, so that all passes are equal.
+
+    The budget bounds memory and does not change the gradient.
+    """
+    most = max(1, min(MAX_ROWS_PER_PASS, budget // tokens))
     return max(number for number in range(1, most + 1) if rows % number == 0)
 
 
@@ -167,7 +178,7 @@ def main() -> None:
     scorer = Scorer("auto")
     tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
     rows = options.problems * options.samples
-    rows_per_pass = divide_update(rows, options.tokens)
+    rows_per_pass = divide_update(rows, options.tokens, options.token_budget)
     on_gpu = torch.cuda.is_available()
 
     def reward(completions, uid, **kwargs):
