@@ -76,7 +76,7 @@ MATH = replace(
     question="Does GRPO on harder problems raise the accuracy on MATH-500, how fast beside TRL?",
     sizes=CLAIM.sizes
     | {
-        "steps": 12,
+        "steps": 10,
         "lr": 4e-6,
         "tokens": 512,
         "prompt_tokens": 1024,
