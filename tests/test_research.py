@@ -128,8 +128,10 @@ def test_math_has_problems_of_deepmath_and_math_500(research, tmp_path):
             "prompt": [{"role": "user", "content": question}],
             "data_source": "math_dapo",
             "reward_model": {"ground_truth": "4"},
+            "difficulty": 3.5,
         }
-        pandas.DataFrame([row]).to_parquet(tmp_path / f"{name}.parquet")
+        rows = [row, row | {"difficulty": 7.0}] if name == "deepmath-5k" else [row]
+        pandas.DataFrame(rows).to_parquet(tmp_path / f"{name}.parquet")
     arguments = ["math", "--model=tiny", f"--out={tmp_path}", f"--data={tmp_path}"]
     options = research.parse_options(arguments)
     research.CLAIMS["math"].prepare(options)

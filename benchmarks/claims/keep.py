@@ -27,6 +27,7 @@ SIZES = (
     "lr_sft",
     "lora_rank",
     "task",
+    "max_difficulty",
     "test_problems",
     "validation_samples",
     "depths",

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,13 +22,25 @@ def write_rows(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return file
 
 
-def write_problems(file: Path, source: str, first: int, count: int, instruction: str) -> Path:
-    """Write problems of a source with the instruction after the question; count 0: all."""
+def write_problems(
+    file: Path,
+    source: str,
+    first: int,
+    count: int,
+    instruction: str,
+    max_difficulty: float = math.inf,
+) -> Path:
+    """Write problems of a source with the instruction after the question; count 0: all.
+
+    Those with a column `difficulty` above `max_difficulty` are left out.
+    """
     from postgrad.data.problems import load_problems
 
     rows: list[dict[str, Any]] = []
     last = first + count if count else None
     for problem in load_problems(source)[first:last]:
+        if problem.row.get("difficulty", 0) > max_difficulty:
+            continue
         *before, final = problem.messages
         messages = [*before, {**final, "content": final["content"] + instruction}]
         rows.append(
@@ -46,7 +59,8 @@ def write_task(options: argparse.Namespace) -> None:
     folder, train, test, instruction = TASKS[options.task]
     folder = options.data or folder
     for name, source in (("train", train), ("test", test)):
-        write_problems(options.out / f"{name}.jsonl", str(folder / source), 0, 0, instruction)
+        file, highest = options.out / f"{name}.jsonl", options.max_difficulty
+        write_problems(file, str(folder / source), 0, 0, instruction, highest)
 
 
 def write_sums(options: argparse.Namespace) -> None:

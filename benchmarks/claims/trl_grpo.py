@@ -1,17 +1,21 @@
 """GRPO by TRL on the problems of a JSONL file, with Postgrad's verifier as reward function.
 
 research.py starts it: `trl_grpo.py --model MODEL --train FILE --test FILE --folder RUN ...`.
-RUN/metrics.jsonl gets a line per step with the names of Postgrad's metrics, and one per validation
-(one greedy response per test problem). TRL's settings are those of Postgrad's recipe grpo: token
-mean over the batch, no KL, ratio clip 0.2, group's standard deviation, weights in float32 with
-bfloat16 passes, fused AdamW, constant learning rate. `--engine vllm` samples with vLLM in TRL's
-process, which sleeps while TRL trains; its log-probs are corrected as TRL does by default. vLLM's
-KV cache has a fixed size, because vLLM would count the memory of other runs on the GPU as its own.
+RUN/metrics.jsonl gets a line per step with the names of Postgrad's metrics, and one per validation,
+by `postgrad eval`: one greedy response per test problem, in bfloat16. TRL's settings are those of
+Postgrad's recipe grpo: token mean over the batch, no KL, ratio clip 0.2, group's standard
+deviation, weights in float32 with bfloat16 passes, fused AdamW, constant learning rate.
+`--engine vllm` samples with vLLM in TRL's process, which sleeps while TRL trains; its log-probs are
+corrected as TRL does by default. vLLM's KV cache has a fixed size, because vLLM would count the
+memory of other runs on the GPU as its own.
 """
 
 import argparse
 import json
-import statistics
+import os
+import shutil
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -27,7 +31,7 @@ from postgrad.problem import Problem, Score
 from postgrad.verifiers.scorer import Scorer
 
 MAX_ROWS_PER_PASS = 16
-ROWS_PER_VALIDATION = 1024
+VALIDATION_CACHE_GIB = 8
 FREE_SHARE = 0.05  # of the GPU's memory that must be free when vLLM starts
 
 
@@ -67,47 +71,48 @@ def scores(scorer: Scorer, problems: list[Problem], responses: list[str]) -> lis
     return [one.value if isinstance(one, Score) else 0.0 for one in verdicts]
 
 
-@torch.no_grad()
-def accuracy(
-    model: Any, tokenizer: Any, scorer: Scorer, problems: list[Problem], max_tokens: int
-) -> float:
-    """Return the mean score of one greedy response per problem."""
-    was_training = model.training
-    model.eval()
-    values: list[float] = []
-    for first in range(0, len(problems), ROWS_PER_VALIDATION):
-        some = problems[first : first + ROWS_PER_VALIDATION]
-        inputs = tokenizer.apply_chat_template(
-            [list(problem.messages) for problem in some],
-            add_generation_prompt=True,
-            padding=True,
-            return_tensors="pt",
-            return_dict=True,
-        ).to(model.device)
-        with torch.autocast(model.device.type, torch.bfloat16, model.device.type == "cuda"):
-            # Qwen2.5's generation_config has a repetition penalty, which Postgrad does not apply.
-            rows = model.generate(
-                **inputs, max_new_tokens=max_tokens, do_sample=False, repetition_penalty=1.0
-            )
-        prompt_length = inputs["input_ids"].shape[1]
-        texts = tokenizer.batch_decode(rows[:, prompt_length:], skip_special_tokens=True)
-        values += scores(scorer, some, texts)
-    model.train(was_training)
-    return statistics.mean(values)
+class Validation:
+    """An evaluation of a model folder by `postgrad eval`, in a process of its own.
+
+    It begins at once, so that the one of the first model runs while TRL and vLLM start.
+    """
+
+    def __init__(self, model: str, options: argparse.Namespace, name: str) -> None:
+        self.folder = Path(options.folder) / name
+        device = ["device=cpu", "dtype=float32"] if options.smoke else ["dtype=bfloat16"]
+        arguments = [
+            *("eval", model, f"data={options.test}", f"out={self.folder}"),
+            *(f"limit={options.test_problems}", f"max_response_tokens={options.tokens}"),
+            *("temperature=0", "overlong=drop", f"cache_gib={VALIDATION_CACHE_GIB}"),
+            *device,
+        ]
+        # TRL's process is rank 0 of a group; the evaluation is in none.
+        hidden = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        environment = {key: value for key, value in os.environ.items() if key not in hidden}
+        command = [sys.executable, "-m", "postgrad.cli.main", *arguments]
+        self.process = subprocess.Popen(command, env=environment)
+
+    def accuracy(self) -> float:
+        """Wait for the end; return the mean score over the test problems."""
+        if code := self.process.wait():
+            raise RuntimeError(f"the validation ended with exit code {code}")
+        (one,) = json.loads((self.folder / "summary.json").read_text())["sets"].values()
+        return one["score"]
 
 
 class Report(TrainerCallback):
     """Writes the metrics of each step, and validations before, during and after the run."""
 
-    def __init__(self, options: argparse.Namespace, validate: Any) -> None:
+    def __init__(self, options: argparse.Namespace, tokenizer: Any) -> None:
         self.options = options
-        self.validate = validate
+        self.tokenizer = tokenizer
+        self.first_validation = Validation(options.model, options, "eval-0")
         self.metrics = Metrics(Path(options.folder))
         self.start = 0.0
         self.step_s = 0.0
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self.metrics.write(0, **{"validation/accuracy": self.validate(model)})
+        self.metrics.write(0, **{"validation/accuracy": self.first_validation.accuracy()})
 
     def on_step_begin(self, args, state, control, **kwargs):
         synchronize()
@@ -134,7 +139,15 @@ class Report(TrainerCallback):
             values["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
         self.metrics.write(step, **values)
         if step % self.options.validate_every == 0 or step == self.options.steps:
-            self.metrics.write(step, **{"validation/accuracy": self.validate(model)})
+            self.metrics.write(step, **{"validation/accuracy": self.validate(model, step)})
+
+    def validate(self, model: Any, step: int) -> float:
+        folder = Path(self.options.folder) / "model"
+        model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        accuracy = Validation(str(folder), self.options, f"eval-{step}").accuracy()
+        shutil.rmtree(folder)
+        return accuracy
 
 
 def synchronize() -> None:
@@ -171,22 +184,17 @@ def divide_update(rows: int, tokens: int, budget: int) -> int:
 def main() -> None:
     options = parse_options()
     problems = load_problems(options.train)
-    test = load_problems(options.test)
-    if options.test_problems:
-        test = test[: options.test_problems]
     by_uid = {problem.uid: problem for problem in problems}
     scorer = Scorer("auto")
     tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
     rows = options.problems * options.samples
     rows_per_pass = divide_update(rows, options.tokens, options.token_budget)
     on_gpu = torch.cuda.is_available()
+    report = Report(options, tokenizer)
 
     def reward(completions, uid, **kwargs):
         responses = [completion[0]["content"] for completion in completions]
         return scores(scorer, [by_uid[one] for one in uid], responses)
-
-    def validate(model: Any) -> float:
-        return accuracy(model, tokenizer, scorer, test, options.tokens)
 
     config = GRPOConfig(
         output_dir=str(Path(options.folder) / "trl"),
@@ -219,7 +227,7 @@ def main() -> None:
         train_dataset=Dataset.from_list(
             [{"prompt": list(one.messages), "uid": one.uid} for one in problems]
         ),
-        callbacks=[Report(options, validate)],
+        callbacks=[report],
     )
     trainer.train()
     scorer.close()
