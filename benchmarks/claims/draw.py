@@ -41,6 +41,7 @@ TITLES = {
     "validation/part/gsm8k": "test accuracy",
     "validation/part/reward_model": "reward model's score on the test problems",
     "response/length": "response (tokens)",
+    "response/truncated": "truncated responses (share)",
     "entropy": "entropy (nats per token)",
     "grad_norm": "gradient norm",
     "stage/update_s": "update (seconds)",
