@@ -99,6 +99,17 @@ def test_values_of_a_critic_start_as_the_scores_of_its_reward_model(tiny, tmp_pa
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-5)
 
 
+def test_values_of_a_critic_start_as_those_of_a_saved_critic(tiny, tmp_path):
+    batch = random_batch(1, groups=2, samples=2)
+    saved = critic_of(tiny, save_classifier(tmp_path))
+    with torch.no_grad():
+        saved.head.bias.fill_(0.25)
+    saved.save(str(tmp_path))
+    values = critic_of(tiny, tmp_path / "critic").values(batch)
+    assert values.std() > 0.1
+    torch.testing.assert_close(values, saved.values(batch), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("num_labels", [0, 2])
 def test_values_start_at_zero_without_a_head_of_one_score(tiny, tmp_path, num_labels):
     folder = save_classifier(tmp_path, "Token", num_labels=2) if num_labels else tiny

@@ -26,8 +26,8 @@ class PpoSettings(GrpoSettings):
     )
     critic_path: str = setting(
         "",
-        "model that the critic starts from; empty: model.path. A reward model's score head is the "
-        "first value head",
+        "model that the critic starts from; empty: model.path. The head of a saved critic or of "
+        "a reward model is the first value head",
     )
     critic_lr: float = setting(1e-5, "learning rate of the critic", above=0.0, at_most=1.0)
     critic_clip: float = setting(

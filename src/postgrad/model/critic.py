@@ -22,7 +22,7 @@ from postgrad.model.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.policy import load_weights, split_updates
-from postgrad.model.score_head import BIAS, SCORE, read_score_head
+from postgrad.model.score_head import VALUE_HEAD, read_value_head
 from postgrad.model.views import FULL
 from postgrad.types import Batch
 
@@ -80,16 +80,15 @@ class LocalCritic:
 
     @torch.no_grad()
     def initialize_head(self, path: str) -> None:
-        """Copy the score head of a reward model at the path; zero if there is none."""
+        """Copy the head of a critic or a reward model at the path; zero if there is none."""
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         settings = dataclasses.replace(self.config.model, path=path)
-        scores = read_score_head(settings, self.config.seed)
-        if SCORE not in scores or scores[SCORE].shape != self.head.weight.shape:
+        head = read_value_head(settings, self.config.seed)
+        if "weight" not in head or head["weight"].shape != self.head.weight.shape:
             return
-        self.head.weight.copy_(scores[SCORE])
-        if BIAS in scores:
-            self.head.bias.copy_(scores[BIAS])
+        for name, tensor in head.items():
+            self.head.get_parameter(name).copy_(tensor)
 
     def make_optimizer(self, modules: nn.Module) -> Optimizer:
         return Optimizer(modules, self.optimizer_config)
@@ -148,7 +147,7 @@ class LocalCritic:
     def save(self, folder: str) -> None:
         save(self.loaded, Path(folder) / "critic")
         head = {name: p.detach().cpu() for name, p in self.head.named_parameters()}
-        save_file(head, Path(folder) / "critic" / "value_head.safetensors")
+        save_file(head, Path(folder) / "critic" / VALUE_HEAD)
         self.optimizer.save(Path(folder) / "critic_optimizer.safetensors")
 
     def begin_save(self, folder: str) -> None:
@@ -158,7 +157,7 @@ class LocalCritic:
         self.writer.start(
             [
                 WeightsFile(self.loaded, weights, Path(folder) / "critic"),
-                TensorsFile(head, Path(folder) / "critic" / "value_head.safetensors"),
+                TensorsFile(head, Path(folder) / "critic" / VALUE_HEAD),
                 TensorsFile(optimizer, Path(folder) / "critic_optimizer.safetensors"),
             ]
         )
@@ -169,7 +168,7 @@ class LocalCritic:
     @torch.no_grad()
     def load(self, folder: str) -> None:
         load_weights(self.loaded.model, Path(folder) / "critic")
-        head = load_file(Path(folder) / "critic" / "value_head.safetensors")
+        head = load_file(Path(folder) / "critic" / VALUE_HEAD)
         for name, p in self.head.named_parameters():
             p.copy_(head[name])
         self.optimizer.load(Path(folder) / "critic_optimizer.safetensors")

@@ -1,12 +1,14 @@
 """The score head of a reward model's files: one vector, which critics and reward models start from.
 
-transformers drops it when it reads such a folder as a language model.
+transformers drops it when it reads such a folder as a language model. The value head of a critic
+that training saved is in a file of its own.
 """
 
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from postgrad.config.schema import ModelConfig
@@ -14,6 +16,7 @@ from postgrad.model.load import resolve_path
 
 SCORE = "score.weight"  # the head's name in transformers' classifiers
 BIAS = "score.bias"
+VALUE_HEAD = "value_head.safetensors"  # with the tensors weight and bias
 
 
 def read_score_head(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
@@ -29,6 +32,18 @@ def read_score_head(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
             for name in {SCORE, BIAS}.intersection(opened.keys()):
                 tensors[name] = opened.get_tensor(name)
     return tensors
+
+
+def read_value_head(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
+    """Return the weight, and the bias if there is one, that a critic at config.path starts from.
+
+    They are those of a saved critic, or the score head of a reward model; {} for another model.
+    """
+    file = _local_folder(resolve_path(config.path, seed)) / VALUE_HEAD
+    if file.is_file():
+        return load_file(file)
+    scores = read_score_head(config, seed)
+    return {name.removeprefix("score."): tensor for name, tensor in scores.items()}
 
 
 def _local_folder(path: str) -> Path:

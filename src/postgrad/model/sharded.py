@@ -51,6 +51,7 @@ from postgrad.model.passes.sequence import divide_tokens
 from postgrad.model.passes.support import support_of
 from postgrad.model.policy import FrozenPolicy, LocalPolicy, Objective, read_weights
 from postgrad.model.ranks import Ranks
+from postgrad.model.score_head import VALUE_HEAD
 from postgrad.model.sharding import ForwardRoot, ShardedOptimizer, local_tensor, shard_model
 from postgrad.model.views import FULL, View
 from postgrad.types import Batch
@@ -399,7 +400,7 @@ class ShardedCritic(Sharded, LocalCritic):
         files += self.optimizer.files(Path(folder) / "critic_optimizer.safetensors")
         head = {name: self.full(p).to("cpu", copy=True) for name, p in self.head.named_parameters()}
         if self.ranks.is_first:
-            files.append(TensorsFile(head, Path(folder) / "critic" / "value_head.safetensors"))
+            files.append(TensorsFile(head, Path(folder) / "critic" / VALUE_HEAD))
         return files
 
     def load(self, folder: str) -> None:
@@ -407,5 +408,5 @@ class ShardedCritic(Sharded, LocalCritic):
         parameters = dict(self.loaded.model.named_parameters())
         self.load_shards(lambda: read_weights(critic, parameters), parameters)
         head = dict(self.head.named_parameters())
-        self.load_shards(lambda: load_file(critic / "value_head.safetensors"), head)
+        self.load_shards(lambda: load_file(critic / VALUE_HEAD), head)
         self.optimizer.load(Path(folder) / "critic_optimizer.safetensors")
