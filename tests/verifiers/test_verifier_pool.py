@@ -13,7 +13,10 @@ import pytest
 
 from postgrad.errors import ConfigError, RunError
 from postgrad.problem import Failure, Score
+from postgrad.verifiers import pool as pool_module
+from postgrad.verifiers.lookup import find_verifier
 from postgrad.verifiers.pool import VerifierPool
+from postgrad.verifiers.table import VERIFIERS
 
 
 def ends(pid: int, within_s: float = 60) -> bool:
@@ -47,6 +50,33 @@ def test_a_thousand_responses_in_order(problem, hostile, children):
         ]
     assert set(children()) == before
     assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
+
+
+@pytest.mark.slow
+def test_without_a_number_there_are_as_many_processes_as_cores(problem, hostile, monkeypatch):
+    """Functions of the user have two, also after a built-in verifier had more."""
+    monkeypatch.setattr(pool_module, "available_cores", lambda: 5)
+    with VerifierPool(timeout_s=20) as pool:
+        answers = [(f"\\boxed{{{i}+x}}", problem("x+1")) for i in range(64)]
+        results = pool.verify(answers, ["math"] * 64)
+        assert [r.value for r in results if isinstance(r, Score)] == [0.0, 1.0, *[0.0] * 62]
+        assert len(pool._children) == 4
+        items = [(str(i), problem("5")) for i in range(64)]
+        own = pool.verify(items, [hostile("process")] * 64)
+        assert len({result.value for result in own if isinstance(result, Score)}) == 2
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, 2), (3, 2), (8, 7), (128, 16)])
+def test_number_of_processes_by_cores(monkeypatch, cores, expected):
+    monkeypatch.setattr(pool_module, "available_cores", lambda: cores)
+    assert pool_module.default_workers([VERIFIERS["math"]]) == expected
+    assert pool_module.default_workers([find_verifier("math + 0.1*format")]) == expected
+
+
+def test_a_sum_with_an_own_function_has_two_processes(hostile, monkeypatch):
+    monkeypatch.setattr(pool_module, "available_cores", lambda: 8)
+    specs = [VERIFIERS["math"], find_verifier(f"math + 0.1*{hostile('length')}")]
+    assert pool_module.default_workers(specs) == 2
 
 
 @pytest.mark.slow

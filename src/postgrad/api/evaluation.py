@@ -218,7 +218,7 @@ def score(
     reward: Reward | Sequence[Reward] | None = None,
     reward_weights: Sequence[float] | None = None,
     timeout_s: float = 5.0,
-    workers: int = 2,
+    workers: int = 0,
 ) -> list[Score | Failure]:
     """Score responses with a verifier or a reward function; one Score or Failure per response.
 
@@ -230,7 +230,7 @@ def score(
         reward: as in `train`; by default the verifier of each problem's data_source.
         reward_weights: one factor per reward of a list.
         timeout_s: time limit per response for verifiers in child processes.
-        workers: number of child processes.
+        workers: number of child processes, 0: by the number of cores, as reward.workers.
 
     Raises:
         ConfigError: an argument is wrong.

@@ -9,6 +9,7 @@ from postgrad.model.device import is_gpu
 
 NPU = "NPU"  # Ray's name of an Ascend device, which is a custom resource
 VERIFIER = "verifier"  # the name in cluster.pools of the actors that run verifiers
+VERIFIER_WORKERS = 2  # child processes of such an actor if reward.workers is 0
 
 
 def actor_resources(
@@ -20,7 +21,7 @@ def actor_resources(
     called `name`, the actor needs one of it, so that users can choose the actor's node.
     """
     if name == VERIFIER and isinstance(config, Config):
-        resources: dict[str, Any] = {"num_gpus": 0, "num_cpus": config.reward.workers}
+        resources: dict[str, Any] = {"num_gpus": 0, "num_cpus": verifier_workers(config)}
     elif is_gpu(config.model.device):
         resources = {"num_gpus": 1, "num_cpus": 1}
     elif config.model.device == "npu":
@@ -30,6 +31,11 @@ def actor_resources(
     if name in cluster:
         resources["resources"] = {**resources.get("resources", {}), name: 1}
     return resources
+
+
+def verifier_workers(config: Config) -> int:
+    """Returns the number of child processes of a verifier actor."""
+    return config.reward.workers or VERIFIER_WORKERS
 
 
 def actor_bundle(options: Mapping[str, Any]) -> dict[str, float]:

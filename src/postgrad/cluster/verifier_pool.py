@@ -15,7 +15,7 @@ from typing import Any
 
 from postgrad.cluster.actor_pool import ActorPool, Worker, WorkerLost
 from postgrad.cluster.placement import Placement
-from postgrad.cluster.ray_resources import VERIFIER
+from postgrad.cluster.ray_resources import VERIFIER, verifier_workers
 from postgrad.cluster.remote_ports import START_S
 from postgrad.cluster.verifier_actor import VerifierActor, decode_verdicts, encode_chunk
 from postgrad.config.schema import Config
@@ -40,7 +40,7 @@ class Assignment:
 
 
 class RayVerifierPool(ActorPool):
-    """cluster.pools.verifier actors with reward.workers child processes each.
+    """cluster.pools.verifier actors with `num_children` child processes each.
 
     Calls from several threads wait for each other.
 
@@ -48,7 +48,8 @@ class RayVerifierPool(ActorPool):
     """
 
     def __init__(self, ray: Any, config: Config) -> None:
-        self.reward = config.reward
+        self.timeout_s = config.reward.timeout_s
+        self.num_children = verifier_workers(config)
         self.time_limits: dict[str, float] = {}  # verifier -> seconds per response
         self.is_closed = False
         super().__init__(ray, config, VERIFIER, config.cluster.pools[VERIFIER], [])
@@ -64,7 +65,7 @@ class RayVerifierPool(ActorPool):
         actor = self.ray.remote(VerifierActor).options(
             **self.resources, max_restarts=0, max_concurrency=1
         )
-        return actor.remote(self.reward.workers, self.reward.timeout_s, folder, paths)
+        return actor.remote(self.num_children, self.timeout_s, folder, paths)
 
     def close(self) -> None:
         self.is_closed = True
@@ -74,7 +75,7 @@ class RayVerifierPool(ActorPool):
         """Returns a Score or a Failure per (response, problem), in order."""
         for name in set(verifier_names) - set(self.time_limits):
             limit_s = find_verifier(name).time_limit_s
-            self.time_limits[name] = max(self.reward.timeout_s, limit_s)
+            self.time_limits[name] = max(self.timeout_s, limit_s)
         with self.lock:
             return self._verify(items, verifier_names)
 
@@ -109,7 +110,7 @@ class RayVerifierPool(ActorPool):
     def _next_chunk(self, waiting: deque[int]) -> list[int]:
         """Removes and returns the next responses to score; empty if none are waiting."""
         share = -(-len(waiting) // (CHUNKS_PER_WORKER * len(self.workers)))
-        size = min(MAX_CHUNK * self.reward.workers, share)
+        size = min(MAX_CHUNK * self.num_children, share)
         return [waiting.popleft() for _ in range(size)]
 
     def _assign(

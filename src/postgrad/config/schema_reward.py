@@ -52,7 +52,12 @@ class RewardConfig:
         default_factory=JudgeConfig, metadata={"help": "language model that scores responses"}
     )
     timeout_s: float = setting(5.0, "time limit for scoring one response, in seconds", above=0.0)
-    workers: int = setting(2, "child processes that score responses", at_least=1)
+    workers: int = setting(
+        0,
+        "child processes that score responses; 0: one per core but one, 2 to 16; 2 for functions "
+        "of your own, and in each verifier actor of Ray",
+        at_least=0,
+    )
     max_failure_rate: float = setting(
         0.5,
         "the run stops if the verifier fails on more than this share of the responses",

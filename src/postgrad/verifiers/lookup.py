@@ -43,7 +43,7 @@ def find_verifier(name: str, arguments: Collection[str] = ()) -> VerifierSpec:
         )
     if module_path.endswith(".py"):
         module_path = str(Path(module_path).expanduser().resolve())
-    spec = VerifierSpec(f"{module_path}:{function}")
+    spec = VerifierSpec(f"{module_path}:{function}", is_own=True)
     for needed in required_arguments(load_verifier(spec.path)):
         if needed not in arguments:
             raise ConfigError(
@@ -66,6 +66,7 @@ def _find_sum(text: str) -> VerifierSpec:
         SUM_PREFIX + text,
         inline=all(spec.inline for spec in specs),
         time_limit_s=sum(spec.time_limit_s for spec in specs),
+        is_own=any(spec.is_own for spec in specs),
     )
 
 

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from postgrad.cores import available_cores
 from postgrad.errors import RunError
 from postgrad.problem import Failure, Problem, Score, sent_fields
 from postgrad.verifiers.child import encode
@@ -32,6 +33,15 @@ CLOSE_LIMIT_S = 5.0
 MAX_CHUNK = 32  # responses sent to a child at once
 MAX_FAILED_STARTS = 3
 MEMORY_BYTES = 2 << 30  # address space of a verifier beyond what its imports took
+OWN_WORKERS = 2  # for the user's functions, which may need much memory or a service
+MAX_WORKERS = 16
+
+
+def default_workers(specs: Sequence[VerifierSpec]) -> int:
+    """Return how many child processes score with these verifiers if the user does not say it."""
+    if any(spec.is_own for spec in specs):
+        return OWN_WORKERS
+    return max(OWN_WORKERS, min(MAX_WORKERS, available_cores() - 1))
 
 
 class _Child:
@@ -128,14 +138,14 @@ class _Child:
 
 
 class VerifierPool:
-    """Scores responses in `workers` child processes.
+    """Scores responses in `workers` child processes; 0: see `default_workers`.
 
     Each response has `timeout_s` seconds from the moment when a child starts on it, or more if its
     verifier has a time limit of its own (code). Children start when they are first needed. Use the
     pool as a context manager, or call close(). Calls from several threads take turns.
     """
 
-    def __init__(self, workers: int = 2, timeout_s: float = 5.0) -> None:
+    def __init__(self, workers: int = 0, timeout_s: float = 5.0) -> None:
         self.workers = workers
         self.timeout_s = timeout_s
         self._children: list[_Child] = []
@@ -175,7 +185,7 @@ class VerifierPool:
         for name in set(verifier_names) - set(self._specs):
             self._specs[name] = find_verifier(name)
         specs = [self._specs[name] for name in verifier_names]
-        work = _Work(items, specs)
+        work = _Work(items, specs, self.workers or default_workers(specs))
         for position in work.inline:
             verifier = load_verifier(specs[position].path)
             response, problem = items[position]
@@ -210,13 +220,13 @@ class VerifierPool:
             if not child.items and child.process.poll() is not None:
                 self._remove(child)
         num_idle = sum(not child.items for child in self._children)
-        while len(self._children) < self.workers and len(work.pending) > num_idle:
+        while len(self._children) < work.workers and len(work.pending) > num_idle:
             self._children.append(_Child(self.timeout_s))
             num_idle += 1
-        for child in self._children:
+        for child in self._children[: work.workers]:
             if work.pending and not child.items:
                 # Chunks get smaller towards the end, so that the children finish together.
-                size = min(MAX_CHUNK, -(-len(work.pending) // (4 * self.workers)))
+                size = min(MAX_CHUNK, -(-len(work.pending) // (4 * work.workers)))
                 positions = [work.pending.popleft() for _ in range(size)]
                 child.send(work.chunk(positions), positions)
 
@@ -280,11 +290,15 @@ class _Work:
         pending: positions that wait for a child.
         inline: positions whose verifiers run in this process.
         retried: positions whose child died before it started on them, once.
+        workers: children that may score them at the same time.
     """
 
-    def __init__(self, items: Sequence[tuple[str, Problem]], specs: Sequence[VerifierSpec]) -> None:
+    def __init__(
+        self, items: Sequence[tuple[str, Problem]], specs: Sequence[VerifierSpec], workers: int
+    ) -> None:
         self.items = items
         self.specs = specs
+        self.workers = workers
         self.results: dict[int, Score | Failure] = {}
         self.retried: set[int] = set()
         self.inline = [position for position, spec in enumerate(specs) if spec.inline]

@@ -73,7 +73,8 @@ class Scorer:
             sum such as `auto + 0.1*format`; `llm_judge` or `model:PATH`, also in a sum. From
             Python also a PythonObject whose value is a list of WeightedReward.
         timeout_s: time limit for scoring one response.
-        workers: number of child processes; they start with the first response that needs one.
+        workers: number of child processes, 0: by the number of cores; they start with the first
+            response that needs one.
         minimize: negate every score, so that a run trains against the verifier. Parts keep their
             sign.
 
@@ -82,12 +83,12 @@ class Scorer:
     """
 
     def __init__(
-        self, verifier: str = AUTO, timeout_s: float = 5.0, workers: int = 2, minimize: bool = False
+        self, verifier: str = AUTO, timeout_s: float = 5.0, workers: int = 0, minimize: bool = False
     ) -> None:
         if not timeout_s > 0:
             raise ConfigError(f"reward.timeout_s={timeout_s} must be above 0")
-        if workers < 1:
-            raise ConfigError(f"reward.workers={workers} must be at least 1")
+        if workers < 0:
+            raise ConfigError(f"reward.workers={workers} must be at least 0")
         self.functions: FunctionScorer | None = None
         self.model_terms: list[ModelTerm] = []
         self.judge_term: Term | None = None

@@ -16,11 +16,13 @@ class VerifierSpec:
         inline: it takes linear time and cannot crash, so it runs in this process; the other
             verifiers run in the pool's child processes.
         time_limit_s: it stops itself within this time; the pool's limit for it is not shorter.
+        is_own: it is the user's function, or a sum with one.
     """
 
     path: str
     inline: bool = False
     time_limit_s: float = 0.0
+    is_own: bool = False
 
 
 VERIFIERS: dict[str, VerifierSpec] = {
