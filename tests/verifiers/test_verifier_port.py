@@ -311,7 +311,7 @@ def test_scorer_refuses_wrong_settings(problem):
         ("verifier", "mth"),
         ("timeout_s", 0),
         ("timeout_s", float("nan")),
-        ("workers", 0),
+        ("workers", -1),
     ):
         with pytest.raises(ConfigError, match=rf"reward\.{key}={value}"):
             Scorer(**{key: value})
