@@ -190,6 +190,27 @@ def test_one_seed_has_the_wilson_interval_of_its_accuracy(research):
     assert "| TRL | 0.500 (Wilson 0.150 to 0.850) |" in text
 
 
+def test_seconds_are_those_of_runs_that_had_the_gpu_alone(research):
+    """Accuracies are of all runs, also of those that shared the GPU for a step."""
+    entries = [
+        {
+            "arm": "TRL",
+            "seed": seed,
+            "label": f"grpo-trl-{seed}",
+            "elapsed_s": 1.0,
+            "running": running[step - 1],
+            "metrics": {"step": step, "step_s": seconds, "validation/accuracy": 0.5},
+        }
+        for seed, seconds, running in ((0, 4.0, (1, 1)), (1, 9.0, (2, 1)))
+        for step in (1, 2)
+    ]
+    text = research.draw.table(research.CLAIMS["grpo"], entries)
+    assert text.endswith("| 4 | 8 | 2 |")
+    assert "0.500 ± 0.000 (0.500 0.500)" in text
+    shared = [entry for entry in entries if entry["seed"] == 1]
+    assert research.draw.table(research.CLAIMS["grpo"], shared).endswith("| - | - | 2 |")
+
+
 def test_a_reward_or_a_mean_of_samples_has_no_wilson_interval(research):
     entry = {"step": 0, "validation/accuracy": -0.25, "validation/sampled_accuracy": 0.5}
     entries = [
