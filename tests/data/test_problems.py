@@ -557,12 +557,6 @@ def test_unread_answer_column_is_an_error(tmp_path: Path, column: str, value: An
     assert f"columns prompt, {column};" in message
 
 
-def test_csv_with_semicolons(tmp_path: Path):
-    (tmp_path / "a.csv").write_text("question;answer\n1+1;2\n")
-    message = refused(str(tmp_path / "a.csv"))
-    assert "'question;answer'" in message and "not ';'" in message
-
-
 def test_unknown_schema_lists_columns(tmp_path: Path):
     message = refused(jsonl(tmp_path, {"ask": "a", "reply": "b"}))
     assert "columns ask, reply;" in message
