@@ -132,7 +132,7 @@ def test_tokens_of_dpo_and_of_a_reward_model(tmp_path: Path, row: dict[str, Any]
             {"prompt": "Why?", "chosen": [USER, YES], "rejected": [SYSTEM, USER, NO]},
             "the same messages",
         ),
-        ({"prompt": "Other", "chosen": [USER, YES], "rejected": [USER, NO]}, "column prompt"),
+        ({"prompt": "Other", "chosen": [USER, YES], "rejected": [USER, NO]}, "prompt=unused"),
         ({"chosen": f"{HH} Yes.", "rejected": f"{HH}"}, "rejected has an empty turn"),
         ({"chosen": f"{HH} Yes.", "rejected": f"{HH_LONG} No."}, "differ before the last reply"),
         ({"message_id": "1", "parent_id": None, "role": "prompter", "text": "Hi"}, "messages"),

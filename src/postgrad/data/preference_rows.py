@@ -173,6 +173,7 @@ def _read_reply(row: Row, name: str, prompt: tuple[Message, ...]) -> str:
     if not text:
         raise RowError(
             f"{name} must be one assistant message without tool calls, not {len(messages)} "
-            "messages; move the others to the column prompt"
+            "messages; move the others to the column prompt, or leave that out of whole dialogues "
+            "(FILE:prompt=unused)"
         )
     return text[0]
