@@ -430,3 +430,51 @@ def test_every_token_of_a_plain_text_is_trained_on(template, start, end):
     assert [*row.prompt, *row.response] == ids
     assert (row.prompt, row.num_prompt, row.loss_mask) == (ids[:1], 1, [True] * (len(ids) - 1))
     assert trained == [tokenizer.decode(ids[1:])]
+
+
+MUTE_HI = {**HI, "weight": 0}
+MUTE_SUNNY = {**SUNNY, "weight": 0}
+GENERATION = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}\n"
+    "{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA3, QWEN3, GENERATION])
+@pytest.mark.parametrize("train_on", ["all", "last"])
+@pytest.mark.parametrize(
+    ("messages", "trained"),
+    [
+        ((HELLO, MUTE_HI, WEATHER, SUNNY), ["It is sunny."]),
+        ((HELLO, HI, WEATHER, MUTE_SUNNY), ["Hi!"]),
+        ((HELLO, MUTE_HI, WEATHER, SUNNY, HELLO, MUTE_SUNNY), ["It is sunny."]),
+    ],
+)
+def test_messages_of_weight_0_are_not_trained_on(
+    template: str, train_on: str, messages: Any, trained: list[str]
+):
+    row, texts = encode(template, problem_of(*messages), train_on)
+    assert len(texts) == len(trained)
+    assert all(wanted in text for wanted, text in zip(trained, texts, strict=True))
+    assert row.loss_mask == [True] * len(row.response)
+
+
+def test_turns_of_weight_0_between_trained_ones_are_masked():
+    messages = (HELLO, HI, WEATHER, MUTE_SUNNY, HELLO, SUNNY)
+    row, texts = encode(CHATML, problem_of(*messages))
+    assert texts == ["Hi!  \n<|im_end|>", "It is sunny.<|im_end|>"]
+    assert not all(row.loss_mask)
+
+
+def test_the_last_message_of_weight_1_ends_a_row_without_a_chat_template():
+    row, texts = encode(None, problem_of(HELLO, HI, WEATHER, MUTE_SUNNY))
+    assert texts == [Prompts(make_tokenizer(None)).decode_raw(row.response)]
+    assert texts[0].startswith("Hi!")
+
+
+def test_a_conversation_of_weight_0_is_no_demonstration():
+    assert conversation_of(problem_of(HELLO, MUTE_HI)) is None
+    with pytest.raises(ConfigError):
+        encode(CHATML, problem_of(HELLO, MUTE_HI))

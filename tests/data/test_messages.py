@@ -189,3 +189,40 @@ def test_unknown_speakers_of_sharegpt_are_refused(tmp_path: Path):
     problem = load(tmp_path, {"conversations": turns})
     with pytest.raises(ConfigError, match="role 'bing'"):
         ConversationRows(Prompts(make_tokenizer(CHATML))).row(problem)
+
+
+@pytest.mark.parametrize("weight", [0, 0.0, False])
+def test_weights_of_messages(tmp_path: Path, weight: Any):
+    """OpenAI's fine-tuning rows: the conversation keeps weight 0, the prompt has no weights."""
+    first = {**ANSWER, "weight": weight}
+    messages = [{**USER, "weight": 0}, first, USER, {**ANSWER, "weight": 1}]
+    problem = load(tmp_path, {"messages": messages})
+    assert problem.messages == (USER, ANSWER, USER)
+    assert problem.conversation.messages == (USER, {**ANSWER, "weight": 0}, USER, ANSWER)
+    assert problem.demonstrations == ("It is sunny.",)
+    assert as_problems([problem])[0].conversation == problem.conversation
+
+
+def test_a_reply_of_weight_0_is_no_demonstration(tmp_path: Path):
+    muted = {**ANSWER, "weight": 0}
+    assert load(tmp_path, {"messages": [USER, muted]}).demonstrations == ()
+    problem = load(tmp_path, {"prompt": [USER], "completion": [muted]})
+    assert problem.demonstrations == () and conversation_of(problem) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "key"),
+    [
+        ({**ANSWER, "weight": 0.5}, r"messages\[1\].weight is 0.5"),
+        ({**ANSWER, "weight": "0"}, r"messages\[1\].weight is '0'"),
+        ({**USER, "weight": 1}, r"messages\[1\].weight is 1, but its role is user"),
+    ],
+)
+def test_other_weights_are_refused(tmp_path: Path, message: dict[str, Any], key: str):
+    with pytest.raises(ConfigError, match=key):
+        load(tmp_path, {"messages": [USER, message, ANSWER]})
+
+
+def test_a_target_of_weight_0_is_refused(tmp_path: Path):
+    row = {"prompt": "Hi", "ground_truth": "1", "target": [{**ANSWER, "weight": 0}]}
+    assert "weight 0" in refused(tmp_path, row)

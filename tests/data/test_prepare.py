@@ -838,3 +838,30 @@ def test_last_box_agrees_with_the_verifier():
     ]
     for text in texts:
         assert last_box(text) == (boxed_answer(text) or "")
+
+
+def test_own_dialogues_without_a_truth_are_read_back(tmp_path: Path):
+    """Dialogues with the same last question are different ones."""
+    rows = [
+        {"chosen": f"{start} Yes.", "rejected": f"{start} No."}
+        for start in (
+            "\n\nHuman: a\n\nAssistant: b\n\nHuman: Why?\n\nAssistant:",
+            "\n\nHuman: c\n\nAssistant: d\n\nHuman: Why?\n\nAssistant:",
+        )
+    ]
+    out = tmp_path / "out.parquet"
+    damaged = {"chosen": rows[0]["chosen"], "rejected": rows[1]["rejected"]}
+    prepared_rows("own", write(tmp_path / "rows.jsonl", *rows, damaged), out)
+    read = load_problems(str(out))
+    assert [problem.messages for problem in read] == [
+        problem.messages for problem in load_problems(str(write(tmp_path / "rows.jsonl", *rows)))
+    ]
+    assert all((p.extra["chosen"], p.extra["rejected"]) == ("Yes.", "No.") for p in read)
+
+
+def test_weights_of_messages_are_not_prepared(tmp_path: Path):
+    replies = [{"role": "assistant", "content": "b", "weight": weight} for weight in (0, 1)]
+    question = {"role": "user", "content": "a"}
+    row = {"messages": [question, replies[0], question, replies[1]]}
+    source = write(tmp_path / "rows.jsonl", row)
+    assert "weights" in refused("own", source, tmp_path / "out.parquet")

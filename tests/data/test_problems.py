@@ -166,10 +166,25 @@ def test_the_input_of_an_instruction_with_a_response_is_read(tmp_path: Path):
     assert problem.demonstrations == ("a b",) and problem.extra == {}
 
 
-def test_a_history_before_an_instruction_is_refused(tmp_path: Path):
-    row = {"instruction": "Sort.", "input": "", "output": "a b", "history": []}
-    assert load_problems(jsonl(tmp_path, row))
-    assert "history" in refused(jsonl(tmp_path, row | {"history": [["Hi", "Hello"]]}))
+def test_a_history_before_an_instruction(tmp_path: Path):
+    """LLaMA-Factory's columns: SFT trains on the replies of the history, too."""
+    row = {"instruction": "Sort.", "input": "b a", "output": "a b", "system": "Think."}
+    plain, with_turns = load_problems(
+        jsonl(tmp_path, row | {"history": []}, row | {"history": [["Hi", "Hello"]]})
+    )
+    question = {"role": "user", "content": "Sort.\n\nb a"}
+    assert (plain.messages, plain.conversation, plain.extra) == ((SYSTEM, question), None, {})
+    history = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"})
+    assert with_turns.messages == (SYSTEM, *history, question)
+    reply = {"role": "assistant", "content": "a b"}
+    assert with_turns.conversation == Conversation((SYSTEM, *history, question, reply))
+    assert (with_turns.demonstrations, with_turns.extra) == (("a b",), {})
+
+
+@pytest.mark.parametrize("history", ["Hi", [["Hi"]], ["Hi", "Hello"], [["Hi", None]]])
+def test_a_history_without_pairs_is_refused(tmp_path: Path, history: Any):
+    row = {"instruction": "Sort.", "output": "a b", "history": history}
+    assert "line 1: history" in refused(jsonl(tmp_path, row))
 
 
 def test_the_ground_truth_beside_an_output_is_read(tmp_path: Path):
@@ -259,7 +274,8 @@ def test_tools_of_sharegpt(tmp_path: Path):
     assert roles == ["user", "assistant", "tool"]
     assert problem.messages[1]["tool_calls"][0]["function"] == call
     weighted = [turns[0], turns[1] | {"weight": 0}, *turns[2:]]
-    assert "weight" in refused(jsonl(tmp_path, {"conversations": weighted}))
+    conversation = load_problems(jsonl(tmp_path, {"conversations": weighted}))[0].conversation
+    assert conversation and conversation.messages[1]["weight"] == 0
     turns[1]["value"] = "weather(Rome)"
     assert "function_call" in refused(jsonl(tmp_path, {"conversations": turns}))
 
@@ -303,7 +319,6 @@ def test_the_input_of_an_instruction_with_pairs_is_read(tmp_path: Path):
     (problem,) = load_problems(jsonl(tmp_path, row))
     assert problem.messages[0]["content"] == "Sort.\n\nb a"
     assert problem.extra == {"chosen": "a b", "rejected": "b a"}
-    assert "history" in refused(jsonl(tmp_path, row | {"history": [["Hi", "Hello"]]}))
 
 
 def test_transcripts_of_pairs_keep_their_own_prompt(tmp_path: Path):
@@ -557,12 +572,6 @@ def test_unread_answer_column_is_an_error(tmp_path: Path, column: str, value: An
     assert f"columns prompt, {column};" in message
 
 
-def test_csv_with_semicolons(tmp_path: Path):
-    (tmp_path / "a.csv").write_text("question;answer\n1+1;2\n")
-    message = refused(str(tmp_path / "a.csv"))
-    assert "'question;answer'" in message and "not ';'" in message
-
-
 def test_unknown_schema_lists_columns(tmp_path: Path):
     message = refused(jsonl(tmp_path, {"ask": "a", "reply": "b"}))
     assert "columns ask, reply;" in message
@@ -760,7 +769,7 @@ def test_hh_transcripts(tmp_path: Path):
 @pytest.mark.parametrize(
     ("chosen", "rejected", "key"),
     [
-        ("Human: a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: c", "chosen is no transcript"),
+        ("a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: c", "chosen is no transcript"),
         ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: x\n\nAssistant: c", "chosen and rejected"),
         (
             "\n\nHuman: a\n\nAssistant: b",

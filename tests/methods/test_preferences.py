@@ -140,3 +140,37 @@ def test_kto_refuses_rows_without_a_label(row, fresh, tmp_path):
 def test_kto_reads_labels_as_files_write_them(value, label):
     (problem,) = problems_of_rows([{"prompt": "1+1=", "completion": "2", "label": value}], "rows")
     assert label_of(problem) is label
+
+
+@pytest.mark.parametrize("column", ["label", "kto_tag"])
+def test_kto_reports_data_with_one_label(column, fresh):
+    def notes(*labels: bool) -> list[str]:
+        rows = [{"prompt": "1+1=", "completion": "2", column: label} for label in labels]
+        method = bound("kto", fresh).method
+        problems = problems_of_rows(rows, "rows")
+        method.check_problems(problems)
+        return method.data_notes(method.ports.prompts, problems)
+
+    assert notes(True, False) == []
+    (note,) = notes(True, True)
+    assert "all 2 responses of data.train are desirable" in note
+    (note,) = notes(False, False)
+    assert "all 2 responses of data.train are undesirable" in note
+
+
+def test_kto_counts_a_pair_as_both_labels(fresh):
+    method = bound("kto", fresh, "method.desirable_weight=0").method
+    pair = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+    problems = problems_of_rows([pair, pair], "rows")
+    method.check_problems(problems)
+    assert method.data_notes(method.ports.prompts, problems) == []
+
+
+@pytest.mark.parametrize(("label", "name"), [(True, "desirable"), (False, "undesirable")])
+def test_kto_refuses_a_weight_of_0_for_the_only_label(label, name, fresh):
+    rows = [{"prompt": "1+1=", "completion": "2", "label": label}] * 2
+    problems = problems_of_rows(rows, "rows")
+    method = bound("kto", fresh, f"method.{name}_weight=0").method
+    with pytest.raises(ConfigError, match=f"method.{name}_weight=0"):
+        method.check_problems(problems)
+    method.check_validation_problems(problems)  # a held-out set may have one label

@@ -177,6 +177,22 @@ def test_responses_with_the_label_false_are_reported(tiny, tmp_path):
     assert any("1 of 2 responses of data.train have the label false" in note for note in notes)
 
 
+def test_a_weight_of_rows_is_reported_and_one_of_messages_is_read(tiny, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"{i}+1", "completion": "2", "weight": 0.5} for i in range(2)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, notes = run(tiny, tmp_path, f"data.train={file}")
+    assert any("has a column weight, which SFT does not read" in note for note in notes)
+    messages = [
+        {"role": "user", "content": "1+1"},
+        {"role": "assistant", "content": "2", "weight": 0},
+    ]
+    file.write_text((json.dumps({"messages": messages}) + "\n") * 2)
+    with pytest.raises(ConfigError, match="weight 0"):
+        run(tiny, tmp_path, f"data.train={file}", "name=other")
+    assert not (tmp_path / "other").exists()
+
+
 def test_several_turns_need_a_chat_template(tiny, tmp_path):
     with pytest.raises(ConfigError, match=r"method\.train_on=last"):
         run(tiny, tmp_path)

@@ -13,8 +13,8 @@ EPILOG = """settings:
   verifier=llm_judge reward.judge.model=URL#NAME
                       a language model scores the responses
 
-A file is .parquet, .jsonl, .json or .csv, with a problem per row as in training. Rows of the same
-problem are joined. The files of postgrad generate and the result files of postgrad eval work.
+A file is .parquet, .jsonl, .json, .csv or .tsv, with a problem per row as in training. Rows of the
+same problem are joined. The files of postgrad generate and the result files of postgrad eval work.
 Results: SET.jsonl, summary.json and report.md."""
 
 

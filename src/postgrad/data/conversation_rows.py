@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from postgrad.data.messages import is_trained
 from postgrad.data.overlong import drop_longer
 from postgrad.data.prompt_checks import check_prompt_end, check_rendered
 from postgrad.data.render import Prompts
@@ -41,9 +42,12 @@ class ConversationRow:
 
 
 def conversation_of(problem: Problem) -> Conversation | None:
-    """The conversation to imitate: the row's own, or its prompt and first demonstration."""
+    """The conversation to imitate: the row's own, or its prompt and first demonstration.
+
+    It ends with its last trained message: those after it have the weight 0. None if all have it.
+    """
     if problem.conversation is not None:
-        return problem.conversation
+        return _without_untrained_end(problem.conversation)
     if not problem.demonstrations:
         return None
     reply = {"role": "assistant", "content": problem.demonstrations[0]}
@@ -56,7 +60,8 @@ class ConversationRows:
 
     Args:
         prompts: the tokenizer with its template, style and limits.
-        train_on: `all` trains on every assistant turn, `last` on the last one.
+        train_on: `all` trains on every assistant turn, `last` on the last one. Turns of weight 0
+            are never trained on.
     """
 
     def __init__(self, prompts: Prompts, train_on: str = "all") -> None:
@@ -154,7 +159,7 @@ class ConversationRows:
         indices = _assistant_indices(messages)
         selected: list[Any] = []
         for index, item in zip(indices, items, strict=True):
-            if index >= num_prompt:
+            if index >= num_prompt and is_trained(messages[index]):
                 selected.append(item)
         return selected if self.train_on == "all" else selected[-1:]
 
@@ -309,6 +314,18 @@ class ConversationRows:
     def response_length(self, problem: Problem) -> int:
         """Tokens from the first trained turn to the last; 0 if the problem has no response."""
         return len(self.row(problem).response) if conversation_of(problem) else 0
+
+
+def _without_untrained_end(conversation: Conversation) -> Conversation | None:
+    """The conversation up to its last trained message; None if it has none."""
+    if conversation.text:
+        return conversation
+    messages = conversation.messages
+    for end in range(len(messages), conversation.num_prompt, -1):
+        if is_trained(messages[end - 1]):
+            is_whole = end == len(messages)
+            return conversation if is_whole else replace(conversation, messages=messages[:end])
+    return None
 
 
 def _assistant_indices(messages: Sequence[Message]) -> list[int]:

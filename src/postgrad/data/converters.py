@@ -6,13 +6,20 @@ in schemas without an answer to check a response against.
 """
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from postgrad.data.boxes import last_box
 from postgrad.data.choices import plain_prompt, read_choices, sentence_prompt
-from postgrad.data.dialogue import read_pair
-from postgrad.data.messages import read_messages, read_tools, reasoning_field
+from postgrad.data.instructions import INSTRUCTION_COLUMNS, read_instruction_messages
+from postgrad.data.messages import (
+    check_last_is_assistant,
+    check_reply,
+    read_conversation,
+    read_messages,
+    read_tools,
+    text_of_only_message,
+    without_weights,
+)
 from postgrad.data.rows import (
     Row,
     RowError,
@@ -30,7 +37,6 @@ from postgrad.data.sharegpt import sharegpt_message
 from postgrad.problem import Conversation, Message, Problem
 
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
-INSTRUCTION_CONTEXTS = ("input", "context")  # what an instruction is about; both are optional
 
 
 def read_verl(row: Row, stem: str) -> Problem:
@@ -77,7 +83,7 @@ def _read_target(value: Any) -> tuple[str, ...]:
     texts: list[str] = []
     for i, item in enumerate(value):
         if isinstance(item, dict):
-            _check_no_reasoning(item, f"target[{i}]")
+            check_reply(item, f"target[{i}]")
         content = item.get("content") if isinstance(item, dict) else item
         if content is not None:
             texts.append(checked_text(content, f"target[{i}].content"))
@@ -87,29 +93,6 @@ def _read_target(value: Any) -> tuple[str, ...]:
 def _read_response(row: Row) -> tuple[str, ...]:
     """The response of verl's SFT rows: a text in the column of data.response_key."""
     return () if row.get("response") is None else (text_of(row, "response"),)
-
-
-def read_preference(row: Row, stem: str, prompt: str = "prompt") -> Problem:
-    """A prompt, in the column of that name, with a chosen and a rejected reply.
-
-    The prompt `instruction` has the column `input` or `context` after it, as in Alpaca.
-    """
-    used = (prompt, "ground_truth")
-    if prompt == "instruction":
-        messages = user_turn(_read_instruction_text(row))
-        used += INSTRUCTION_CONTEXTS
-    else:
-        messages = _read_question(row, prompt)
-    extra = unused_columns(row, *used)
-    for name in ("chosen", "rejected"):
-        extra[name] = _read_reply(row, name, messages)
-    return Problem(
-        uid=uid_of(row),
-        messages=messages,
-        ground_truth=optional_truth(row),
-        data_source=data_source_of(row, stem),
-        extra=extra,
-    )
 
 
 def read_prompt_response(
@@ -124,10 +107,10 @@ def read_prompt_response(
     tools = read_tools(row)
     conversation = None
     if isinstance(row.get(response), list):
-        completion = read_messages(row, response)
-        _check_last_is_assistant(completion, response)
+        completion = read_conversation(row, response)
+        check_last_is_assistant(completion, response)
         conversation = Conversation((*messages, *completion), tools, num_prompt=len(messages))
-        demonstrations = _text_of_only_message(completion)
+        demonstrations = text_of_only_message(completion)
     else:
         text = text_of(row, response)
         demonstrations = (text,)
@@ -143,13 +126,6 @@ def read_prompt_response(
         extra=unused_columns(row, prompt, response, "ground_truth", "tools"),
         conversation=conversation,
     )
-
-
-def _text_of_only_message(messages: Sequence[Message]) -> tuple[str, ...]:
-    """The content, if there is one message and it is a text without tool calls."""
-    if len(messages) > 1 or "tool_calls" in messages[0]:
-        return ()
-    return (messages[0]["content"],)
 
 
 def read_prompt(row: Row, stem: str) -> Problem:
@@ -185,39 +161,6 @@ def read_arc(row: Row, stem: str) -> Problem:
         messages=user_turn(plain_prompt(item)),
         ground_truth=item.letter,
         data_source=data_source_of(row, "arc_c"),
-        extra=extra,
-    )
-
-
-def read_transcript_pair(row: Row, stem: str) -> Problem:
-    """HH-RLHF: two transcripts that differ in the last reply."""
-    messages, chosen, rejected = read_pair(row["chosen"], row["rejected"])
-    return Problem(
-        uid=uid_of(row),
-        messages=messages,
-        ground_truth=optional_truth(row),
-        data_source=data_source_of(row, "hh_rlhf"),
-        extra=unused_columns(row) | {"chosen": chosen, "rejected": rejected},
-    )
-
-
-def read_dialogue_pair(row: Row, stem: str) -> Problem:
-    """Two lists of messages that are the same up to the last reply."""
-    chosen = read_messages(row, "chosen")
-    rejected = read_messages(row, "rejected")
-    if len(chosen) < 2 or chosen[:-1] != rejected[:-1]:
-        raise RowError(
-            "chosen and rejected must hold the same messages up to the last reply; "
-            "or give the question in a column prompt"
-        )
-    extra = unused_columns(row, "ground_truth")
-    for name in ("chosen", "rejected"):
-        extra[name] = _read_reply(row, name, chosen[:-1])
-    return Problem(
-        uid=uid_of(row),
-        messages=chosen[:-1],
-        ground_truth=optional_truth(row),
-        data_source=data_source_of(row, stem),
         extra=extra,
     )
 
@@ -307,49 +250,39 @@ def _read_question(row: Row, name: str) -> tuple[Message, ...]:
 
 
 def read_instruction(row: Row, stem: str, output: str = "output") -> Problem:
-    """Alpaca: `output` is a demonstration, and the ground truth of a row without ground_truth."""
+    """Alpaca: `output` is a demonstration, and the ground truth of a row without ground_truth.
+
+    The replies of LLaMA-Factory's `history` are trained on, too, as those of a conversation.
+    """
     text = text_of(row, output)
-    used = ("instruction", *INSTRUCTION_CONTEXTS, output, "ground_truth")
+    messages = read_instruction_messages(row)
+    conversation = None
+    if len(messages) > 1:
+        reply = {"role": "assistant", "content": text}
+        conversation = Conversation((*messages, reply), read_tools(row))
     return Problem(
         uid=uid_of(row),
-        messages=user_turn(_read_instruction_text(row)),
+        messages=messages,
         ground_truth=optional_truth(row) or truth_of(text, output),
         data_source=data_source_of(row, stem),
         demonstrations=(text,),
-        extra=unused_columns(row, *used),
+        extra=unused_columns(row, *INSTRUCTION_COLUMNS, output, "ground_truth", "tools"),
+        conversation=conversation,
     )
-
-
-def _read_instruction_text(row: Row) -> str:
-    """The instruction with the optional column `input`, which Dolly calls `context`, after it.
-
-    Raises:
-        RowError: a column is no text, or `history` has turns before the instruction.
-    """
-    content = text_of(row, "instruction")
-    for context in INSTRUCTION_CONTEXTS:
-        if row.get(context) or row.get(context) == 0:  # a number is refused, also this one
-            content = f"{content}\n\n{text_of(row, context)}"
-    if row.get("history"):
-        raise RowError(
-            "column history: turns before the instruction are not read from it; "
-            "write the row as a conversation in a column messages"
-        )
-    return content
 
 
 def read_chat(row: Row, stem: str, column: str = "messages") -> Problem:
     """A conversation: SFT trains on its assistant messages; RL answers the last of them."""
-    messages = read_messages(row, column)
-    _check_last_is_assistant(messages, column)
+    messages = read_conversation(row, column)
+    check_last_is_assistant(messages, column)
     if len(messages) < 2:
         raise RowError(f"{column} must hold at least one message before the assistant's")
     return Problem(
         uid=uid_of(row),
-        messages=messages[:-1],
+        messages=without_weights(messages[:-1]),
         ground_truth=optional_truth(row),
         data_source=data_source_of(row, stem),
-        demonstrations=_text_of_only_message(messages[-1:]),
+        demonstrations=text_of_only_message(messages[-1:]),
         extra=unused_columns(row, column, "ground_truth", "tools"),
         conversation=Conversation(messages, read_tools(row)),
     )
@@ -368,12 +301,6 @@ def read_text(row: Row, stem: str) -> Problem:
     )
 
 
-def _check_last_is_assistant(messages: tuple[Message, ...], name: str) -> None:
-    role = messages[-1]["role"]
-    if role != "assistant":
-        raise RowError(f"{name} must end in an assistant message, not {role}")
-
-
 def read_sharegpt(row: Row, stem: str) -> Problem:
     turns = row["conversations"]
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
@@ -382,34 +309,3 @@ def read_sharegpt(row: Row, stem: str) -> Problem:
         )
     messages = [sharegpt_message(turn) for turn in turns]
     return read_chat(row | {"conversations": messages}, stem, "conversations")
-
-
-def _read_reply(row: Row, name: str, prompt: tuple[Message, ...]) -> str:
-    """One reply of the assistant: a text, or a list of messages.
-
-    The list may start with the messages of the prompt; one assistant message must follow.
-    """
-    if not isinstance(row.get(name), list):
-        return text_of(row, name)
-    messages = read_messages(row, name)
-    if messages[: len(prompt)] == prompt:
-        messages = messages[len(prompt) :] or messages
-    _check_last_is_assistant(messages, name)
-    text = _text_of_only_message(messages)
-    if not text:
-        raise RowError(
-            f"{name} must be one assistant message without tool calls, not {len(messages)} "
-            "messages; move the others to the column prompt"
-        )
-    _check_no_reasoning(messages[0], name)
-    return text[0]
-
-
-def _check_no_reasoning(message: Message, name: str) -> None:
-    """Raises RowError for thinking beside the content of a message that is read as a text."""
-    field = reasoning_field([message])
-    if field:
-        raise RowError(
-            f"{name} has {field}, and only its content would be read; "
-            "write the thinking in the content, as <think>...</think>"
-        )

@@ -6,7 +6,21 @@ Two transcripts that differ in the last reply become one dialogue and two replie
 from postgrad.data.rows import RowError, checked_text
 from postgrad.data.styles import Messages
 
-SPEAKERS = (("user", "\n\nHuman:"), ("assistant", "\n\nAssistant:"))
+HUMAN_MARK = "\n\nHuman:"
+REPLY_MARK = "\n\nAssistant:"
+SPEAKERS = (("user", HUMAN_MARK), ("assistant", REPLY_MARK))
+# Some rows of HH-RLHF itself are damaged.
+ADVICE = "remove the row, or drop all such rows with postgrad data prepare own"
+
+
+def is_transcript(value: object) -> bool:
+    """Whether a value is a text that starts with a human turn."""
+    return isinstance(value, str) and value.lstrip().startswith(HUMAN_MARK.strip())
+
+
+def is_open_transcript(value: object) -> bool:
+    """Whether a value is a transcript that ends where the assistant's reply starts."""
+    return isinstance(value, str) and is_transcript(value) and value.rstrip().endswith(REPLY_MARK)
 
 
 def read_transcript(value: object, name: str) -> Messages:
@@ -18,20 +32,20 @@ def read_transcript(value: object, name: str) -> Messages:
         RowError: the transcript does not start with a human turn, or a turn is empty.
     """
     rest = checked_text(value, name)
-    first_mark = SPEAKERS[0][1]
-    if not rest.startswith(first_mark):
+    if not is_transcript(rest):
         raise RowError(
-            f"{name} is no transcript, which starts with two newlines and Human:; "
+            f"{name} is no transcript, which starts with Human:; "
             "give the question in a column prompt"
         )
-    rest = rest.removeprefix(first_mark)
+    rest = rest.lstrip().removeprefix(HUMAN_MARK.strip())
     messages: list[dict[str, str]] = []
     while True:
         role = SPEAKERS[len(messages) % 2][0]
         next_mark = SPEAKERS[(len(messages) + 1) % 2][1]
         turn, separator, rest = rest.partition(next_mark)
         if not turn.strip():
-            raise RowError(f"{name} has an empty turn (number {len(messages) + 1}, {role})")
+            number = len(messages) + 1
+            raise RowError(f"{name} has an empty turn (number {number}, {role}); {ADVICE}")
         messages.append({"role": role, "content": turn.strip()})
         if not separator:
             return tuple(messages)
@@ -47,7 +61,7 @@ def read_pair(chosen: object, rejected: object) -> tuple[Messages, str, str]:
     rejected_turns = read_transcript(rejected, "rejected")
     for name, turns in (("chosen", chosen_turns), ("rejected", rejected_turns)):
         if turns[-1]["role"] != "assistant":
-            raise RowError(f"{name} does not end in a reply of the assistant")
+            raise RowError(f"{name} does not end in a reply of the assistant; {ADVICE}")
     if chosen_turns[:-1] != rejected_turns[:-1]:
-        raise RowError("chosen and rejected differ before the last reply")
+        raise RowError(f"chosen and rejected differ before the last reply; {ADVICE}")
     return chosen_turns[:-1], chosen_turns[-1]["content"], rejected_turns[-1]["content"]

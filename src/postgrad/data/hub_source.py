@@ -13,7 +13,7 @@ from postgrad.data.rows import RowError
 from postgrad.errors import ConfigError, did_you_mean
 
 EXAMPLE = "hub:openai/gsm8k:main/train:question=prompt"
-PATTERNS = ("*.parquet", "*.jsonl", "*.json", "*.csv")
+PATTERNS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv")
 
 
 def hub_files(source: str) -> tuple[str, list[Path], dict[str, str]]:

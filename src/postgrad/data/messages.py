@@ -17,6 +17,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 # Fields with the thinking of an assistant message, beside its content.
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
+# OpenAI's field of assistant messages: 0 keeps a message out of the loss of SFT, 1 is the default.
+WEIGHT = "weight"
+
 # Columns that some files hold as JSON text, and csv files always do.
 MESSAGE_COLUMNS = (*TEXT_COLUMNS, "messages", "conversations")
 
@@ -60,10 +63,15 @@ def _is_message(value: Any) -> bool:
 
 
 def read_messages(row: Row, name: str) -> tuple[Message, ...]:
+    """As read_conversation, of messages that are not trained on, whose weight has no meaning."""
+    return without_weights(read_conversation(row, name))
+
+
+def read_conversation(row: Row, name: str) -> tuple[Message, ...]:
     """A list of {role, content}, or a string for one user message.
 
     Null fields, which parquet adds, are left out, except the content of a message that calls tools.
-    A content may be a list of text parts, which are joined.
+    A content may be a list of text parts, which are joined. Of the weights, only 0 is kept.
 
     Raises:
         RowError: the column is neither of them, or a message is not valid.
@@ -77,6 +85,42 @@ def read_messages(row: Row, name: str) -> tuple[Message, ...]:
             f"{name} must be a list of messages {{role, content}} or a string, not {given}"
         )
     return tuple(_read_message(message, f"{name}[{i}]") for i, message in enumerate(value))
+
+
+def without_weights(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages without the field `weight`."""
+    return tuple({key: item for key, item in m.items() if key != WEIGHT} for m in messages)
+
+
+def is_trained(message: Message) -> bool:
+    """Whether SFT trains on a message of a conversation: the assistant's, without the weight 0."""
+    return message["role"] == "assistant" and message.get(WEIGHT) != 0
+
+
+def check_last_is_assistant(messages: Sequence[Message], name: str) -> None:
+    """Raises RowError if the last message of the column `name` is not the assistant's."""
+    role = messages[-1]["role"]
+    if role != "assistant":
+        raise RowError(f"{name} must end in an assistant message, not {role}")
+
+
+def check_reply(message: Message, name: str) -> None:
+    """Raises RowError for fields beside the content of a message that is read as a text."""
+    field = reasoning_field([message])
+    if field:
+        raise RowError(
+            f"{name} has {field}, and only its content would be read; "
+            "write the thinking in the content, as <think>...</think>"
+        )
+    if message.get(WEIGHT) is not None and _has_weight_0(message, name):
+        raise RowError(f"{name} has weight 0, but it would be trained on; remove the row")
+
+
+def text_of_only_message(messages: Sequence[Message]) -> tuple[str, ...]:
+    """The content, if there is one message and it is a trained text without tool calls."""
+    if len(messages) > 1 or "tool_calls" in messages[0] or not is_trained(messages[0]):
+        return ()
+    return (messages[0]["content"],)
 
 
 def reasoning_field(messages: Sequence[Message]) -> str:
@@ -147,6 +191,9 @@ def _read_message(message: Any, name: str) -> Message:
         if key == "tool_calls":
             if value:
                 fields[key] = _read_tool_calls(value, f"{name}.{key}")
+        elif key == WEIGHT:
+            if value is not None and _has_weight_0(message, name):
+                fields[key] = 0
         elif key == "content" and isinstance(value, list) and value:
             fields[key] = _join_parts(value, f"{name}.{key}")
         elif value is not None:
@@ -159,6 +206,20 @@ def _read_message(message: Any, name: str) -> Message:
         else:
             raise RowError(f"{name} has no content; a message is {{role, content}}")
     return fields
+
+
+def _has_weight_0(message: Row, name: str) -> bool:
+    """Whether the weight of an assistant message is 0; it may be 0 or 1, that of others only 0."""
+    weight = message[WEIGHT]
+    if weight not in (0, 1):
+        raise RowError(f"{name}.weight is {weight!r}; write 0 or 1")
+    is_assistant = message["role"] == "assistant"
+    if weight == 1 and not is_assistant:
+        raise RowError(
+            f"{name}.weight is 1, but its role is {message['role']}, and only assistant messages "
+            "are trained on; remove the weight"
+        )
+    return is_assistant and weight == 0
 
 
 def _join_parts(parts: list[Any], name: str) -> str:

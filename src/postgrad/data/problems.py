@@ -21,8 +21,8 @@ def load_problems(source: str) -> list[Problem]:
     """All problems of a source, in file order, each with a unique and stable uid.
 
     Args:
-        source: a .parquet, .jsonl, .json, .csv or .arrow file, also .jsonl.gz, .json.gz, .csv.gz
-            and .jsonl.zst; a folder of such files, read in order of their names;
+        source: a .parquet, .jsonl, .json, .csv, .tsv or .arrow file, also .jsonl.gz, .json.gz,
+            .csv.gz, .tsv.gz and .jsonl.zst; a folder of such files, read in order of their names;
             `arithmetic:LEVEL[:STYLE[:SPLIT]]`; `seeds:N`; `reasoning_gym:NAME[:OPTION=VALUE]`;
             `hub:OWNER/NAME[:SPLIT[:COLUMN=COLUMN]]`; or several of these, separated by commas.
             `FILE:COLUMN=NEW_NAME` renames columns.

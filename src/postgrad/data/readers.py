@@ -3,7 +3,6 @@
 The location says where the row is in its file ("line 3"); the row maps column names to values.
 """
 
-import csv
 import difflib
 import gzip
 import io
@@ -17,17 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from postgrad.data.csv_rows import NESTED_COLUMNS, check_columns, read_csv_text
 from postgrad.errors import ConfigError
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
 
-# MMLU's csv files have no header. A first line of six fields that ends in a letter is one of them.
-MMLU_COLUMNS = ("question", "A", "B", "C", "D", "answer")
-# Columns that hold lists or objects in the known schemas. In a csv file they are JSON.
-NESTED_COLUMNS = (
-    *("prompt", "reward_model", "extra_info", "target", "messages", "conversations", "tools"),
-    *("completion", "chosen", "rejected", "choices", "options", "responses", "finishes", "lengths"),
-)
 # PATH, then the columns to rename; a name has no slash, so that a URL or a folder is none.
 RENAMED = re.compile(r"(.+?)((?::[^:=/\\]+=[^:=/\\]+)+)", re.DOTALL)
 ARROW_FILE = b"ARROW1"  # the first bytes of an Arrow file; a stream has no such mark
@@ -36,7 +29,6 @@ BATCH = 1000  # rows of a parquet file that are Python objects at the same time
 DATASETS_FILES = ("dataset_info.json", "state.json", "dataset_dict.json")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 SPLIT_NAME = re.compile(rf"({'|'.join(SPLITS)})[-_.]")
-MAX_CSV_FIELD = 1 << 27  # bytes; a worked solution may exceed the csv module's 128 KiB
 
 
 def read_rows(path: Path) -> Rows:
@@ -136,7 +128,7 @@ def files_in(folder: Path) -> list[Path]:
     advice = f"give one of its folders ({', '.join(parts[:5])})" if parts else "give a file"
     raise ConfigError(
         f"{folder}: the folder has no data files; "
-        f"{advice}, or a folder of .parquet, .jsonl, .json, .csv or .arrow files"
+        f"{advice}, or a folder of .parquet, .jsonl, .json, .csv, .tsv or .arrow files"
     )
 
 
@@ -173,19 +165,12 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _check_columns(path: Path, names: list[str]) -> None:
-    """Raises ConfigError if two columns have one name: a row would keep the last one only."""
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"{path}: two columns are called {name!r}; rename one of them")
-
-
 def _read_parquet(path: Path) -> Rows:
     """Reads in batches: a large file does not fit into memory as Python objects."""
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            _check_columns(path, file.schema_arrow.names)
+            check_columns(path, file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=BATCH):
                 for row in batch.to_pylist():
                     number += 1
@@ -202,7 +187,7 @@ def _read_arrow(path: Path) -> Rows:
     try:
         with pa.memory_map(str(path)) as source:
             for batch in _arrow_batches(source):
-                _check_columns(path, batch.schema.names)
+                check_columns(path, batch.schema.names)
                 for row in batch.to_pylist():
                     number += 1
                     yield f"row {number}", row
@@ -331,50 +316,11 @@ def _refuse_one_object(path: Path, text: str) -> None:
 
 
 def _read_csv(path: Path) -> Rows:
-    csv.field_size_limit(MAX_CSV_FIELD)
-    records = csv.reader(io.StringIO(_read_text(path), newline=""), strict=True)
-    columns: list[str] | None = None
-    number = 0
-    try:
-        for record in records:
-            if not record:
-                continue
-            if columns is None:
-                if not _is_mmlu_record(record):
-                    columns = record
-                    _check_columns(path, columns)
-                    continue
-                columns = list(MMLU_COLUMNS)
-            number += 1
-            if len(record) != len(columns):
-                raise ConfigError(
-                    f"{path}: row {number} (line {records.line_num}) has {len(record)} fields, "
-                    f"not {len(columns)}; quote fields that hold commas or line breaks"
-                )
-            row = dict(zip(columns, record, strict=True))
-            yield f"row {number}", {name: _csv_value(name, text) for name, text in row.items()}
-    except csv.Error as error:
-        raise ConfigError(
-            f"{path}: line {records.line_num}: not csv ({one_line(error)}); check its quotes"
-        ) from error
+    return read_csv_text(path, _read_text(path), default=",")
 
 
-def _csv_value(column: str, text: str) -> Any:
-    """The value of a csv field: nested columns hold JSON, as `postgrad data export` writes them."""
-    if column not in NESTED_COLUMNS:
-        return text
-    if text == "":
-        return None
-    if text[0] not in "[{":
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _is_mmlu_record(record: list[str]) -> bool:
-    return len(record) == len(MMLU_COLUMNS) and record[-1].strip() in ("A", "B", "C", "D")
+def _read_tsv(path: Path) -> Rows:
+    return read_csv_text(path, _read_text(path), default="\t")
 
 
 READERS: dict[str, Callable[[Path], Rows]] = {
@@ -386,5 +332,7 @@ READERS: dict[str, Callable[[Path], Rows]] = {
     ".json.gz": _read_json,
     ".csv": _read_csv,
     ".csv.gz": _read_csv,
+    ".tsv": _read_tsv,
+    ".tsv.gz": _read_tsv,
     ".arrow": _read_arrow,
 }

@@ -4,7 +4,6 @@ The first row of a file decides which schema the file has.
 """
 
 import difflib
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,22 +12,29 @@ from postgrad.data.converters import (
     GSM8K_TRUTH,
     read_arc,
     read_chat,
-    read_dialogue_pair,
     read_gsm8k,
     read_instruction,
     read_math,
     read_mmlu,
     read_open_math_reasoning,
-    read_preference,
     read_prompt,
     read_prompt_response,
     read_question_answer,
     read_sharegpt,
     read_text,
-    read_transcript_pair,
     read_verl,
 )
+from postgrad.data.dialogue import is_open_transcript, is_transcript
 from postgrad.data.messages import with_system_column, with_tools_column
+from postgrad.data.preference_rows import (
+    SHP_COLUMNS,
+    read_conversation_pair,
+    read_dialogue_pair,
+    read_preference,
+    read_shp,
+    read_transcript_and_replies,
+    read_transcript_pair,
+)
 from postgrad.data.rows import Row, RowError
 from postgrad.problem import Problem
 
@@ -85,11 +91,10 @@ def recognize(row: Row) -> Schema:
             return schema
     if len(row) == 1:
         column = str(next(iter(row)))
-        separator = re.search(r"[;\t|]", column)
-        if separator:
+        if "|" in column:
             raise RowError(
                 f"one column {column!r}; "
-                f"a csv file has commas between its columns, not {separator[0]!r}"
+                "a csv file has commas, semicolons or tabs between its columns, not '|'"
             )
     columns = ", ".join(map(str, row)) or "none"
     raise RowError(f"unknown schema with columns {columns}; {_rename_hint(row)}")
@@ -151,20 +156,32 @@ def _is_text_alone(row: Row) -> bool:
 
 
 def _chosen_is_reply(row: Row) -> bool:
-    """Whether `chosen` is a reply, not a transcript that contains the prompt (HH-RLHF)."""
+    """Whether `chosen` is a reply: a text or one message, without the prompt (HH-RLHF) in it."""
     chosen = row["chosen"]
-    return isinstance(chosen, str) and not chosen.lstrip().startswith("Human:")
+    if isinstance(chosen, list):
+        return len(chosen) == 1
+    return isinstance(chosen, str | dict) and not is_transcript(chosen)
+
+
+def _prompt_is_transcript(row: Row) -> bool:
+    """Whether `prompt` is HH-RLHF's transcript up to the reply."""
+    return is_open_transcript(row["prompt"]) and not is_transcript(row["chosen"])
 
 
 # The first schema that fits is used, so the more specific ones come first.
 SCHEMAS = (
     Schema("verl", ("prompt", "reward_model"), read_verl, truth="reward_model"),
-    Schema("preference pairs", ("prompt", "chosen", "rejected"), read_preference),
     Schema(
-        "dialogue pairs",
-        ("chosen", "rejected"),
-        read_dialogue_pair,
-        matches=lambda row: isinstance(row["chosen"], list),
+        "HH-RLHF with a prompt",
+        ("prompt", "chosen", "rejected"),
+        read_transcript_and_replies,
+        matches=_prompt_is_transcript,
+    ),
+    Schema(
+        "preference pairs",
+        ("prompt", "chosen", "rejected"),
+        read_preference,
+        matches=lambda row: not is_transcript(row["chosen"]),
     ),
     *(
         Schema(
@@ -175,7 +192,23 @@ SCHEMAS = (
         )
         for prompt in ("question", "instruction", "input", "query")
     ),
+    *(
+        Schema(
+            f"{column} with pairs",
+            (column, "chosen", "rejected"),
+            partial(read_conversation_pair, column=column),
+            matches=_chosen_is_reply,
+        )
+        for column in ("conversations", "messages")
+    ),
+    Schema(
+        "dialogue pairs",
+        ("chosen", "rejected"),
+        read_dialogue_pair,
+        matches=lambda row: isinstance(row["chosen"], list),
+    ),
     Schema("HH-RLHF", ("chosen", "rejected"), read_transcript_pair),
+    Schema("SHP", SHP_COLUMNS, read_shp),
     Schema("prompt and response", ("prompt", "response"), read_prompt_response),
     Schema(
         "prompt and completion",

@@ -42,7 +42,7 @@ def read_responses(path: str | Path, column: str = "") -> list[Responded]:
     """Returns the problems of a file with their responses, in the order of first appearance.
 
     Args:
-        path: a .parquet, .jsonl, .jsonl.gz, .json or .csv file.
+        path: a .parquet, .jsonl, .jsonl.gz, .json, .csv or .tsv file.
         column: name of the column of responses; empty: the first of COLUMNS that the file has.
 
     Raises:
@@ -50,7 +50,7 @@ def read_responses(path: str | Path, column: str = "") -> list[Responded]:
     """
     file = Path(path).expanduser()
     stem = file.name[: -len(extension(file))]
-    is_csv = extension(file).startswith(".csv")
+    is_csv = extension(file).startswith((".csv", ".tsv"))
     schema: Schema | None = None
     found: dict[str, tuple[str, Responded]] = {}  # key of the problem -> (location, responses)
     for location, row in read_rows(file):

@@ -8,12 +8,14 @@ the response of the next one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from postgrad.algorithms.preference import kto, mismatched_kl
 from postgrad.config.schema import setting
+from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods.base import MethodSettings
 from postgrad.methods.ports import Role
@@ -26,6 +28,7 @@ from postgrad.types import Batch, Problem
 
 # The label of a response by the text of its value, in lower case.
 LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+LABEL_COLUMNS = ("label", "kto_tag")  # the second is LLaMA-Factory's
 
 
 @dataclass
@@ -58,8 +61,19 @@ class Kto(GivenResponses):
             )
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
+        self.check_validation_problems(problems)
+        label = _only_label(problems)
+        weights = {True: self.settings.desirable_weight, False: self.settings.undesirable_weight}
+        if label is not None and weights[label] == 0:
+            name = "desirable" if label else "undesirable"
+            raise ConfigError(
+                f"method.{name}_weight=0, but all responses of data.train are {name}, so the loss "
+                "is always 0; raise the weight, or add responses with the other label"
+            )
+
+    def check_validation_problems(self, problems: Sequence[Problem]) -> None:
         for problem in problems:
-            label = problem.extra.get("label")
+            label = _label_value(problem)
             if is_pair(problem) or (problem.demonstrations and label_of(problem) is not None):
                 continue
             if problem.demonstrations and label is not None:
@@ -72,7 +86,10 @@ class Kto(GivenResponses):
                 "completion, label, or prompt, chosen, rejected"
             )
 
-    check_validation_problems = check_problems
+    def data_notes(self, prompts: Prompts, problems: Sequence[Problem]) -> list[str]:
+        notes = super().data_notes(prompts, problems)
+        label = _only_label(problems)
+        return notes if label is None else [*notes, _one_label_note(label, len(problems))]
 
     def roles(self) -> dict[str, Role]:
         return {"reference": Role("frozen")}
@@ -160,4 +177,30 @@ def mismatch(batch: Batch) -> Batch:
 
 def label_of(problem: Problem) -> bool | None:
     """Returns a row's label: true or false, also as 1 or 0 and as text; None if it is neither."""
-    return LABELS.get(str(problem.extra.get("label")).lower())
+    return LABELS.get(str(_label_value(problem)).lower())
+
+
+def _label_value(problem: Problem) -> Any:
+    """Returns what the data have as a row's label; None without one."""
+    values = (problem.extra.get(name) for name in LABEL_COLUMNS)
+    return next((value for value in values if value is not None), None)
+
+
+def _only_label(problems: Sequence[Problem]) -> bool | None:
+    """Returns the label of all responses; None if there are both labels, as in a pair."""
+    labels = {None if is_pair(problem) else label_of(problem) for problem in problems}
+    return labels.pop() if len(labels) == 1 else None
+
+
+def _one_label_note(label: bool, count: int) -> str:
+    """Returns a warning that all responses have one label: the loss pulls in one direction."""
+    if label:
+        return (
+            f"warning: all {count} responses of data.train are desirable, so KTO only raises their "
+            "probability, as SFT does; add responses with the label false"
+        )
+    return (
+        f"warning: all {count} responses of data.train are undesirable, so KTO only lowers their "
+        "probability, and nothing says what to write instead; the model may end in nonsense; add "
+        "responses with the label true"
+    )

@@ -61,7 +61,9 @@ class Sft(Method):
                 "every token of them, without a chat template"
             )
         end = rows.row(problems[0]).response[-1]
-        notes += filter(None, [describe_end(self.config, prompts, end), _unread_chat(problems[0])])
+        first = problems[0]
+        end_note = describe_end(self.config, prompts, end)
+        notes += filter(None, [end_note, _unread_chat(first), _unread_weight(first)])
         num_undesirable = sum(problem.extra.get("label") is False for problem in problems)
         if num_undesirable:
             notes.append(
@@ -100,6 +102,11 @@ class Sft(Method):
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         for problem in problems:
+            if problem.conversation is not None and conversation_of(problem) is None:
+                raise ConfigError(
+                    f"problem {problem.uid}: all its assistant messages have the weight 0, so "
+                    "there is nothing to train on; remove the row"
+                )
             if conversation_of(problem) is None:
                 raise ConfigError(
                     f"problem {problem.uid} has no demonstration; "
@@ -166,4 +173,14 @@ def _unread_chat(problem: Problem) -> str:
     return (
         f"warning: data.train has a column {columns[0]}, but SFT trains on other columns of it; to "
         f"train on {columns[0]}, rename those, such as data.train=FILE:solution=unused"
+    )
+
+
+def _unread_weight(problem: Problem) -> str:
+    """Returns a line if the row has a column `weight`, which is not that of a message; else ""."""
+    if problem.extra.get("weight") is None:
+        return ""
+    return (
+        "warning: data.train has a column weight, which SFT does not read: all rows count; only "
+        "the weight of a message (0 or 1) is read"
     )

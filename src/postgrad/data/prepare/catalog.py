@@ -3,7 +3,7 @@
 A data set of your own needs no entry: `own` reads any file that load_problems reads.
 """
 
-from postgrad.data.messages import reasoning_field
+from postgrad.data.messages import WEIGHT, reasoning_field
 from postgrad.data.prepare.base import Context, DataSet, Draft, Option, select_columns
 from postgrad.data.prepare.chat import CHAT
 from postgrad.data.prepare.choice import CHOICE
@@ -51,9 +51,11 @@ def _check_fits_schema(problem: Problem) -> None:
     has_calls = any("tool_calls" in message for message in conversation.messages)
     has_several = conversation.num_prompt and not problem.demonstrations
     has_reasoning = bool(reasoning_field(conversation.messages))
-    if has_calls or conversation.tools or has_several or has_reasoning or conversation.text:
+    has_weights = any(WEIGHT in message for message in conversation.messages)
+    is_text = bool(conversation.text)
+    if any((has_calls, conversation.tools, has_several, has_reasoning, has_weights, is_text)):
         raise RowError(
-            "plain texts, tool calls, tools, reasoning_content and completions of several "
+            "plain texts, tool calls, tools, reasoning_content, weights and completions of several "
             "messages cannot be prepared; train on the file itself"
         )
 

@@ -161,7 +161,7 @@ def _make_row(request: PrepareRequest, draft: Draft, context: Context) -> tuple[
         "target": target or None,
         "ability": data_set.ability,
         "reward_model": {
-            "style": data_set.judged,
+            "style": data_set.judged if draft.truth else "model",
             "ground_truth": draft.truth or None,
             **draft.reward,
         },
@@ -173,7 +173,13 @@ def _make_row(request: PrepareRequest, draft: Draft, context: Context) -> tuple[
         },
         **draft.columns,
     }
-    return content_uid(source, user_turn(draft.question), draft.truth), row
+    return content_uid(source, _asked(draft), draft.truth), row
+
+
+def _asked(draft: Draft) -> Messages:
+    """The question with the turns before it: the last question of a dialogue may be "Why?"."""
+    turns = tuple(message for message in draft.dialogue if message["role"] != "system")
+    return turns if len(turns) > 1 else user_turn(draft.question)
 
 
 def _make_messages(style: Style, draft: Draft) -> Messages:

@@ -1,0 +1,179 @@
+"""Converters of rows with a better and a worse reply, one per schema of schemas.py.
+
+They return a Problem as those of converters.py do. The texts of the two replies are `chosen` and
+`rejected` in `extra`, and the messages end before them.
+"""
+
+from typing import Any
+
+from postgrad.data.dialogue import is_open_transcript, read_pair
+from postgrad.data.instructions import INSTRUCTION_COLUMNS, read_instruction_messages
+from postgrad.data.messages import (
+    check_last_is_assistant,
+    check_reply,
+    read_conversation,
+    read_messages,
+    text_of_only_message,
+    without_weights,
+)
+from postgrad.data.rows import (
+    Row,
+    RowError,
+    data_source_of,
+    optional_truth,
+    text_of,
+    uid_of,
+    unused_columns,
+    user_turn,
+)
+from postgrad.data.sharegpt import sharegpt_message
+from postgrad.problem import Message, Problem
+
+SHP_COLUMNS = ("history", "human_ref_A", "human_ref_B", "labels")
+
+
+def read_preference(row: Row, stem: str, prompt: str = "prompt") -> Problem:
+    """A prompt, in the column of that name, with a chosen and a rejected reply.
+
+    The prompt `instruction` has `history` before and `input` or `context` after it, as in Alpaca.
+    """
+    if prompt == "instruction":
+        messages = read_instruction_messages(row)
+        return _pair_problem(row, stem, messages, used=INSTRUCTION_COLUMNS)
+    if _dialogues_hold_prompt(row, prompt):
+        return read_dialogue_pair(row, stem)
+    messages = read_messages(row, prompt) if prompt == "prompt" else user_turn(text_of(row, prompt))
+    return _pair_problem(row, stem, messages, used=(prompt,))
+
+
+def read_conversation_pair(row: Row, stem: str, column: str) -> Problem:
+    """A conversation that ends before the reply, with a chosen and a rejected one.
+
+    This is LLaMA-Factory's `conversations` with the turns `chosen` and `rejected`.
+    """
+    messages = without_weights(_read_dialogue(row, column))
+    if messages[-1]["role"] == "assistant":
+        raise RowError(
+            f"{column} ends in an assistant message, so chosen and rejected cannot reply to it; "
+            "end it with the message that they reply to"
+        )
+    return _pair_problem(row, stem, messages, used=(column,))
+
+
+def read_dialogue_pair(row: Row, stem: str) -> Problem:
+    """Two lists of messages that are the same up to the last reply."""
+    chosen = without_weights(_read_dialogue(row, "chosen"))
+    rejected = without_weights(_read_dialogue(row, "rejected"))
+    if len(chosen) < 2 or chosen[:-1] != rejected[:-1]:
+        raise RowError(
+            "chosen and rejected must hold the same messages up to the last reply; "
+            "or give the question in a column prompt"
+        )
+    return _pair_problem(row, stem, chosen[:-1], used=("prompt",))
+
+
+def read_transcript_pair(row: Row, stem: str) -> Problem:
+    """HH-RLHF: two transcripts that differ in the last reply."""
+    messages, chosen, rejected = read_pair(row["chosen"], row["rejected"])
+    return Problem(
+        uid=uid_of(row),
+        messages=messages,
+        ground_truth=optional_truth(row),
+        data_source=data_source_of(row, "hh_rlhf"),
+        extra=unused_columns(row, "ground_truth") | {"chosen": chosen, "rejected": rejected},
+    )
+
+
+def read_transcript_and_replies(row: Row, stem: str) -> Problem:
+    """HH-RLHF with the transcript up to the reply in `prompt`, as in Dahoas/rm-static."""
+    prompt = text_of(row, "prompt").rstrip()
+    if not is_open_transcript(prompt):
+        raise RowError(
+            "prompt is no transcript from Human: to Assistant:, as the first row's is; "
+            "write all rows one way"
+        )
+    replies = {name: f"{prompt} {text_of(row, name)}" for name in ("chosen", "rejected")}
+    problem = read_transcript_pair(row | replies, stem)
+    problem.extra.pop("prompt")
+    return problem
+
+
+def read_shp(row: Row, stem: str) -> Problem:
+    """SHP: a post and two comments. `labels` is 1 if A is the better one, and 0 if B is."""
+    label = str(row["labels"])
+    if label not in ("0", "1"):
+        raise RowError(
+            f"labels is {row['labels']!r}; write 1 if human_ref_A is better, or 0 if human_ref_B is"
+        )
+    better, worse = ("A", "B") if label == "1" else ("B", "A")
+    pair = {
+        "chosen": text_of(row, f"human_ref_{better}"),
+        "rejected": text_of(row, f"human_ref_{worse}"),
+    }
+    return _pair_problem(row | pair, stem, user_turn(text_of(row, "history")), used=SHP_COLUMNS)
+
+
+def _pair_problem(
+    row: Row, stem: str, messages: tuple[Message, ...], used: tuple[str, ...]
+) -> Problem:
+    """The problem of a prompt with the row's two replies; `used` are the columns of the prompt."""
+    extra = unused_columns(row, *used, "ground_truth")
+    for name in ("chosen", "rejected"):
+        extra[name] = _read_reply(row, name, messages)
+    return Problem(
+        uid=uid_of(row),
+        messages=messages,
+        ground_truth=optional_truth(row),
+        data_source=data_source_of(row, stem),
+        extra=extra,
+    )
+
+
+def _dialogues_hold_prompt(row: Row, prompt: str) -> bool:
+    """Whether the replies are whole dialogues in which a user says the text of the prompt.
+
+    They may have more messages before or after it: a system message, or several turns.
+    """
+    if not all(isinstance(row.get(name), list) for name in ("chosen", "rejected")):
+        return False
+    text = row.get(prompt)
+    if not isinstance(text, str):
+        return False
+    *before, _ = _read_dialogue(row, "chosen")
+    questions = [str(message["content"]).strip() for message in before if _is_user(message)]
+    return text.strip() in questions
+
+
+def _is_user(message: Message) -> bool:
+    return message["role"] == "user"
+
+
+def _read_dialogue(row: Row, name: str) -> tuple[Message, ...]:
+    """The messages of a column: a list of messages or of ShareGPT's turns, or one of either."""
+    value: Any = row.get(name)
+    turns = [value] if isinstance(value, dict) else value
+    if isinstance(turns, list):
+        turns = [sharegpt_message(turn) if isinstance(turn, dict) else turn for turn in turns]
+    return read_conversation({name: turns}, name)
+
+
+def _read_reply(row: Row, name: str, prompt: tuple[Message, ...]) -> str:
+    """One reply of the assistant: a text, a message, or a list of messages.
+
+    The list may start with the messages of the prompt; one assistant message must follow.
+    """
+    if not isinstance(row.get(name), list | dict):
+        return text_of(row, name)
+    messages = _read_dialogue(row, name)
+    if without_weights(messages[: len(prompt)]) == prompt:
+        messages = messages[len(prompt) :] or messages
+    check_last_is_assistant(messages, name)
+    check_reply(messages[-1], name)
+    text = text_of_only_message(messages)
+    if not text:
+        raise RowError(
+            f"{name} must be one assistant message without tool calls, not {len(messages)} "
+            "messages; move the others to the column prompt, or leave that out of whole dialogues "
+            "(FILE:prompt=unused)"
+        )
+    return text[0]

@@ -1,0 +1,68 @@
+"""Tables with commas, semicolons and tabs, as spreadsheets write them."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from postgrad.data.csv_rows import find_delimiter
+from postgrad.data.problems import load_problems
+from postgrad.errors import ConfigError
+
+
+def read(folder: Path, name: str, text: str) -> list[tuple[str, str]]:
+    (folder / name).write_text(text, newline="")
+    problems = load_problems(str(folder / name))
+    return [(p.messages[0]["content"], p.ground_truth) for p in problems]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", 'question,answer\n"1; 1, or so?","2"\nB\tand?,3\n'),
+        ("a.csv", 'question;answer\n"1; 1, or so?";2\nB\tand?;3\n'),
+        ("a.csv", '\ufeffsep=;\r\nquestion;answer\r\n"1; 1, or so?";2\r\nB\tand?;3\r\n'),
+        ("a.csv", 'question\tanswer\n1; 1, or so?\t2\n"B\tand?"\t3\n'),
+        ("a.tsv", 'question\tanswer\n1; 1, or so?\t2\n"B\tand?"\t3\n'),
+        ("a.tsv", '"question";"answer"\n"1; 1, or so?";"2"\n"B\tand?";"3"\n'),
+    ],
+)
+def test_the_header_says_the_delimiter(tmp_path: Path, name: str, text: str):
+    assert read(tmp_path, name, text) == [("1; 1, or so?", "2"), ("B\tand?", "3")]
+
+
+def test_compressed_tab_separated_files(tmp_path: Path):
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(b"question\tanswer\na\t1\n"))
+    assert [p.ground_truth for p in load_problems(str(tmp_path / "a.tsv.gz"))] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "delimiter"),
+    [
+        ("prompt\nwhat; then, now\n", ","),  # one column
+        ('"prompt; long",answer\na,b\n', ","),
+        ("prompt, if any;answer\na;b\nc, d, e;f\n", ";"),
+        ("prompt; if any,answer\na,b\nc;d;e,f\n", ","),
+        ("Which; or both?,1,2,3,4,A\nWhy?,1,2,3,4,B\n", ","),  # MMLU has no header
+        ("", ","),
+    ],
+)
+def test_rows_decide_between_two_delimiters_of_a_header(text: str, delimiter: str):
+    assert find_delimiter(text, ",") == delimiter
+
+
+def test_one_column_of_a_tab_separated_file(tmp_path: Path):
+    assert read(tmp_path, "a.tsv", "prompt\nHi; you, there\n") == [("Hi; you, there", "")]
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("question;answer\na;b;1\n", r"row 1 \(line 2\) has 3 fields, not 2.*semicolons"),
+        ("question|answer\na|1\n", r"'question\|answer'.*not '\|'"),
+        ('question;answer\n"a;1\n', "not csv"),
+    ],
+)
+def test_refused_tables(tmp_path: Path, text: str, key: str):
+    with pytest.raises(ConfigError, match=key):
+        read(tmp_path, "a.csv", text)
