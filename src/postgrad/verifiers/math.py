@@ -133,8 +133,11 @@ def think_math(response: str, problem: Problem) -> Score | Failure:
 def equal(given: str, truth: str) -> bool:
     """Return whether two answers are equal. Answers that are too large for algebra are not."""
     equal_by_text = compare(given, truth)
-    if equal_by_text is not None:
-        return equal_by_text
+    return _equal_by_algebra(given, truth) if equal_by_text is None else equal_by_text
+
+
+@lru_cache(maxsize=1024)  # samples of a problem often have the same answer
+def _equal_by_algebra(given: str, truth: str) -> bool:
     given, _ = split_unit(as_latex(given))
     truth, _ = split_unit(as_latex(truth))
     if is_too_large(given) or is_too_large(truth):
