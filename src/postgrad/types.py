@@ -92,6 +92,17 @@ class ColumnError(ValueError):
     """A column does not have one entry per row or per token."""
 
 
+class MissingColumnError(ColumnError, KeyError):
+    """A batch has no column `name`; `kind` is "token" or "row"."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"no {kind} column {name!r}; known: {', '.join(sorted(known)) or 'none'}")
+        self.kind = kind
+        self.name = name
+
+    __str__ = Exception.__str__  # that of KeyError adds quotes
+
+
 class Columns(MutableMapping[str, Any]):
     """Named columns of equal length. Assigning a column of another length raises ColumnError."""
 
@@ -118,9 +129,7 @@ class Columns(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.data:
-            raise KeyError(
-                f"no {self.kind} column {name!r}; known: {', '.join(sorted(self.data)) or 'none'}"
-            )
+            raise MissingColumnError(self.kind, name, self.data)
         return self.data[name]
 
     def __delitem__(self, name: str) -> None:
