@@ -43,6 +43,7 @@ from postgrad.methods.support.scoring import (
     policy_texts,
     score_texts,
 )
+from postgrad.methods.support.user_class import check_attributes
 from postgrad.methods.support.validation import check_validation, mean_score, validation_passes
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
@@ -127,6 +128,7 @@ class Method:
         check_stream(self, Method)
         check_stages(self)
         check_state(self)
+        check_attributes(self)
         check_numbers(self.config)
         check_memory_saving(self.config)
         check_validation(self.config)

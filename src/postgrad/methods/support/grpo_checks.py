@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Protocol
 
 from postgrad.errors import ConfigError
 from postgrad.methods.support.checks import refuse_unread
+from postgrad.methods.support.user_class import check_overrides
 
 CLIPS = ("clip_low", "clip_high", "dual_clip")
 # What GRPO has for the `needs` of an advantage.
@@ -198,3 +199,4 @@ def check_unread(method: GrpoMethod) -> None:
             "use method.advantage=gdpo, or weigh the parts in the verifier: "
             'reward.verifier="math + 0.1*format"'
         )
+    check_overrides(method)
