@@ -119,6 +119,23 @@ class OwnEstimate(Grpo):
         return batch
 
 
+class DiscountedEstimate(Grpo):
+    def estimate(self, batch, step):
+        batch.tokens["advantages"] = batch.expand(batch.rows["reward"]) * self.settings.gamma
+        return batch
+
+
+class TokenLossesWithOption(Grpo):
+    def token_losses(self, batch, current, metrics):
+        return -batch.tokens["advantages"] * current.logprobs * self.settings.loss_options["tau"]
+
+
+class OwnScore(Grpo):
+    def score(self, batch, step):
+        batch.rows["reward"] = batch.response.lengths.float()
+        return batch
+
+
 def helped(settings, batch, current):
     return -batch.tokens["advantages"] * current.logprobs * settings.clip_high
 
@@ -133,6 +150,7 @@ def helped(settings, batch, current):
         (OwnLoss, "entropy_coef=0.1"),
         (OwnEstimate, "normalize_by_std=false"),
         (OwnEstimate, "advantage=rloo"),
+        (OwnScore, "mask_truncated=true"),
     ],
 )
 def test_setting_that_an_override_does_not_read_is_refused(method, setting, tiny):
@@ -155,11 +173,26 @@ def test_setting_that_an_override_does_not_read_is_refused(method, setting, tiny
         (AddedLoss, "entropy_coef=0.1"),
         (OwnEstimate, "clip_high=0.3"),
         (OwnEstimate, "advantage=remax"),
+        (DiscountedEstimate, "gamma=0.9"),
+        (TokenLossesWithOption, "loss_options.tau=2"),
     ],
 )
 def test_setting_that_a_method_may_read_is_accepted(method, setting, tiny):
     method(config_of("grpo", tiny, f"method.{setting}")).check()
 
 
+@pytest.mark.parametrize("setting", ["gamma=0.9", "loss_options.tau=2"])
+def test_setting_of_another_loss_or_advantage_is_refused_for_the_built_in_ones(setting, tiny):
+    with pytest.raises(ConfigError, match=r"method\.(gamma|loss)"):
+        AddedTokenLosses(config_of("grpo", tiny, f"method.{setting}")).check()
+
+
 def test_values_of_a_recipe_are_accepted(tiny):
     OwnTokenLosses(config_of("gspo", tiny)).check()
+
+
+def test_own_advantages_need_no_group(tiny):
+    config = config_of("grpo", tiny, "rollout.samples=1")
+    OwnEstimate(config).check()
+    with pytest.raises(ConfigError, match=r"rollout\.samples=1"):
+        OwnTokenLosses(config).check()

@@ -23,11 +23,13 @@ BESIDE_MODEL = (
 )
 TOKEN_LOSS_SETTINGS = ("loss", "loss_options", "clip_low", "clip_high", "dual_clip")
 LOSS_SETTINGS = (*TOKEN_LOSS_SETTINGS, "entropy_coef", "sequence_mask", "kl_ratio")
+SCORE_SETTINGS = ("mask_truncated", "overlong_buffer")
 ADVANTAGE_SETTINGS = ("advantage", "normalize_by_std", "gamma", "turn_weight", "reward_weights")
 # An override, what it may call so that the settings are still read, and the settings.
 OVERRIDES = {
     "loss": (("super().loss", "token_losses", "policy_loss"), LOSS_SETTINGS),
     "token_losses": (("super().token_losses", "policy_loss"), TOKEN_LOSS_SETTINGS),
+    "score": (("super().score",), SCORE_SETTINGS),
     "estimate": (("super().estimate", "advantage", "advantage_columns"), ADVANTAGE_SETTINGS),
 }
 
@@ -143,20 +145,33 @@ def _reachable(functions: dict[str, list[ast.FunctionDef]], starts: Iterable[str
     return found
 
 
+def replaces(method: Any, override: str) -> bool:
+    """Whether a user's function of OVERRIDES does without the built-in one, as its code shows."""
+    functions = user_functions(type(method))
+    usage = usage_of(node for nodes in functions.values() for node in nodes)
+    readers, _ = OVERRIDES[override]
+    has_reader = usage.passes_self or bool(usage.names.intersection(readers))
+    return override in functions and not has_reader
+
+
+def may_read(method: Any, override: str, name: str) -> bool:
+    """Whether a user's class has its own function of this name and may read the setting."""
+    functions = user_functions(type(method))
+    usage = usage_of(node for nodes in functions.values() for node in nodes)
+    return override in functions and (usage.passes_self or name in usage.names)
+
+
 def check_overrides(method: Any) -> None:
     """Refuses inherited settings of GRPO's family that a user's override no longer reads."""
     functions = user_functions(type(method))
     usage = usage_of(node for nodes in functions.values() for node in nodes)
-    if usage.passes_self:
-        return
-    for override, (readers, names) in OVERRIDES.items():
-        if override not in functions or usage.names.intersection(readers):
+    for override, (_, names) in OVERRIDES.items():
+        if not replaces(method, override):
             continue
         unread = [name for name in names if name not in usage.names]
         if {"greedy", "sum_probs_squared"}.intersection(method.advantage.needs):
             unread = [name for name in unread if name != "advantage"]  # it adds a stage
         place = f"{type(method).__name__}.{override}"
+        reason = f"with {place}, which does not read it"
         fix = f"read self.settings in {place}, or call super().{override}"
-        refuse_unread(
-            "method", method.settings, unread, f"with {place}, which does not read it", fix
-        )
+        refuse_unread("method", method.settings, unread, reason, fix)
