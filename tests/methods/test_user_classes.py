@@ -5,6 +5,7 @@ from tiny_runs import config_of
 
 from postgrad.errors import ConfigError
 from postgrad.methods.grpo import Grpo
+from postgrad.methods.ppo import Ppo
 
 
 class Reads(Grpo):
@@ -185,6 +186,19 @@ def test_setting_that_a_method_may_read_is_accepted(method, setting, tiny):
 def test_setting_of_another_loss_or_advantage_is_refused_for_the_built_in_ones(setting, tiny):
     with pytest.raises(ConfigError, match=r"method\.(gamma|loss)"):
         AddedTokenLosses(config_of("grpo", tiny, f"method.{setting}")).check()
+
+
+class PpoEstimate(Ppo):
+    def estimate(self, batch, step):
+        batch.tokens["returns"] = batch.tokens["advantages"] = batch.tokens["values"]
+        return batch
+
+
+def test_lambda_of_ppo_that_own_advantages_do_not_read_is_refused(tiny):
+    config = config_of("ppo", tiny, "method.lam=0.9")
+    Ppo(config).check()
+    with pytest.raises(ConfigError, match=r"method\.lam=0\.9 has no effect with PpoEstimate"):
+        PpoEstimate(config).check()
 
 
 def test_values_of_a_recipe_are_accepted(tiny):

@@ -24,7 +24,9 @@ BESIDE_MODEL = (
 TOKEN_LOSS_SETTINGS = ("loss", "loss_options", "clip_low", "clip_high", "dual_clip")
 LOSS_SETTINGS = (*TOKEN_LOSS_SETTINGS, "entropy_coef", "sequence_mask", "kl_ratio")
 SCORE_SETTINGS = ("mask_truncated", "overlong_buffer")
-ADVANTAGE_SETTINGS = ("advantage", "normalize_by_std", "gamma", "turn_weight", "reward_weights")
+ADVANTAGE_SETTINGS = (
+    *("advantage", "normalize_by_std", "gamma", "lam", "turn_weight", "reward_weights"),
+)
 # An override, what it may call so that the settings are still read, and the settings.
 OVERRIDES = {
     "loss": (("super().loss", "token_losses", "policy_loss"), LOSS_SETTINGS),
