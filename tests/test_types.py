@@ -66,6 +66,25 @@ def test_of_flattens_rows_and_fills_the_standard_columns():
     assert batch.rows["note"] == ["x", "y", None]
 
 
+def test_trajectories_are_the_rows_that_of_takes():
+    batch = three_rows()
+    kept = Trajectory("a", [1], [2, 3], kept_ids=[[2], [3, 5]])
+    for one in (batch, Batch.of([kept, Trajectory("b", [1], [])])):
+        again = Batch.of(one.trajectories())
+        for name, column in (*one.tokens.items(), *one.rows.items()):
+            other = again.tokens[name] if name in again.tokens else again.rows[name]
+            assert type(other) is type(column)
+            assert len(other) == len(column)
+            for left, right in zip(column, other, strict=True):
+                assert left == right if not isinstance(left, torch.Tensor) else left.equal(right)
+        assert again.prompt.values.equal(one.prompt.values)
+        assert again.response.lengths.equal(one.response.lengths)
+    rows = batch.trajectories()
+    rows[0].response = [3, 4, 9]
+    with pytest.raises(ValueError, match="trajectory a"):
+        Batch.of(rows)
+
+
 def test_a_token_may_have_another_source_than_its_row():
     batch = Batch.of([Trajectory("a", [1], [2, 3, 4], token_source=[POLICY, TOOL, POLICY])])
     assert batch.tokens["token_source"].tolist() == [POLICY, TOOL, POLICY]

@@ -2,14 +2,15 @@
 
 From Python:
 
-    train       train a model; returns a Run
-    Trainer     the same as a loop over steps
-    Run         a run folder as an object: metrics, rollouts, plot, generate, save
-    evaluate    sample and score answers of a model
-    generate    sample answers
-    score       score answers
-    Session     the low level: sample, forward_backward, optim_step
-    Callback    what a run calls
+    train           train a model; returns a Run
+    Trainer         the same as a loop over steps
+    Run             a run folder as an object: metrics, rollouts, plot, generate, save
+    evaluate        sample and score answers of a model
+    generate        sample answers
+    score           score answers
+    extract_answer  the final answer of a response, for majority votes
+    Session         the low level: sample, forward_backward, optim_step
+    Callback        what a run calls
 
 Importing the package is quick: each name loads its module when it is first used.
 """
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from postgrad.api.trainer import Trainer, train
     from postgrad.errors import ConfigError, RunError
     from postgrad.problem import Failure, Problem, Score
+    from postgrad.results.votes import extract_answer
     from postgrad.training.result import StepResult
     from postgrad.types import Batch
 
@@ -45,6 +47,7 @@ __all__ = [
     "Trainer",
     "__version__",
     "evaluate",
+    "extract_answer",
     "generate",
     "score",
     "train",
@@ -64,6 +67,7 @@ _MODULES = {
     "StepResult": "postgrad.training.result",
     "Trainer": "postgrad.api.trainer",
     "evaluate": "postgrad.api.evaluation",
+    "extract_answer": "postgrad.results.votes",
     "generate": "postgrad.api.evaluation",
     "score": "postgrad.api.evaluation",
     "train": "postgrad.api.trainer",

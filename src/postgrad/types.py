@@ -89,7 +89,18 @@ class Ragged:
 
 
 class ColumnError(ValueError):
-    """A column does not have one entry per row or per token."""
+    """A column does not have one entry per row or per token, or is missing in some rows."""
+
+
+class MissingColumnError(ColumnError, KeyError):
+    """A batch has no column `name`; `kind` is "token" or "row"."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"no {kind} column {name!r}; known: {', '.join(sorted(known)) or 'none'}")
+        self.kind = kind
+        self.name = name
+
+    __str__ = Exception.__str__  # that of KeyError adds quotes
 
 
 class Columns(MutableMapping[str, Any]):
@@ -118,9 +129,7 @@ class Columns(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.data:
-            raise KeyError(
-                f"no {self.kind} column {name!r}; known: {', '.join(sorted(self.data)) or 'none'}"
-            )
+            raise MissingColumnError(self.kind, name, self.data)
         return self.data[name]
 
     def __delitem__(self, name: str) -> None:
@@ -134,6 +143,11 @@ class Columns(MutableMapping[str, Any]):
 
     def __contains__(self, name: object) -> bool:
         return name in self.data
+
+
+# Columns of every batch that are fields of a Trajectory.
+_ROW_FIELDS = ("uid", "group", "index", "source", "finish")
+_TOKEN_FIELDS = ("loss_mask", "behavior_logprobs", "token_source")
 
 
 def _take(column: Any, indices: Tensor) -> Any:
@@ -188,7 +202,7 @@ class Batch:
             "finish": [t.finish for t in trajectories],
         }
         if any(t.kept_ids is not None for t in trajectories):
-            tokens["num_kept"] = _flatten("num_kept", trajectories, _num_kept, 0, torch.int64)
+            tokens["num_kept"] = _flatten("kept_ids", trajectories, _num_kept, 0, torch.int64)
             kept = [[i for ids in t.kept_ids or () for i in ids] for t in trajectories]
             rows["kept_ids"] = [torch.tensor(ids, dtype=torch.int32) for ids in kept]
         for name in _shared_names(trajectories, lambda t: t.tokens):
@@ -205,7 +219,7 @@ class Batch:
 
     @staticmethod
     def concat(batches: Sequence["Batch"]) -> "Batch":
-        """Returns the rows of all batches in one. Raises ValueError if their columns differ."""
+        """Returns the rows of all batches in one. Raises ColumnError if their columns differ."""
         _check_same_columns("tokens", [set(batch.tokens) for batch in batches])
         _check_same_columns("rows", [set(batch.rows) for batch in batches])
         first = batches[0]
@@ -215,6 +229,13 @@ class Batch:
             {name: _concat_column([b.tokens[name] for b in batches]) for name in first.tokens},
             {name: _concat_column([b.rows[name] for b in batches]) for name in first.rows},
         )
+
+    def trajectories(self) -> list[Trajectory]:
+        """Returns the rows one by one, to change them; `Batch.of` makes a batch of them again.
+
+        Change `response` together with the columns of its tokens, which have one entry each.
+        """
+        return [_trajectory(self.select([row])) for row in range(len(self))]
 
     def __len__(self) -> int:
         return len(self.response)
@@ -285,6 +306,22 @@ class Batch:
         )
 
 
+def _trajectory(batch: Batch) -> Trajectory:
+    """Returns the only row of a batch."""
+    tokens = {name: column.tolist() for name, column in batch.tokens.items()}
+    rows: dict[str, Any] = {}
+    for name, column in batch.rows.items():
+        rows[name] = column[0].tolist() if isinstance(column, Tensor) else column[0]
+    fields: dict[str, Any] = {name: rows.pop(name) for name in _ROW_FIELDS}
+    fields |= {name: tokens.pop(name) for name in _TOKEN_FIELDS}
+    if "kept_ids" in rows:
+        kept = rows.pop("kept_ids").split(tokens.pop("num_kept"))
+        fields["kept_ids"] = [ids.tolist() for ids in kept]
+    prompt = batch.prompt.values.tolist()
+    response = batch.response.values.tolist()
+    return Trajectory(prompt=prompt, response=response, tokens=tokens, rows=rows, **fields)
+
+
 def _concat_ragged(parts: Sequence[Ragged]) -> Ragged:
     values = torch.cat([part.values for part in parts])
     return Ragged(values, torch.cat([part.lengths for part in parts]))
@@ -298,10 +335,10 @@ def _concat_column(parts: Sequence[Any]) -> Any:
 
 
 def _check_same_columns(kind: str, names: Sequence[set[str]]) -> None:
-    """Raises ValueError if a column is missing in some of the batches."""
+    """Raises ColumnError if a column is missing in some of the batches."""
     missing = set.union(*names) - set.intersection(*names)
     if missing:
-        raise ValueError(f"{kind} column {min(missing)!r} is missing in some of the batches")
+        raise ColumnError(f"{kind} column {min(missing)!r} is missing in some of the batches")
 
 
 def _token_source(trajectory: Trajectory) -> Sequence[int]:
@@ -329,7 +366,7 @@ def _flatten(
         if values is None:
             values = [default] * num_tokens
         if len(values) != num_tokens:
-            raise ValueError(
+            raise ColumnError(
                 f"trajectory {trajectory.uid}: token column {name!r} has {len(values)} entries "
                 f"for {num_tokens} response tokens"
             )
@@ -340,10 +377,10 @@ def _flatten(
 def _shared_names(
     trajectories: Sequence[Trajectory], get: Callable[[Trajectory], dict[str, Any]]
 ) -> list[str]:
-    """Returns the names of the extra columns. Raises ValueError if a trajectory lacks one."""
+    """Returns the names of the extra columns. Raises ColumnError if a trajectory lacks one."""
     names = [set(get(trajectory)) for trajectory in trajectories]
     all_names: set[str] = set().union(*names)
     for name in all_names:
         if not all(name in present for present in names):
-            raise ValueError(f"column {name!r} is missing in some of the trajectories")
+            raise ColumnError(f"column {name!r} is missing in some of the trajectories")
     return sorted(all_names)

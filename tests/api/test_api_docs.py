@@ -30,6 +30,7 @@ NAMES = (
     "Evaluation",
     "generate",
     "score",
+    "extract_answer",
     "Session",
     "Callback",
     "StepResult",

@@ -11,6 +11,8 @@ from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.grpo import Grpo
 from postgrad.methods.support.declarations import find_advantage, find_loss
+from postgrad.model.metrics import MetricAccumulator
+from postgrad.model.passes.head import TokenOutputs
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 
@@ -20,6 +22,7 @@ import torch
 from postgrad.algorithms.advantages import Advantage
 from postgrad.algorithms.losses import Loss, TokenLoss, ppo_clip
 from postgrad.algorithms.token_advantages import TokenAdvantages
+from postgrad.methods.grpo import Grpo
 
 
 def clipped(logprobs, old_logprobs, advantages, *, clip_low=0.2, clip_high=0.2):
@@ -85,6 +88,20 @@ unknown_column = Loss(lambda logprobs, shade: None, ("logprobs", "shade"))
 wrong_arguments = Loss(short, ("logprobs", "old_logprobs", "advantages"))
 long_advantage = Advantage(lambda rewards: rewards.repeat(2), ("rewards",))
 unknown_option = Advantage(lambda rewards, *, shade: rewards, ("rewards",), options=("shade",))
+by_reward = Loss(lambda logprobs, reward: TokenLoss(-reward * logprobs, {}), ("logprobs", "reward"))
+by_text = Loss(lambda logprobs, text: None, ("logprobs", "text"))
+own_rewards = Advantage(lambda reward, index: reward * index, ("reward", "index"))
+
+
+class Ratio(Grpo):
+    def token_losses(self, batch, current, metrics):
+        ratio = (current.logprobs - batch.tokens["old_logprobs"]).exp()
+        return -batch.tokens["advantages"] * ratio
+
+
+class WholeLoss(Grpo):
+    def loss(self, batch, current, metrics):
+        return (current.logprobs - batch.tokens["{column}"]).sum()
 """
 
 
@@ -205,6 +222,52 @@ def test_mistake_in_a_user_function_is_one_line_with_exit_code_2(
 def test_wrong_result_or_absent_column_stops_the_run_with_its_key(overrides, key, tiny, functions):
     with pytest.raises(RunError, match=key):
         bound("grpo", tiny, *overrides.split()).until("update")
+
+
+@pytest.mark.slow
+def test_token_losses_read_old_logprobs_also_with_one_update(tiny, functions):
+    """The gradient of -A r at r = 1 is that of the built-in loss, and kl/engine is logged too."""
+    results = []
+    for method in ("grpo", "functions.py:Ratio"):
+        b = bound("grpo", tiny, f"method={method}")
+        b.until("update")
+        results.append((flat_weights(b.host.policy), b.metrics["kl/engine"], b.metrics["loss"]))
+    (weights, *numbers), (own_weights, *own_numbers) = results
+    assert torch.equal(weights, own_weights) and numbers == own_numbers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("column", "hint"),
+    [("old_logprobs", "override token_losses"), ("reward", r"batch\.expand"), ("shade", "known")],
+)
+def test_absent_column_in_a_whole_loss_is_one_line(column, hint, tiny, functions):
+    (functions / "functions.py").write_text(FUNCTIONS.replace("{column}", column))
+    with pytest.raises(RunError, match=rf"WholeLoss\.loss: no token column '{column}'.*{hint}"):
+        bound("grpo", tiny, "method=functions.py:WholeLoss").until("update")
+
+
+def test_loss_and_advantage_read_row_columns(tiny, functions):
+    b = bound(
+        "grpo",
+        tiny,
+        "method.loss=functions.py:by_reward",
+        "method.advantage=functions.py:own_rewards",
+    )
+    batch = b.until("estimate")
+    reward = batch.rows["reward"]
+    expected = batch.expand(reward * batch.rows["index"]) * batch.tokens["loss_mask"]
+    torch.testing.assert_close(batch.tokens["advantages"], expected)
+    logprobs = torch.full((batch.num_tokens,), -2.0)
+    current = TokenOutputs(logprobs, logprobs, logprobs)
+    values = b.method.token_losses(batch, current, MetricAccumulator())
+    torch.testing.assert_close(values, 2.0 * batch.expand(reward))
+
+
+def test_loss_that_reads_texts_is_one_line(tiny, functions):
+    b = bound("grpo", tiny, "method.loss=functions.py:by_text")
+    with pytest.raises(RunError, match="row column text"):
+        b.until("update")
 
 
 def test_changed_file_is_loaded_again(functions):

@@ -1,7 +1,11 @@
 """Votes for maj@k: equal answers give equal votes, however they are written."""
 
+import re
+
 import pytest
 
+import postgrad
+from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 from postgrad.results.votes import EXTRACTORS, can_vote, vote
 from postgrad.verifiers.table import VERIFIERS
@@ -53,3 +57,23 @@ def test_extractors_are_named_after_verifiers():
     assert set(EXTRACTORS) <= set(VERIFIERS)
     assert not can_vote("mine.py:score")
     assert vote("mine.py:score", "7", problem("7")) is None
+
+
+@pytest.mark.parametrize(
+    ("verifier", "response", "expected"),
+    [
+        ("math", "so \\boxed{1,234.0}", "1234"),
+        ("0.1*format + math", "so \\boxed{4}", "4"),
+        ("auto + 0.1*format", "#### 5", "5"),
+        ("auto", "I do not know", None),
+    ],
+)
+def test_extract_answer_takes_a_setting_and_needs_no_ground_truth(verifier, response, expected):
+    unlabeled = Problem("p", ({"role": "user", "content": "?"},), "", "openai/gsm8k")
+    assert postgrad.extract_answer(response, unlabeled, verifier) == expected
+
+
+@pytest.mark.parametrize("verifier", ["mine.py:score", "format", "0.5*format + 1", "llm_judge"])
+def test_extract_answer_refuses_verifiers_without_answers(verifier):
+    with pytest.raises(ConfigError, match=re.escape(f"reward.verifier={verifier}")):
+        postgrad.extract_answer("7", problem("7"), verifier)

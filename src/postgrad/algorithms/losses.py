@@ -315,8 +315,9 @@ class Loss:
     Args:
         function: returns TokenLoss; called with the columns of `reads` and options by name.
         reads: columns it is called with. `logprobs` are the current policy's; `mask`, `rows` and
-            `num_rows` describe the batch; the others are token columns of the batch. `old_logprobs`
-            are the current ones without gradient if the step has only one update.
+            `num_rows` describe the batch; the others are columns of the batch. A row column, such
+            as `reward`, is repeated over the row's tokens. `old_logprobs` are the current ones
+            without gradient if the step has only one update.
         options: numbers that settings may set: method.clip_low, method.clip_high, method.dual_clip
             and the entries of method.loss_options.
         required: options without a default.

@@ -43,6 +43,7 @@ from postgrad.methods.support.scoring import (
     policy_texts,
     score_texts,
 )
+from postgrad.methods.support.user_class import check_attributes
 from postgrad.methods.support.validation import check_validation, mean_score, validation_passes
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
@@ -50,7 +51,7 @@ from postgrad.model.views import FULL, View
 from postgrad.rollout.engine import Completion, Sampling, make_sampling, trajectory_seed
 from postgrad.rollout.episodes import failed_environments, row_problems, turn_metrics
 from postgrad.rollout.respond import Answer, respond
-from postgrad.types import Batch, Failure, Problem, Trajectory
+from postgrad.types import Batch, Failure, Problem, Score, Trajectory
 from postgrad.verifiers.model_terms import asks_judge, model_terms
 from postgrad.verifiers.trl_rewards import COMPLETION_IDS, TRAINER_STATE
 
@@ -127,6 +128,7 @@ class Method:
         check_stream(self, Method)
         check_stages(self)
         check_state(self)
+        check_attributes(self)
         check_numbers(self.config)
         check_memory_saving(self.config)
         check_validation(self.config)
@@ -255,15 +257,20 @@ class Method:
         texts = self.texts_to_score(batch)
         if "environment" not in batch.rows:
             batch.rows["question"] = [problem.messages[-1]["content"] for problem in problems]
-            results = score_texts(self.ports, batch, problems, texts, self.no_output_score, step)
-            add_scores(batch, results)
+            add_scores(batch, self.score_texts(batch, problems, texts, step))
             return self.drop_failures(batch, step)
         failures = batch.rows["environment_failure"]
         scored = [None if failed else text for text, failed in zip(texts, failures, strict=True)]
         problems = row_problems(problems, batch.rows["environment"])
-        results = score_texts(self.ports, batch, problems, scored, self.no_output_score, step)
+        results = self.score_texts(batch, problems, scored, step)
         add_scores(batch, failed_environments(results, failures))
         return self.drop_failures(batch, step)
+
+    def score_texts(
+        self, batch: Batch, problems: Sequence[Problem], texts: Sequence[str | None], step: Step
+    ) -> list[Score | Failure]:
+        """The verifier's result per row; override it for rewards of another kind."""
+        return score_texts(self.ports, batch, problems, texts, self.no_output_score, step)
 
     def texts_to_score(self, batch: Batch) -> Sequence[str | None]:
         """What the policy wrote in each row, without tool output; None if there is nothing."""

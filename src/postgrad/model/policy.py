@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
-from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.errors import ConfigError, did_you_mean
 from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, copy_to_host
 from postgrad.model.auto_class import auto_class_of
 from postgrad.model.device import copy_async, peak_memory_bytes
@@ -28,6 +28,7 @@ from postgrad.model.lora import (
     save_adapter,
     save_merged,
 )
+from postgrad.model.loss_checks import checked_loss
 from postgrad.model.metrics import MetricAccumulator, TokenStats
 from postgrad.model.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
@@ -279,8 +280,7 @@ class LocalPolicy(FrozenPolicy):
                 current[0].sum().backward()
                 continue
             self.stats.add(batch, micro.rows, current)
-            loss = self.objective.loss(rows, current, metrics)
-            check_loss(loss, type(self.objective).__name__)
+            loss = checked_loss(self.objective, rows, current, metrics)
             loss.backward()
             metrics.total("loss", loss)
             # A live autograd graph holds gradient nodes of the default stream, which must not
@@ -331,23 +331,6 @@ class LocalPolicy(FrozenPolicy):
 
     def saved(self, wait: bool) -> bool:
         return self.writer.done(wait)
-
-
-def check_loss(loss: Any, class_name: str) -> None:
-    """Raise RunError unless a method's loss is one number with a gradient."""
-    name = f"{class_name}.loss"
-    if not isinstance(loss, Tensor):
-        raise RunError(f"{name} returned {type(loss).__name__}; return a tensor with one number")
-    if loss.numel() != 1:
-        raise RunError(
-            f"{name} returned a tensor of the shape {tuple(loss.shape)}; return the sum of its "
-            'values times batch.tokens["loss_weight"]'
-        )
-    if not loss.requires_grad:
-        raise RunError(
-            f"{name} returned a number without gradient; compute it from current.logprobs without "
-            "detach()"
-        )
 
 
 @torch.no_grad()

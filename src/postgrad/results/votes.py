@@ -1,7 +1,8 @@
-"""The answer that a response votes for in maj@k, extracted as its verifier does and normalized."""
+"""The answer of a response, extracted as its verifier does and normalized, as maj@k counts it."""
 
 from collections.abc import Callable
 
+from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 from postgrad.verifiers.answers import (
     after_thought,
@@ -13,8 +14,11 @@ from postgrad.verifiers.answers import (
     tagged_answers,
 )
 from postgrad.verifiers.choice import chosen_option
+from postgrad.verifiers.combine import parse_sum
 from postgrad.verifiers.equality import MAX_ANSWER, drop_name, normalize, split_unit
+from postgrad.verifiers.lookup import is_sum
 from postgrad.verifiers.numbers import number
+from postgrad.verifiers.table import choose
 
 Extractor = Callable[[str, Problem], str | None]
 
@@ -63,3 +67,30 @@ def vote(verifier: str, response: str, problem: Problem) -> str | None:
 def can_vote(verifier: str) -> bool:
     """Returns whether the answers of this verifier's responses can be extracted."""
     return verifier in EXTRACTORS
+
+
+def extract_answer(response: str, problem: Problem, verifier: str = "auto") -> str | None:
+    """Return the final answer of a response, as its verifier reads it; None if it has none.
+
+    Equal answers are equal strings, so they can be counted: 1,234.0 and 1234, or x=5 and 5. Whether
+    the answer is right plays no part, so the problem needs no ground truth.
+
+    Args:
+        response: the text of the response.
+        problem: gives the verifier for `auto`, and the options of a multiple choice.
+        verifier: as the setting reward.verifier. Of a sum the first term that compares answers
+            counts.
+
+    Raises:
+        ConfigError: the verifier does not compare answers, such as a function of your own, or
+            `auto` knows none for the problem.
+    """
+    terms = [term.name for term in parse_sum(verifier)] if is_sum(verifier) else [verifier]
+    names = [choose(problem) if term == "auto" else term for term in terms]
+    for name in names:
+        if can_vote(name):
+            return vote(name, response, problem)
+    raise ConfigError(
+        f"reward.verifier={verifier} does not say how the answer is extracted from a response; "
+        f"use one of {', '.join(EXTRACTORS)}"
+    )

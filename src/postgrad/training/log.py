@@ -20,6 +20,7 @@ from postgrad.files import atomic_file, atomic_write_text, fsync_path
 from postgrad.methods.base import Stage, Step
 from postgrad.methods.support.scoring import reward_metrics
 from postgrad.types import SOURCE_NAMES, Batch, ColumnError
+from postgrad.user_code import place_of
 from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 
 # Small row groups let a reader load one problem's rows from a large file.
@@ -117,7 +118,8 @@ def timed(step: Step, name: str) -> Iterator[None]:
         with torch.profiler.record_function(name):
             yield
     except (RunError, ColumnError) as error:
-        raise RunError(f"step {step.number}, stage {name}: {error}") from error
+        place = place_of(error) if isinstance(error, ColumnError) else ""
+        raise RunError(f"step {step.number}, stage {name}: {error}{place}") from error
     except Exception as error:
         error.add_note(f"in step {step.number}, stage {name}")
         raise

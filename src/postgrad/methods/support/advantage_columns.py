@@ -16,7 +16,7 @@ from postgrad.types import POLICY, Batch
 
 
 def advantage_columns(method: GrpoMethod, batch: Batch, step: Step) -> dict[str, Any]:
-    """All token columns of the batch, and what algorithms.advantages.Advantage lists, by name."""
+    """All columns of the batch, and what algorithms.advantages.Advantage lists, by name."""
     mask = batch.tokens["loss_mask"]
     turns: dict[str, Any] = {}
     if "turn_rewards" in batch.rows:
@@ -34,6 +34,7 @@ def advantage_columns(method: GrpoMethod, batch: Batch, step: Step) -> dict[str,
     if "named_rewards" in method.advantage.needs:
         rewards = {name: _reward_part(batch, name) for name in method.settings.reward_weights}
     return {
+        **dict(batch.rows),
         **dict(batch.tokens),
         **turns,
         "rewards": rewards,

@@ -17,6 +17,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from postgrad.algorithms.advantages import ADVANTAGES, Advantage
@@ -133,6 +134,26 @@ def call_loss(
         raise RunError(f"{key} returned {type(result).__name__}; return TokenLoss(values, metrics)")
     check_shape(result.values, columns["logprobs"].numel(), "token", key)
     return result
+
+
+def expand_rows(batch: Batch, names: Sequence[str], key: str) -> dict[str, Tensor]:
+    """(tokens,) the row columns of these names, each value repeated over its row's tokens.
+
+    Names of other columns are left out. Raises: RunError for a column that has no numbers.
+    """
+    columns: dict[str, Tensor] = {}
+    for name in names:
+        if name in batch.tokens or name not in batch.rows:
+            continue
+        try:
+            numbers = torch.as_tensor(batch.rows[name], device=batch.response.values.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise RunError(
+                f"{key} reads the row column {name}, which does not have one number per row; set a "
+                f'column of numbers in a stage, such as batch.rows["{name}_value"]'
+            ) from error
+        columns[name] = batch.expand(numbers)
+    return columns
 
 
 def call_advantage(

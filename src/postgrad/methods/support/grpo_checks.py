@@ -5,6 +5,12 @@ from typing import Any, ClassVar, Protocol
 
 from postgrad.errors import ConfigError
 from postgrad.methods.support.checks import refuse_unread
+from postgrad.methods.support.user_class import (
+    ADVANTAGE_SETTINGS,
+    check_overrides,
+    may_read,
+    replaces,
+)
 
 CLIPS = ("clip_low", "clip_high", "dual_clip")
 # What GRPO has for the `needs` of an advantage.
@@ -51,7 +57,7 @@ def check_advantage(method: GrpoMethod) -> None:
                 "remove it from options=(...)"
             )
     samples = method.config.rollout.samples
-    if samples < 2 and "groups" in advantage.reads:
+    if samples < 2 and "groups" in advantage.reads and not replaces(method, "estimate"):
         raise ConfigError(
             f"rollout.samples={samples}: {settings.advantage} compares the responses of a group; "
             "use rollout.samples=8"
@@ -114,13 +120,20 @@ def check_loss_options(method: GrpoMethod) -> None:
     clips = [name for name in CLIPS if getattr(settings, name) is not None]
     options = (*loss.options, *loss.selection)
     for name in [*settings.loss_options, *clips]:
-        if name not in options:
+        if name not in options and not _own_loss_reads(method, name):
             known = ", ".join(options) or "none"
             raise ConfigError(f"{key} has no option {name}; its options: {known}")
     for name in loss.required:
         if name not in settings.loss_options:
             raise ConfigError(f"{key} needs method.loss_options.{name}=NUMBER")
     _check_selection({**loss.selection, **settings.loss_options}, key)
+
+
+def _own_loss_reads(method: GrpoMethod, name: str) -> bool:
+    """Whether a loss of a user's class may read an option of the loss."""
+    functions = ("loss", "token_losses")
+    keys = (name, "loss_options")
+    return any(may_read(method, function, key) for function in functions for key in keys)
 
 
 def _check_selection(options: Mapping[str, float], key: str) -> None:
@@ -169,7 +182,8 @@ def check_maxrl(method: GrpoMethod) -> None:
 def check_unread(method: GrpoMethod) -> None:
     """Refuses settings that the chosen KL and advantage do not read."""
     settings = method.settings
-    options = method.advantage.options
+    read = [name for name in ADVANTAGE_SETTINGS if may_read(method, "estimate", name)]
+    options = (*method.advantage.options, *read)
     if settings.kl == "none":
         names = ["kl_coef", "kl_estimator", "kl_ratio"]
         refuse_unread("method", settings, names, "with method.kl=none", "add method.kl=loss")
@@ -198,3 +212,4 @@ def check_unread(method: GrpoMethod) -> None:
             "use method.advantage=gdpo, or weigh the parts in the verifier: "
             'reward.verifier="math + 0.1*format"'
         )
+    check_overrides(method)

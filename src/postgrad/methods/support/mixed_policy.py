@@ -245,7 +245,7 @@ class MixedPolicy(Grpo):
         options.pop("dual_clip", None)
         return reshaped_loss(
             current.logprobs,
-            batch.tokens.get("old_logprobs", current.logprobs.detach()),
+            batch.tokens["old_logprobs"],
             batch.tokens["advantages"],
             shape,
             **options,

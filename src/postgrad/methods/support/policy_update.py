@@ -20,7 +20,12 @@ from postgrad.methods.support.correction import (
     weights_for,
 )
 from postgrad.methods.support.covariance import select_by_covariance
-from postgrad.methods.support.declarations import call_loss, check_shape, find_loss
+from postgrad.methods.support.declarations import (
+    call_loss,
+    check_shape,
+    expand_rows,
+    find_loss,
+)
 from postgrad.methods.support.grpo_settings import GrpoSettings, kl_estimator, loss_options
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
@@ -80,6 +85,10 @@ class PolicyUpdate(Method):
     def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
         mask = batch.tokens["loss_mask"]
         weight = batch.tokens["loss_weight"]
+        if self.is_on_policy(batch):
+            self.log_gap(batch, current.logprobs, metrics)
+        # Without a second update no stage computes them: the current ones are the old ones.
+        batch.tokens.setdefault("old_logprobs", current.logprobs.detach())
         values = self.token_losses(batch, current, metrics)
         check_shape(values, batch.num_tokens, "token", f"{type(self).__name__}.token_losses")
         metrics.mean("entropy", current.entropy, mask)
@@ -105,8 +114,7 @@ class PolicyUpdate(Method):
         kl = kl_penalty(logprobs, reference, kl_estimator(self.settings))
         metrics.mean("kl/reference", kl, batch.tokens["loss_mask"])
         if self.settings.kl_ratio:
-            old = batch.tokens.get("old_logprobs", logprobs.detach())
-            kl = kl * log_ratio(logprobs, old).exp()
+            kl = kl * log_ratio(logprobs, batch.tokens["old_logprobs"]).exp()
         return self.settings.kl_coef * kl
 
     def token_losses(
@@ -114,18 +122,15 @@ class PolicyUpdate(Method):
     ) -> Tensor:
         """(tokens,) the policy loss of every token, before weights, bonus and penalty."""
         mask = batch.tokens["loss_mask"]
+        key = f"method.loss={self.settings.loss}"
         columns = {
+            **expand_rows(batch, self.policy_loss.reads, key),
             **dict(batch.tokens),
             "mask": mask,
             "rows": batch.row_index,
             "num_rows": len(batch),
             "logprobs": current.logprobs,
         }
-        if "old_logprobs" not in batch.tokens:
-            columns["old_logprobs"] = current.logprobs.detach()
-        if self.is_on_policy(batch):
-            self.log_gap(batch, current.logprobs, metrics)
-        key = f"method.loss={self.settings.loss}"
         result = call_loss(self.policy_loss, key, columns, self.loss_options(batch))
         for name, column in result.metrics.items():
             metrics.mean(f"policy/{name}", column, mask)
