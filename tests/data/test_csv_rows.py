@@ -43,12 +43,29 @@ def test_compressed_tab_separated_files(tmp_path: Path):
         ('"prompt; long",answer\na,b\n', ","),
         ("prompt, if any;answer\na;b\nc, d, e;f\n", ";"),
         ("prompt; if any,answer\na,b\nc;d;e,f\n", ","),
+        ("question;answer;price, EUR\nHow much?;1;3,50\n", ";"),
         ("Which; or both?,1,2,3,4,A\nWhy?,1,2,3,4,B\n", ","),  # MMLU has no header
         ("", ","),
     ],
 )
 def test_rows_decide_between_two_delimiters_of_a_header(text: str, delimiter: str):
     assert find_delimiter(text, ",") == delimiter
+
+
+def test_quotes_of_a_tab_separated_file_may_be_part_of_the_text(tmp_path: Path):
+    """They join no rows: each line is as wide as the header."""
+    lines = ["question\tanswer", '"Stop, he said.\t2', "b\t3", 'Then he said no."\t4']
+    expected = [('"Stop, he said.', "2"), ("b", "3"), ('Then he said no."', "4")]
+    assert read(tmp_path, "a.tsv", "\n".join(lines)) == expected
+    quoted = 'question\tanswer\n"x = 1\n\ty = 2"\t3\n"a"\t4\n'
+    assert read(tmp_path, "b.tsv", quoted) == [("x = 1\n\ty = 2", "3"), ("a", "4")]
+
+
+def test_a_folder_with_the_same_data_twice_is_refused(tmp_path: Path):
+    read(tmp_path, "a.csv", "question,answer\na,1\n")
+    read(tmp_path, "a.tsv", "question\tanswer\na\t1\n")
+    with pytest.raises(ConfigError, match="several files are called a"):
+        load_problems(str(tmp_path))
 
 
 def test_one_column_of_a_tab_separated_file(tmp_path: Path):

@@ -62,6 +62,14 @@ PAIRS: dict[str, tuple[dict[str, Any], Turns]] = {
         {"prompt": HH, "chosen": f"{HH} Yes.", "rejected": f"{HH} No."},
         ASKED,
     ),
+    "HH-RLHF from Windows": (
+        {"chosen": f"{HH} Yes.".replace("\n", "\r\n"), "rejected": f"{HH} No."},
+        ASKED,
+    ),
+    "one dialogue and one reply": (
+        {"prompt": "Why?", "chosen": [USER, YES], "rejected": [NO]},
+        ASKED,
+    ),
     "SHP, A": (shp(1), ASKED),
     "SHP, B": (shp(0), ASKED),
     "SHP as text": (shp("1"), ASKED),
@@ -135,6 +143,19 @@ def test_tokens_of_dpo_and_of_a_reward_model(tmp_path: Path, row: dict[str, Any]
         ({"prompt": "Other", "chosen": [USER, YES], "rejected": [USER, NO]}, "prompt=unused"),
         ({"chosen": f"{HH} Yes.", "rejected": f"{HH}"}, "rejected has an empty turn"),
         ({"chosen": f"{HH} Yes.", "rejected": f"{HH_LONG} No."}, "differ before the last reply"),
+        ({"chosen": [USER, YES], "rejected": [USER, NO | {"content": " "}]}, "rejected is empty"),
+        ({"prompt": "Why?", "chosen": YES | {"content": ""}, "rejected": NO}, "chosen is empty"),
+        (
+            {"messages": LONG_MESSAGES, "chosen": [USER, YES], "rejected": [USER, NO]},
+            "messages and chosen hold different messages",
+        ),
+        ({"question": "Who?", "chosen": [USER, YES], "rejected": [USER, NO]}, "question=unused"),
+        (
+            {"prompt": "Why?", "chosen": "Yes.", "rejected": "No.", "history": [["a", "b"]]},
+            "history has turns",
+        ),
+        ({"query": "Why?", "response": "Yes.", "history": [["a", "b"]]}, "history has turns"),
+        ({"instruction": "Why?", "output": "Yes.", "history": [["a", ""]]}, "is empty"),
         ({"message_id": "1", "parent_id": None, "role": "prompter", "text": "Hi"}, "messages"),
     ],
 )
@@ -142,6 +163,36 @@ def test_refused_pairs(tmp_path: Path, row: dict[str, Any], key: str):
     with pytest.raises(ConfigError, match=key) as caught:
         load(tmp_path, row)
     assert "\n" not in str(caught.value) and "line 1" in str(caught.value)
+
+
+@pytest.mark.parametrize("column", ["prompt", "question"])
+def test_a_reply_may_be_a_dialogue(tmp_path: Path, column: str):
+    """The prompt stays if the replies that it asks for start with "Human:"."""
+    replies = {"chosen": "Human: Hi\n\nAssistant: Hello!", "rejected": "Human: a primate"}
+    (problem,) = load(tmp_path, {column: "Write a dialogue."} | replies)
+    assert problem.messages == ({"role": "user", "content": "Write a dialogue."},)
+    assert {name: problem.extra[name] for name in replies} == replies
+
+
+def test_a_reply_to_a_transcript_may_go_on_as_one(tmp_path: Path):
+    long = " No.\n\nHuman: Why not?"
+    (problem,) = load(tmp_path, {"prompt": HH, "chosen": " Yes.", "rejected": long})
+    assert problem.messages == ({"role": "user", "content": "Why?"},)
+    assert (problem.extra["chosen"], problem.extra["rejected"]) == ("Yes.", long.strip())
+
+
+def test_history_may_be_json_and_labels_may_be_texts(tmp_path: Path):
+    row = {"instruction": "Why?", "chosen": "Yes.", "rejected": "No.", "history": '[["a", "b"]]'}
+    assert len(load(tmp_path, row)[0].messages) == 3
+    assert len(load(tmp_path, row | {"history": "[]"})[0].messages) == 1
+    for label in (True, 1.0, "true"):
+        (problem,) = load(tmp_path, shp(1) | {"labels": label})
+        assert problem.extra["chosen"] == "Yes."
+
+
+def test_a_target_without_a_role_may_have_a_weight(tmp_path: Path):
+    (problem,) = load(tmp_path, {"prompt": "Why?", "target": [{"content": "Yes.", "weight": 1}]})
+    assert problem.demonstrations == ("Yes.",)
 
 
 def test_every_row_has_a_transcript_as_its_prompt(tmp_path: Path):

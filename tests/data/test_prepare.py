@@ -865,3 +865,28 @@ def test_weights_of_messages_are_not_prepared(tmp_path: Path):
     row = {"messages": [question, replies[0], question, replies[1]]}
     source = write(tmp_path / "rows.jsonl", row)
     assert "weights" in refused("own", source, tmp_path / "out.parquet")
+
+
+def test_tool_calls_of_a_pair_are_not_prepared(tmp_path: Path):
+    call = {"role": "assistant", "content": "Let me look."}
+    call["tool_calls"] = [{"function": {"name": "look", "arguments": {}}}]
+    tool = {"role": "tool", "content": "5"}
+    prompt = [{"role": "user", "content": "Why?"}, call, tool]
+    replies = [[*prompt, {"role": "assistant", "content": text}] for text in ("Yes.", "No.")]
+    source = write(tmp_path / "rows.jsonl", {"chosen": replies[0], "rejected": replies[1]})
+    assert "tool calls" in refused("own", source, tmp_path / "out.parquet")
+
+
+def test_labels_of_responses_are_prepared(tmp_path: Path):
+    row = {"prompt": "Why?", "completion": "No.", "label": False}
+    out = tmp_path / "out.parquet"
+    prepared_rows("own", write(tmp_path / "rows.jsonl", row, row | {"prompt": "Who?"}), out)
+    assert [problem.extra["label"] for problem in load_problems(str(out))] == [False, False]
+
+
+def test_a_problem_without_a_truth_and_a_reply_is_not_read_back(tmp_path: Path):
+    rows = [{"prompt": "1+1", "ground_truth": "2"}, {"prompt": "2+2", "ground_truth": None}]
+    out = tmp_path / "out.parquet"
+    prepared_rows("own", write(tmp_path / "rows.jsonl", *rows), out)
+    with pytest.raises(ConfigError, match="row 2"):
+        load_problems(str(out))

@@ -7,9 +7,10 @@ import pytest
 import torch
 from method_runs import VERIFIERS, bound, run
 
+from postgrad.data.labels import label_of
 from postgrad.data.problems import problems_of_rows
 from postgrad.errors import ConfigError
-from postgrad.methods.kto import label_of, mismatch
+from postgrad.methods.kto import mismatch
 from postgrad.model.tiny import make_tiny
 from postgrad.types import Batch, Trajectory
 

@@ -169,9 +169,13 @@ def test_a_conversation_beside_columns_that_are_read_is_reported(tiny, tmp_path)
         assert any("has a column messages, but" in note for note in notes) == (number == 0)
 
 
-def test_responses_with_the_label_false_are_reported(tiny, tmp_path):
+@pytest.mark.parametrize(
+    ("column", "labels"),
+    [("label", (True, False)), ("label", ("true", "False")), ("kto_tag", (True, False))],
+)
+def test_responses_with_the_label_false_are_reported(tiny, tmp_path, column, labels):
     file = tmp_path / "rows.jsonl"
-    rows = [{"prompt": "1+1", "completion": "2", "label": label} for label in (True, False)]
+    rows = [{"prompt": "1+1", "completion": "2", column: label} for label in labels]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     _, notes = run(tiny, tmp_path, f"data.train={file}")
     assert any("1 of 2 responses of data.train have the label false" in note for note in notes)

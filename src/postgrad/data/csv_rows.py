@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from postgrad.errors import ConfigError
 
@@ -37,7 +37,10 @@ def read_csv_text(path: Path, text: str, default: str) -> Iterator[tuple[str, di
     """
     csv.field_size_limit(MAX_CSV_FIELD)
     delimiter = find_delimiter(text, default)
-    records = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    quoting = csv.QUOTE_NONE if _has_plain_quotes(text, delimiter) else csv.QUOTE_MINIMAL
+    records = csv.reader(
+        io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True
+    )
     columns: list[str] | None = None
     number = 0
     try:
@@ -67,22 +70,36 @@ def read_csv_text(path: Path, text: str, default: str) -> Iterator[tuple[str, di
 def find_delimiter(text: str, default: str) -> str:
     """The delimiter that splits the header outside of its quotes.
 
-    If several do, it is the one that gives the first rows as many fields as the header, the
-    default one before the others.
+    If several do, it is the one that gives the first rows as many fields as the header, and the
+    most of them, the default one before the others.
     """
     possible: list[str] = []
     for delimiter in (default, *DELIMITERS):
         if _num_fields(text, delimiter, 1)[:1] > [1] and delimiter not in possible:
             possible.append(delimiter)
-    for delimiter in possible if len(possible) > 1 else ():
-        if len(set(_num_fields(text, delimiter, SNIFFED_RECORDS))) == 1:
-            return delimiter
+    widths = {one: set(_num_fields(text, one, SNIFFED_RECORDS)) for one in possible}
+    fitting = [one for one in possible if len(widths[one]) == 1]
+    if fitting:
+        return max(fitting, key=lambda one: max(widths[one]))
     return possible[0] if possible else default
 
 
-def _num_fields(text: str, delimiter: str, count: int) -> list[int]:
+def _has_plain_quotes(text: str, delimiter: str) -> bool:
+    """Whether quotes of a table with tabs are part of its texts, as many programs write them.
+
+    Then each line is a row as wide as the header, and a reader of quotes would join some of them.
+    """
+    if delimiter != "\t" or '"' not in text:
+        return False
+    lines = _num_fields(text, delimiter, None, csv.QUOTE_NONE)
+    return len(set(lines)) == 1 and len(lines) > len(_num_fields(text, delimiter, None))
+
+
+def _num_fields(
+    text: str, delimiter: str, count: int | None, quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
+) -> list[int]:
     """The number of fields of each of the first `count` records; [] if they are not csv."""
-    records = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    records = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting)
     try:
         return [len(record) for record in islice(filter(None, records), count)]
     except csv.Error:

@@ -20,7 +20,15 @@ def is_transcript(value: object) -> bool:
 
 def is_open_transcript(value: object) -> bool:
     """Whether a value is a transcript that ends where the assistant's reply starts."""
-    return isinstance(value, str) and is_transcript(value) and value.rstrip().endswith(REPLY_MARK)
+    if not isinstance(value, str) or not is_transcript(value):
+        return False
+    return value.replace("\r\n", "\n").rstrip().endswith(REPLY_MARK)
+
+
+def read_open_transcript(value: object, name: str) -> Messages:
+    """The turns of a transcript that ends where the assistant's reply starts."""
+    text = checked_text(value, name).replace("\r\n", "\n")
+    return read_transcript(text.rstrip().removesuffix(REPLY_MARK), name)
 
 
 def read_transcript(value: object, name: str) -> Messages:
@@ -31,7 +39,7 @@ def read_transcript(value: object, name: str) -> Messages:
     Raises:
         RowError: the transcript does not start with a human turn, or a turn is empty.
     """
-    rest = checked_text(value, name)
+    rest = checked_text(value, name).replace("\r\n", "\n")
     if not is_transcript(rest):
         raise RowError(
             f"{name} is no transcript, which starts with Human:; "

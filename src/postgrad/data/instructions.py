@@ -22,6 +22,15 @@ def read_instruction_messages(row: Row) -> tuple[Message, ...]:
     return (*_read_history(row.get("history")), *user_turn(content))
 
 
+def is_history(value: Any) -> bool:
+    """Whether a value is a list of pairs of texts, as LLaMA-Factory and ms-swift write turns."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(pair, list) and [*map(type, pair)] == [str, str] for pair in value)
+    )
+
+
 def _read_history(value: Any) -> tuple[Message, ...]:
     """LLaMA-Factory's `history`: the turns before the instruction, as [question, answer]."""
     if not value:
@@ -33,5 +42,8 @@ def _read_history(value: Any) -> tuple[Message, ...]:
         if not isinstance(pair, list) or len(pair) != 2:
             raise RowError(f"history[{i}] must be [question, answer]; write two texts")
         for j, role in enumerate(("user", "assistant")):
-            messages.append({"role": role, "content": checked_text(pair[j], f"history[{i}][{j}]")})
+            text = checked_text(pair[j], f"history[{i}][{j}]")
+            if not text.strip():
+                raise RowError(f"history[{i}][{j}] is empty; fill it or remove the row")
+            messages.append({"role": role, "content": text})
     return tuple(messages)

@@ -37,6 +37,8 @@ def parse_nested(row: Row) -> Row:
                 continue
             if name not in TEXT_COLUMNS or all(map(_is_message, value)):
                 parsed[name] = value
+    if _starts_with(row.get("history"), "[") and isinstance(_try_json(row["history"]), list):
+        parsed["history"] = _try_json(row["history"])
     if _starts_with(row.get("reward_model"), "{"):
         value = _try_json(row["reward_model"])
         if isinstance(value, dict):
@@ -213,10 +215,11 @@ def _has_weight_0(message: Row, name: str) -> bool:
     weight = message[WEIGHT]
     if weight not in (0, 1):
         raise RowError(f"{name}.weight is {weight!r}; write 0 or 1")
-    is_assistant = message["role"] == "assistant"
+    role = message.get("role", "assistant")
+    is_assistant = role == "assistant"
     if weight == 1 and not is_assistant:
         raise RowError(
-            f"{name}.weight is 1, but its role is {message['role']}, and only assistant messages "
+            f"{name}.weight is 1, but its role is {role}, and only assistant messages "
             "are trained on; remove the weight"
         )
     return is_assistant and weight == 0

@@ -4,10 +4,13 @@ They return a Problem as those of converters.py do. The texts of the two replies
 `rejected` in `extra`, and the messages end before them.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from postgrad.data.dialogue import is_open_transcript, read_pair
+from postgrad.data.dialogue import is_open_transcript, read_open_transcript, read_pair
 from postgrad.data.instructions import INSTRUCTION_COLUMNS, read_instruction_messages
+from postgrad.data.labels import read_label
 from postgrad.data.messages import (
     check_last_is_assistant,
     check_reply,
@@ -69,7 +72,30 @@ def read_dialogue_pair(row: Row, stem: str) -> Problem:
             "chosen and rejected must hold the same messages up to the last reply; "
             "or give the question in a column prompt"
         )
+    _check_same_dialogue(row, chosen[:-1])
     return _pair_problem(row, stem, chosen[:-1], used=("prompt",))
+
+
+def _check_same_dialogue(row: Row, prompt: tuple[Message, ...]) -> None:
+    """Raises RowError if another column holds another prompt than the two dialogues.
+
+    UltraFeedback has the chosen dialogue again in `messages`.
+    """
+    for name in ("messages", "conversations"):
+        if not isinstance(row.get(name), list) or not row[name]:
+            continue
+        messages = without_weights(_read_dialogue(row, name))
+        if messages[: len(prompt)] != prompt[: len(messages)]:
+            raise RowError(
+                f"{name} and chosen hold different messages; give chosen and rejected as one reply "
+                f"each, or leave {name} out (FILE:{name}=unused)"
+            )
+    question = row.get("question")
+    if isinstance(question, str) and not _is_asked(question, prompt):
+        raise RowError(
+            "no user of chosen asks the question; give chosen and rejected as one reply each, or "
+            "leave question out (FILE:question=unused)"
+        )
 
 
 def read_transcript_pair(row: Row, stem: str) -> Problem:
@@ -86,26 +112,26 @@ def read_transcript_pair(row: Row, stem: str) -> Problem:
 
 def read_transcript_and_replies(row: Row, stem: str) -> Problem:
     """HH-RLHF with the transcript up to the reply in `prompt`, as in Dahoas/rm-static."""
-    prompt = text_of(row, "prompt").rstrip()
+    prompt = text_of(row, "prompt")
     if not is_open_transcript(prompt):
         raise RowError(
             "prompt is no transcript from Human: to Assistant:, as the first row's is; "
             "write all rows one way"
         )
-    replies = {name: f"{prompt} {text_of(row, name)}" for name in ("chosen", "rejected")}
-    problem = read_transcript_pair(row | replies, stem)
-    problem.extra.pop("prompt")
-    return problem
+    problem = _pair_problem(row, stem, read_open_transcript(prompt, "prompt"), used=("prompt",))
+    for name in ("chosen", "rejected"):
+        problem.extra[name] = problem.extra[name].strip()
+    return replace(problem, data_source=data_source_of(row, "hh_rlhf"))
 
 
 def read_shp(row: Row, stem: str) -> Problem:
     """SHP: a post and two comments. `labels` is 1 if A is the better one, and 0 if B is."""
-    label = str(row["labels"])
-    if label not in ("0", "1"):
+    a_is_better = read_label(row["labels"])
+    if a_is_better is None:
         raise RowError(
             f"labels is {row['labels']!r}; write 1 if human_ref_A is better, or 0 if human_ref_B is"
         )
-    better, worse = ("A", "B") if label == "1" else ("B", "A")
+    better, worse = ("A", "B") if a_is_better else ("B", "A")
     pair = {
         "chosen": text_of(row, f"human_ref_{better}"),
         "rejected": text_of(row, f"human_ref_{worse}"),
@@ -134,18 +160,20 @@ def _dialogues_hold_prompt(row: Row, prompt: str) -> bool:
 
     They may have more messages before or after it: a system message, or several turns.
     """
-    if not all(isinstance(row.get(name), list) for name in ("chosen", "rejected")):
-        return False
     text = row.get(prompt)
     if not isinstance(text, str):
         return False
-    *before, _ = _read_dialogue(row, "chosen")
-    questions = [str(message["content"]).strip() for message in before if _is_user(message)]
-    return text.strip() in questions
+    names = ("chosen", "rejected")
+    return all(
+        isinstance(row.get(name), list) and _is_asked(text, _read_dialogue(row, name)[:-1])
+        for name in names
+    )
 
 
-def _is_user(message: Message) -> bool:
-    return message["role"] == "user"
+def _is_asked(text: str, messages: Sequence[Message]) -> bool:
+    """Whether a user says the text in one of the messages."""
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    return text.strip() in [str(content).strip() for content in asked]
 
 
 def _read_dialogue(row: Row, name: str) -> tuple[Message, ...]:
@@ -170,10 +198,13 @@ def _read_reply(row: Row, name: str, prompt: tuple[Message, ...]) -> str:
     check_last_is_assistant(messages, name)
     check_reply(messages[-1], name)
     text = text_of_only_message(messages)
+    if len(messages) == 1 and not text:
+        raise RowError(f"{name} calls a tool; a reply is a text")
     if not text:
         raise RowError(
-            f"{name} must be one assistant message without tool calls, not {len(messages)} "
-            "messages; move the others to the column prompt, or leave that out of whole dialogues "
-            "(FILE:prompt=unused)"
+            f"{name} must be one assistant message, not {len(messages)}; move the others to the "
+            "column prompt, or leave that out of whole dialogues (FILE:prompt=unused)"
         )
+    if not text[0].strip():
+        raise RowError(f"{name} is empty; fill it or remove the row")
     return text[0]

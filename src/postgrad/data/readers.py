@@ -10,6 +10,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,13 @@ def files_in(folder: Path) -> list[Path]:
             f"{folder}: the folder has files of several splits ({', '.join(splits)}); give one of "
             f"them, such as {folder / splits[-1]}"
         )
+    names = sorted(path.name.removesuffix(extension(path)) for path in files)
+    for name, following in pairwise(names):
+        if name == following:
+            raise ConfigError(
+                f"{folder}: several files are called {name}, in different formats; remove all but "
+                "one, or give one file"
+            )
     if files:
         return sorted(files)
     parts = sorted(path.name for path in folder.iterdir() if path.is_dir())

@@ -24,7 +24,8 @@ from postgrad.data.converters import (
     read_text,
     read_verl,
 )
-from postgrad.data.dialogue import is_open_transcript, is_transcript
+from postgrad.data.dialogue import HUMAN_MARK, is_open_transcript, is_transcript
+from postgrad.data.instructions import is_history
 from postgrad.data.messages import with_system_column, with_tools_column
 from postgrad.data.preference_rows import (
     SHP_COLUMNS,
@@ -76,8 +77,18 @@ class Schema:
         return all(column in row for column in self.columns) and self.matches(row)
 
     def read(self, row: Row, stem: str) -> Problem:
-        """The problem of a row, with the columns `system` or `system_prompt`, and `tools`."""
-        return with_tools_column(row, with_system_column(row, self.convert(row, stem)))
+        """The problem of a row, with the columns `system` or `system_prompt`, and `tools`.
+
+        Raises:
+            RowError: the row does not fit, or its `history` would be lost.
+        """
+        problem = self.convert(row, stem)
+        if is_history(problem.extra.get("history")):
+            raise RowError(
+                "history has turns before the prompt, and is only read beside instruction; write "
+                "the row as a conversation in a column messages"
+            )
+        return with_tools_column(row, with_system_column(row, problem))
 
 
 def recognize(row: Row) -> Schema:
@@ -155,17 +166,29 @@ def _is_text_alone(row: Row) -> bool:
     return not (columns | ANSWER_COLUMNS | {"ground_truth"}) - {"text", "label"} & row.keys()
 
 
-def _chosen_is_reply(row: Row) -> bool:
-    """Whether `chosen` is a reply: a text or one message, without the prompt (HH-RLHF) in it."""
+def _chosen_is_reply(row: Row, prompt: str) -> bool:
+    """Whether `chosen` is a reply to the column `prompt`: a text or one message."""
     chosen = row["chosen"]
     if isinstance(chosen, list):
         return len(chosen) == 1
-    return isinstance(chosen, str | dict) and not is_transcript(chosen)
+    return isinstance(chosen, str | dict) and not _chosen_is_transcript(row, prompt)
+
+
+def _chosen_is_transcript(row: Row, prompt: str) -> bool:
+    """Whether `chosen` is a transcript, as in HH-RLHF, and not a reply to the column `prompt`.
+
+    A reply may start with "Human:", if the prompt asks for a dialogue. So a transcript starts with
+    HH-RLHF's blank line, or has the text of the prompt in it.
+    """
+    chosen, text = row["chosen"], row[prompt]
+    if not is_transcript(chosen):
+        return False
+    return chosen.startswith(HUMAN_MARK) or (isinstance(text, str) and text.strip() in chosen)
 
 
 def _prompt_is_transcript(row: Row) -> bool:
     """Whether `prompt` is HH-RLHF's transcript up to the reply."""
-    return is_open_transcript(row["prompt"]) and not is_transcript(row["chosen"])
+    return is_open_transcript(row["prompt"]) and not _chosen_is_transcript(row, "prompt")
 
 
 # The first schema that fits is used, so the more specific ones come first.
@@ -181,14 +204,14 @@ SCHEMAS = (
         "preference pairs",
         ("prompt", "chosen", "rejected"),
         read_preference,
-        matches=lambda row: not is_transcript(row["chosen"]),
+        matches=lambda row: not _chosen_is_transcript(row, "prompt"),
     ),
     *(
         Schema(
             f"{prompt} with pairs",
             (prompt, "chosen", "rejected"),
             partial(read_preference, prompt=prompt),
-            matches=_chosen_is_reply,
+            matches=partial(_chosen_is_reply, prompt=prompt),
         )
         for prompt in ("question", "instruction", "input", "query")
     ),
@@ -197,7 +220,7 @@ SCHEMAS = (
             f"{column} with pairs",
             (column, "chosen", "rejected"),
             partial(read_conversation_pair, column=column),
-            matches=_chosen_is_reply,
+            matches=partial(_chosen_is_reply, prompt=column),
         )
         for column in ("conversations", "messages")
     ),

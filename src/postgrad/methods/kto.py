@@ -8,13 +8,13 @@ the response of the next one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from postgrad.algorithms.preference import kto, mismatched_kl
 from postgrad.config.schema import setting
+from postgrad.data.labels import label_of, label_value
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods.base import MethodSettings
@@ -25,10 +25,6 @@ from postgrad.methods.support.preferences import GivenResponses, response_logpro
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.types import Batch, Problem
-
-# The label of a response by the text of its value, in lower case.
-LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
-LABEL_COLUMNS = ("label", "kto_tag")  # the second is LLaMA-Factory's
 
 
 @dataclass
@@ -73,7 +69,7 @@ class Kto(GivenResponses):
 
     def check_validation_problems(self, problems: Sequence[Problem]) -> None:
         for problem in problems:
-            label = _label_value(problem)
+            label = label_value(problem)
             if is_pair(problem) or (problem.demonstrations and label_of(problem) is not None):
                 continue
             if problem.demonstrations and label is not None:
@@ -173,17 +169,6 @@ def mismatch(batch: Batch) -> Batch:
     successors = dict(zip(order, [*order[1:], order[0]], strict=True))
     others = batch.select([first_rows[successors[group]] for group in groups])
     return Batch(batch.prompt, others.response, dict(others.tokens), dict(batch.rows))
-
-
-def label_of(problem: Problem) -> bool | None:
-    """Returns a row's label: true or false, also as 1 or 0 and as text; None if it is neither."""
-    return LABELS.get(str(_label_value(problem)).lower())
-
-
-def _label_value(problem: Problem) -> Any:
-    """Returns what the data have as a row's label; None without one."""
-    values = (problem.extra.get(name) for name in LABEL_COLUMNS)
-    return next((value for value in values if value is not None), None)
 
 
 def _only_label(problems: Sequence[Problem]) -> bool | None:

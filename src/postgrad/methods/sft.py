@@ -14,6 +14,7 @@ from torch import Tensor
 from postgrad.algorithms.supervised import SFT_LOSSES, sft_loss
 from postgrad.config.schema import Config, setting
 from postgrad.data.conversation_rows import TRAIN_ON, ConversationRows, conversation_of
+from postgrad.data.labels import is_undesirable
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Group, Method, MethodSettings, Stage, Step
@@ -63,8 +64,8 @@ class Sft(Method):
         end = rows.row(problems[0]).response[-1]
         first = problems[0]
         end_note = describe_end(self.config, prompts, end)
-        notes += filter(None, [end_note, _unread_chat(first), _unread_weight(first)])
-        num_undesirable = sum(problem.extra.get("label") is False for problem in problems)
+        notes += filter(None, [end_note, _unread_chat(first), _unread_weight(problems)])
+        num_undesirable = sum(is_undesirable(problem) for problem in problems)
         if num_undesirable:
             notes.append(
                 f"warning: {num_undesirable} of {len(problems)} responses of data.train have the "
@@ -176,9 +177,9 @@ def _unread_chat(problem: Problem) -> str:
     )
 
 
-def _unread_weight(problem: Problem) -> str:
-    """Returns a line if the row has a column `weight`, which is not that of a message; else ""."""
-    if problem.extra.get("weight") is None:
+def _unread_weight(problems: Sequence[Problem]) -> str:
+    """Returns a line if a row has a column `weight`, which is not that of a message; else ""."""
+    if all(problem.extra.get("weight") is None for problem in problems):
         return ""
     return (
         "warning: data.train has a column weight, which SFT does not read: all rows count; only "

@@ -3,6 +3,7 @@
 A data set of your own needs no entry: `own` reads any file that load_problems reads.
 """
 
+from postgrad.data.labels import LABEL_COLUMNS
 from postgrad.data.messages import WEIGHT, reasoning_field
 from postgrad.data.prepare.base import Context, DataSet, Draft, Option, select_columns
 from postgrad.data.prepare.chat import CHAT
@@ -17,6 +18,7 @@ from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Conversation, Problem
 
 INFO_COLUMNS = ("difficulty", "subject", "level", "topic", "options")  # moved to extra_info
+KEPT_COLUMNS = ("chosen", "rejected", *LABEL_COLUMNS)
 REPLACED_INFO = ("split", "index", "question", "raw_problem")  # `prepare` writes its own
 
 
@@ -39,7 +41,7 @@ def draft_of_problem(problem: Problem) -> Draft:
         reward={
             key: str(value) for key, value in reward.items() if key != "style" and value is not None
         },
-        columns={key: extra[key] for key in ("chosen", "rejected") if key in extra},
+        columns={key: extra[key] for key in KEPT_COLUMNS if key in extra},
         dialogue=problem.messages,
         data_source=problem.data_source,
     )
@@ -48,9 +50,10 @@ def draft_of_problem(problem: Problem) -> Draft:
 def _check_fits_schema(problem: Problem) -> None:
     """Raises RowError for a conversation that `prompt` and `target` of the schema cannot hold."""
     conversation = problem.conversation or Conversation((), problem.tools)
-    has_calls = any("tool_calls" in message for message in conversation.messages)
+    messages = (*problem.messages, *conversation.messages)
+    has_calls = any("tool_calls" in message for message in messages)
     has_several = conversation.num_prompt and not problem.demonstrations
-    has_reasoning = bool(reasoning_field(conversation.messages))
+    has_reasoning = bool(reasoning_field(messages))
     has_weights = any(WEIGHT in message for message in conversation.messages)
     is_text = bool(conversation.text)
     if any((has_calls, conversation.tools, has_several, has_reasoning, has_weights, is_text)):

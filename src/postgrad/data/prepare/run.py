@@ -154,6 +154,7 @@ def _make_row(request: PrepareRequest, draft: Draft, context: Context) -> tuple[
     source = request.options["data_source"] or data_set.data_source or draft.data_source
     draft = replace(draft, question=draft.question.strip())
     target = [{"role": "assistant", "content": text} for text in draft.demonstrations]
+    has_replies = bool(target) or "chosen" in draft.columns
     row = {
         "uid": "",
         "data_source": source,
@@ -161,7 +162,7 @@ def _make_row(request: PrepareRequest, draft: Draft, context: Context) -> tuple[
         "target": target or None,
         "ability": data_set.ability,
         "reward_model": {
-            "style": data_set.judged if draft.truth else "model",
+            "style": "model" if has_replies and not draft.truth else data_set.judged,
             "ground_truth": draft.truth or None,
             **draft.reward,
         },
