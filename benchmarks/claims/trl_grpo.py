@@ -5,15 +5,17 @@ RUN/metrics.jsonl gets a line per step with the names of Postgrad's metrics, and
 by `postgrad eval`: one greedy response per test problem, in bfloat16. TRL's settings are those of
 Postgrad's recipe grpo: token mean over the batch, no KL, ratio clip 0.2, group's standard
 deviation, weights in float32 with bfloat16 passes, fused AdamW, constant learning rate.
-`--engine vllm` samples with vLLM in TRL's process, which sleeps while TRL trains; its log-probs are
-corrected as TRL does by default. vLLM's KV cache has a fixed size, because vLLM would count the
-memory of other runs on the GPU as its own.
+`--engine vllm` samples with vLLM in TRL's process; its log-probs are corrected as TRL does by
+default. vLLM's KV cache has a fixed size, because vLLM would count the memory of other runs on the
+GPU as its own. It does not sleep while TRL trains (TRL's default): its check of the freed memory
+fails when another run takes some at that moment.
 """
 
 import argparse
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -159,6 +161,9 @@ def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of GRPOConfig that choose what samples."""
     if options.engine == "transformers":
         return {}
+    with socket.socket() as one:  # runs that share a machine would all take port 29500
+        one.bind(("localhost", 0))
+        os.environ.setdefault("MASTER_PORT", str(one.getsockname()[1]))
     from trl.generation import vllm_generation  # type: ignore[reportMissingImports]
 
     cache = round(options.cache_gib * 2**30)
@@ -168,7 +173,6 @@ def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
         "vllm_mode": "colocate",
         "vllm_gpu_memory_utilization": FREE_SHARE,
         "vllm_max_model_length": options.prompt_tokens + options.tokens,
-        "vllm_enable_sleep_mode": True,
     }
 
 
