@@ -320,7 +320,7 @@ def test_step_with_signal_resets_the_count_of_flat_steps(fresh):
     from postgrad.training.guard import Guard
     from postgrad.types import Batch, Trajectory
 
-    guard = Guard(config_of("grpo", fresh, "training.max_flat_steps=2"))
+    guard = Guard(config_of("grpo", fresh, "training.max_flat_steps=2"), print)
     batch = Batch.of([Trajectory("a", [1], [2], tokens={"advantages": [0.0]})])
     for signal in (0.0, 1.0, 0.0):
         guard.check(Step(1, metrics={"advantages/rows_with_signal": signal}), batch)

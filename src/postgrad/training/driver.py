@@ -3,18 +3,12 @@
 draw -> compose -> sample -> enrich -> score -> estimate -> update -> publish
 """
 
-import random
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-import numpy as np
-import torch
-
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
-from postgrad.methods.step import Step
-from postgrad.rollout.engine import trajectory_seed
 from postgrad.training.checkpoint import checkpoint_due
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
@@ -26,18 +20,12 @@ from postgrad.training.progress import Progress
 from postgrad.training.report import Reporter
 from postgrad.training.result import Result, StepResult
 from postgrad.training.rollouts import make_rollouts
+from postgrad.training.seeds import seed_step
 from postgrad.training.setup import OpenRun, announced, open_run
 from postgrad.training.stage_checks import check_stage, check_stages
 from postgrad.training.validation import validation_due
 from postgrad.training.validator import Validator
 from postgrad.verifiers.trainer_state import TrainerState
-
-
-def seed_generators(seed: int) -> None:
-    """Seed the global generators, so that a method which uses them draws the same when resumed."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def train(config: Config, reporter: Reporter) -> Result:
@@ -83,14 +71,14 @@ class Driver:
         self.reporter = opened.reporter
         self.interrupt = Interrupt(self.reporter.note)
         self.feed = Feed(opened.inputs.train, self.config.seed, self.config.data.shuffle)
-        self.guard = Guard(self.config)
+        self.guard = Guard(self.config, self.reporter.note)
         self.rollouts = make_rollouts(self.config, self.method, self.feed)
         self.progress = Progress(opened, self.feed, self.guard, self.rollouts)
         self.number = self.start = self.progress.restore()
-        opened.inputs.scorer.trainer_state = self.trainer_state
+        num_steps = self.config.training.steps
+        opened.inputs.scorer.trainer_state = lambda: TrainerState(self.number, num_steps)
         check_stages(self.method)
         self.reached = False
-        self.noted_failures = False
         self.log = RunLog(self.folder, self.start)
         self.validator = Validator(opened, self.log)
         self.progress.writer.remove_leftovers(self.start, self.validator.best.step)
@@ -102,7 +90,8 @@ class Driver:
         """
         with self.interrupt.handling_signals():
             self.reached = self.validator.reached_at(self.start)
-        while not (self.reached or self.interrupt.requested or self.is_last(self.number)):
+        num_steps = self.config.training.steps
+        while self.number < num_steps and not (self.reached or self.interrupt.requested):
             with self.interrupt.handling_signals():
                 result = self.advance()
             yield result
@@ -111,13 +100,6 @@ class Driver:
                 self.save()  # the caller asked for the end after the step was yielded
             self.progress.writer.finish(wait=True)
         self.reporter.ended(self.reached, self.interrupt.requested)
-
-    def is_last(self, number: int) -> bool:
-        return number >= self.config.training.steps
-
-    def trainer_state(self) -> TrainerState:
-        """Return the state that reward functions of TRL read."""
-        return TrainerState(self.number, self.config.training.steps)
 
     def advance(self) -> StepResult:
         """Run the next step, its validation and its checkpoint where they are due."""
@@ -138,7 +120,7 @@ class Driver:
     def step(self, number: int) -> StepResult:
         """Run one step: the stages in order, then write its metrics and rollouts."""
         started = time.perf_counter()
-        seed_generators(trajectory_seed(self.config.seed, number, "step", 0))
+        seed_step(self.config.seed, number)
         with profiled(self.folder, number, self.config.training.profile_steps, self.reporter.note):
             step, work, stages = self.rollouts.next_step(number)
             for stage in stages:
@@ -154,21 +136,8 @@ class Driver:
         metrics = self.log.write(number, step.metrics)
         self.validator.watch.add_step(metrics)
         self.reporter.step(metrics, batch)
-        self.note_failures(step, len(batch) + step.num_left_out)
         self.guard.check(step, batch)
         return StepResult(number, batch, metrics)
-
-    def note_failures(self, step: Step, num_scored: int) -> None:
-        """Report the first step with responses that could not be scored."""
-        if not step.failed or self.noted_failures:
-            return
-        self.noted_failures = True
-        num_failed = sum(map(len, step.failed))
-        self.reporter.note(
-            f"warning: step {step.number}: {num_failed} of {num_failed + num_scored} responses "
-            f"could not be scored; the first: {step.failed[0].rows['failure'][0]} "
-            "(reward/failures counts them)"
-        )
 
     def save(self) -> None:
         """Write the checkpoint of the last finished step, unless it has one."""

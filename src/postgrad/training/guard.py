@@ -1,4 +1,6 @@
-"""Stops a run that cannot learn, and says why."""
+"""Stops a run that cannot learn, and says why; notes responses without a score."""
+
+from collections.abc import Callable
 
 from postgrad.config.schema import Config
 from postgrad.errors import RunError
@@ -12,15 +14,31 @@ MAX_ENGINE_GAP = 0.2
 class Guard:
     """Checks each step. `flat_steps`, the steps without signal in a row, is in the checkpoint."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, note: Callable[[str], None]) -> None:
         self.config = config
+        self.note = note
         self.flat_steps = 0
+        self.noted_failures = False
 
     def check(self, step: Step, batch: Batch) -> None:
-        """Raise RunError if the engine samples from another policy, or if nothing is learned."""
+        """Raise RunError if the engine samples from another policy, or if nothing is learned.
+
+        Notes the first step with responses that could not be scored.
+        """
+        if step.failed and not self.noted_failures:
+            self._note_failures(step, batch)
         self._check_engine(step)
         if "advantages" in batch.tokens:
             self._check_signal(step)
+
+    def _note_failures(self, step: Step, batch: Batch) -> None:
+        self.noted_failures = True
+        num_failed = sum(map(len, step.failed))
+        num_rows = num_failed + len(batch) + step.num_left_out
+        self.note(
+            f"warning: step {step.number}: {num_failed} of {num_rows} responses could not be "
+            f"scored; the first: {step.failed[0].rows['failure'][0]} (reward/failures counts them)"
+        )
 
     def _check_engine(self, step: Step) -> None:
         if step.metrics.get("rollout/staleness") or step.metrics.get("staleness/max"):
