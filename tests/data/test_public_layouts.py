@@ -84,6 +84,7 @@ COMPARED = [
     ({"messages": [ASK], "chosen_response": YES, "rejected_response": NO}, "Why?"),
     ({"messages": [ASK, YES], "rejected_response": "No."}, "Why?"),
     ({"messages": [ASK, YES], "rejected_messages": [ASK, NO]}, "Why?"),
+    ({"messages": [ASK, YES], "rejected_messages": json.dumps([ASK, NO])}, "Why?"),
     ({"query": "Why?", "response": "Yes.", "rejected_response": "No."}, "Why?"),
     ({"prompt": "Why?", "chosen": ["Yes."], "rejected": ["No."]}, "Why?"),
 ]
@@ -100,6 +101,7 @@ CONVERSATIONS: list[tuple[Row, list[tuple[str, str]]]] = [
     ({"conversations": ["Why?", "Yes.", "So?", "So."]}, TWO_TURNS),  # LIMA
     ({"conversation": [{"input": "Why?", "output": "Yes."}]}, ONE_TURN),  # Capybara
     ({"conversation": [{**ASK, "toxic": False, "turn": 1}, {**YES, "toxic": False}]}, ONE_TURN),
+    ({"messages": [ASK, {**YES, "info": {"source": "a"}}]}, ONE_TURN),
     ({"inputs": "Why?", "targets": "Yes."}, ONE_TURN),  # Aya
     (  # Magpie: all turns, not the first alone
         {"instruction": "Why?", "response": "Yes.", "conversations": [ASK, YES, *MORE]},
@@ -136,6 +138,11 @@ PROMPTS: list[tuple[Row, str, str]] = [
     ({"question": "Why?", "answer": 2, "body": "One plus one."}, "One plus one.\n\nWhy?", "2"),
     ({"problem": "Why?", "answer": "proof", "solution": "Yes."}, "Why?", ""),  # NuminaMath-1.5
     ({"problem": "Why?", "answer": "notfound", "solution": "Yes."}, "Why?", ""),
+    (  # Skywork-OR1
+        {"prompt": [ASK], "ability": "math", "reward_model": {"ground_truth": '["4"]'}},
+        "Why?",
+        "4",
+    ),
     ({**CHOICE, **{f"option_{letter}": letter * 2 for letter in "abcd"}}, "B. bb\n", "B"),
     ({**CHOICE, "answer": "bb", "options": {"A": "aa", "B": "bb"}}, "B. bb\n", "B"),  # MedQA
     ({**CHOICE, "options": ["aa", "bb"], "article": "A text."}, "A text.\n\nWhich?", "B"),  # RACE
@@ -160,6 +167,9 @@ REFUSED: list[tuple[Row, str]] = [
     ({"question": "Which?", "answer": "B", "option1": "a", "option2": "b"}, "FILE:option1=unused"),
     ({"text": "Write f.", "code": "def f(): ...", "test_list": ["assert f()"]}, "data prepare"),
     ({"prompt_id": "a", "answers": ["a"], "prompt": "Why?"}, "rename them"),
+    ({"instruction": "Q", "completions": [{"response": "a"}, {"response": "b"}]}, "2 replies"),
+    ({"messages": [ASK, YES], "functions": [{"name": "f"}]}, "FILE:functions=tools"),
+    ({"messages": [ASK, {**YES, "function_call": {"name": "f"}}]}, "tool_calls"),
     ({"Problem": "Why?", "Answer": "2"}, "lower case"),
 ]
 

@@ -27,6 +27,7 @@ from postgrad.data.rows import (
     RowError,
     checked_text,
     data_source_of,
+    only_text,
     optional_truth,
     question_of,
     text_of,
@@ -59,16 +60,21 @@ def read_verl(row: Row, stem: str) -> Problem:
     return Problem(
         uid=uid_of(row),
         messages=read_messages(row, "prompt"),
-        ground_truth=_verl_truth(reward_model),
+        ground_truth=_verl_truth(reward_model, str(row.get("ability")).lower() == "math"),
         data_source=data_source_of(row, ""),
         demonstrations=_read_target(row.get("target")) or _read_response(row),
         extra=extra,
     )
 
 
-def _verl_truth(reward_model: Row) -> str:
-    """The ground truth; "" where a judge scores (style "model", or a question for a monitor)."""
+def _verl_truth(reward_model: Row, is_math: bool) -> str:
+    """The ground truth; "" where a judge scores (style "model", or a question for a monitor).
+
+    Skywork-OR1 has the answer of a math problem as a JSON list of one text.
+    """
     truth = reward_model.get("ground_truth")
+    if is_math and isinstance(truth, str) and truth.startswith('["'):
+        truth = only_text(truth) or truth
     is_judged = reward_model.get("style") == "model" or bool(
         reward_model.get("raw_question_for_monitor")
     )

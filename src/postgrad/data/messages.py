@@ -12,7 +12,10 @@ from postgrad.problem import Message, Problem
 SYSTEM_COLUMNS = ("system", "system_prompt")  # the text of a system message
 
 # Columns that may be a text or messages. JSON text is messages if all of it has these roles.
-TEXT_COLUMNS = ("prompt", "completion", "chosen", "rejected")
+TEXT_COLUMNS = (
+    *("prompt", "completion", "chosen", "rejected"),
+    *("rejected_messages", "rejected_response"),
+)
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
 
 # Fields with the thinking of an assistant message, beside its content.
@@ -21,6 +24,9 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 # OpenAI's field of assistant messages: 0 keeps a message out of the loss of SFT, 1 is the default.
 WEIGHT = "weight"
 LOSS = "loss"  # ms-swift's field of the same meaning: false or true
+
+# Fields of a message that describe it (AM-DeepSeek-R1-Distilled), as objects.
+NOTE_FIELDS = ("info", "metadata")
 
 # Columns of conversations in ShareGPT's turns or in messages.
 SHAREGPT_COLUMNS = ("conversations", "conversation")
@@ -204,8 +210,10 @@ def _read_message(message: Any, name: str) -> Message:
                 fields[key] = 0
         elif key == "content" and isinstance(value, list) and value:
             fields[key] = _join_parts(value, f"{name}.{key}")
-        elif isinstance(value, bool | int | float | datetime) and key not in ("role", "content"):
-            continue  # a note on the message, such as `toxic: false`; templates read texts
+        elif key == "function_call" and value is not None:
+            raise RowError(f"{name}.function_call is not read; write the call in tool_calls")
+        elif _is_note(key, value):
+            continue
         elif value is not None:
             fields[key] = checked_text(value, f"{name}.{key}")
     if "content" not in fields:
@@ -216,6 +224,13 @@ def _read_message(message: Any, name: str) -> Message:
         else:
             raise RowError(f"{name} has no content; a message is {{role, content}}")
     return fields
+
+
+def _is_note(key: str, value: Any) -> bool:
+    """Whether a field is a note on a message, such as `toxic: false`; templates read texts."""
+    if key in ("role", "content"):
+        return False
+    return isinstance(value, bool | int | float | datetime) or key in NOTE_FIELDS
 
 
 def _with_weight(message: Row, name: str) -> Row:

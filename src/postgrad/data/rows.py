@@ -70,6 +70,16 @@ def truth_of(value: Any, name: str) -> str:
     return checked_text(value, name)
 
 
+def only_text(value: str) -> str:
+    """The text in a JSON list of one text; "" for other values."""
+    try:
+        items = json.loads(value)
+    except (ValueError, RecursionError):
+        return ""
+    is_one = isinstance(items, list) and len(items) == 1 and isinstance(items[0], str)
+    return items[0] if is_one else ""
+
+
 def user_turn(content: str) -> tuple[dict[str, str], ...]:
     """Messages with one user turn."""
     return ({"role": "user", "content": content},)

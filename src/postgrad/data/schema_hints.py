@@ -2,11 +2,13 @@
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from postgrad.data.csv_rows import NESTED_COLUMNS
 from postgrad.data.rows import Row
 
 MAX_SCHEMAS = 4  # that a hint lists
+REPLY_FIELDS = {"response", "answer", "text", "completion"}
 RENAMES = (
     "rename them to prompt and ground_truth, question and answer, prompt and completion, messages, "
     "or prompt, chosen and rejected; see docs/data.md, `postgrad data prepare`"
@@ -33,6 +35,12 @@ def rename_hint(
     for present, missing in (("chosen", "rejected"), ("rejected", "chosen")):
         if present in row and missing not in row:
             return f"a pair needs a column {missing} beside {present}"
+    for column, value in row.items():
+        if _are_replies(value):
+            return (
+                f"{column} holds {len(value)} replies; write one row per pair with chosen and "
+                "rejected, or one row per reply with response"
+            )
     listed = _nearest(row, schemas)
     if not listed:
         return RENAMES
@@ -44,6 +52,13 @@ def _is_fixed(row: Row, column: str, name: str, fits: Callable[[Row], bool]) -> 
     if isinstance(row.get(column), list | dict) and name not in NESTED_COLUMNS:
         return False
     return fits({name if key == column else key: value for key, value in row.items()})
+
+
+def _are_replies(value: Any) -> bool:
+    """Whether a value is a list of replies with their ratings, as in UltraFeedback and Nectar."""
+    if not isinstance(value, list) or len(value) < 2:
+        return False
+    return all(isinstance(one, dict) and REPLY_FIELDS & one.keys() for one in value)
 
 
 def _nearest(row: Row, schemas: Iterable[tuple[str, tuple[str, ...]]]) -> list[str]:

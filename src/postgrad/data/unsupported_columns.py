@@ -9,7 +9,7 @@ MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
 def refuse_unsupported(row: Row) -> None:
-    """Raises RowError for media, template options, and samples per row.
+    """Raises RowError for media, functions, template options, and samples per row.
 
     A column that is null or empty in this row is no reason to refuse it.
     """
@@ -19,6 +19,11 @@ def refuse_unsupported(row: Row) -> None:
                 f"column {name}: models are trained on text only; remove the rows with {name}, "
                 "or the column if the text is enough"
             )
+    if row.get("functions"):
+        raise RowError(
+            "column functions: schemas of tools are read from a column tools; "
+            "rename it (FILE:functions=tools)"
+        )
     options = row.get("chat_template_kwargs")
     if options:
         name = next(iter(options)) if isinstance(options, dict) else "NAME"
