@@ -171,6 +171,8 @@ REFUSED: list[tuple[Row, str]] = [
     ({"messages": [ASK, YES], "functions": [{"name": "f"}]}, "FILE:functions=tools"),
     ({"messages": [ASK, {**YES, "function_call": {"name": "f"}}]}, "tool_calls"),
     ({"Problem": "Why?", "Answer": "2"}, "lower case"),
+    ({"instruction": "Q", "output_1": "a", "output_2": "b"}, "rename them"),
+    ({"messages": [ASK]}, "FILE:messages=prompt"),
 ]
 
 
@@ -187,7 +189,7 @@ def test_a_key_of_a_column_with_json_text(tmp_path: Path):
     assert load(tmp_path, row, columns=columns)[0].ground_truth == "4"
 
 
-def message(name: str, parent: str | None, text: str, rank: int | None = None, **more: Any) -> Row:
+def message(name: str, parent: str | None, text: str, rank: Any = None, **more: Any) -> Row:
     role = "assistant" if name[-1] in "ab" else "prompter"
     ids = {"message_id": name, "parent_id": parent, "message_tree_id": name[0]}
     return {**ids, "role": role, "text": text, "rank": rank, "deleted": False, **more}
@@ -226,8 +228,15 @@ def test_message_trees(tmp_path: Path, rows: list[Row]):
 
 @pytest.mark.parametrize(
     ("rows", "key"),
-    [(TREE[1:], "1 before it is not"), (TREE * 2, "twice"), (TREE[:1], "no replies")],
+    [
+        (TREE[1:], "1 before it is not"),
+        (TREE * 2, "twice"),
+        (TREE[:1], "no replies"),
+        ([*TREE[:2], message("1a", "1", "Yes.", "best")], "rank"),
+    ],
 )
 def test_broken_message_trees(tmp_path: Path, rows: list[Row], key: str):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ConfigError, match=key):
-        load(tmp_path, *rows)
+        load_problems(str(path))

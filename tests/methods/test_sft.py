@@ -161,7 +161,7 @@ def test_luffy_reports_such_an_end_of_its_demonstrations(tiny, tmp_path):
 def test_a_conversation_beside_columns_that_are_read_is_reported(tiny, tmp_path):
     messages = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
     file = tmp_path / "rows.jsonl"
-    rows = [{"prompt": "1+1", "response": "2", "messages": messages}] * 2
+    rows = [{"prompt": "1+2", "response": "3", "messages": messages}] * 2  # another question
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = model_with(TEMPLATE, tiny, tmp_path / "model")
     for number, source in enumerate([str(file), f"{file}:response=unused"]):

@@ -303,7 +303,11 @@ def read_chat(row: Row, stem: str, column: str = "messages") -> Problem:
     messages = read_conversation(row, column)
     if messages[-1]["role"] == "user" and row.get("ground_truth") is not None:
         return read_prompt(row, stem, column)  # Tulu's RLVR sets
-    check_last_is_assistant(messages, column)
+    if messages[-1]["role"] != "assistant":
+        raise RowError(
+            f"{column} must end in an assistant message, not {messages[-1]['role']}; add it, or "
+            f"read the messages as prompts (FILE:{column}=prompt)"
+        )
     if len(messages) < 2:
         raise RowError(f"{column} must hold at least one message before the assistant's")
     return Problem(
@@ -339,7 +343,8 @@ def with_conversation_column(row: Row, problem: Problem) -> Problem:
 
     So OpenR1-Math's and NuminaMath's `messages` are trained on, beside the answer as the truth.
     """
-    if problem.conversation is not None or "chosen" in problem.extra:
+    is_question = len(problem.messages) == 1 and "reward_model" not in row
+    if problem.conversation is not None or "chosen" in problem.extra or not is_question:
         return problem
     for column in ("messages", *SHAREGPT_COLUMNS):
         if not isinstance(row.get(column), list):

@@ -5,6 +5,7 @@ with nested `replies`. A row of the result has the messages up to a user message
 best reply as `completion`, and the worst one as `rejected_response`.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -67,11 +68,7 @@ def _read_messages(rows: list[Located], label: str) -> Iterator[Located]:
     by_id: dict[Any, Row] = {}
     replies: dict[Any, list[Located]] = {}
     for location, row in rows:
-        if row.get("role") not in ROLES:
-            raise ConfigError(
-                f"{label}: {location}: role is {row.get('role')!r}; the messages of a tree are of "
-                "a prompter or an assistant"
-            )
+        _check_message(row, f"{label}: {location}")
         if row.get("message_id") in by_id:
             raise ConfigError(
                 f"{label}: {location}: the file has the message {row.get('message_id')} twice; "
@@ -89,6 +86,21 @@ def _read_messages(rows: list[Located], label: str) -> Iterator[Located]:
         path = _path_to(parent, by_id, located[0], label)
         if kept and all(_is_kept(message) for message in path):
             yield from _join_replies(path, kept)
+
+
+def _check_message(row: Row, place: str) -> None:
+    """Raises ConfigError if a message of a tree has no id, no role, or a rank that is no number."""
+    if not isinstance(row.get("message_id"), str) or not isinstance(
+        row.get("parent_id"), str | None
+    ):
+        raise ConfigError(f"{place}: message_id and parent_id must be texts; parent_id may be null")
+    if row.get("role") not in list(ROLES):
+        raise ConfigError(
+            f"{place}: role is {row.get('role')!r}; the messages of a tree are of a prompter or an "
+            "assistant"
+        )
+    if not isinstance(row.get("rank"), int | float | None):
+        raise ConfigError(f"{place}: rank is {row['rank']!r}; write a number, 0 for the best reply")
 
 
 def _is_kept(message: Row) -> bool:
@@ -114,10 +126,15 @@ def _path_to(message_id: Any, by_id: dict[Any, Row], reply: Located, label: str)
     return path[::-1]
 
 
+def _is_missing(rank: float | None) -> bool:
+    """Whether a rank is null, or NaN, which pandas writes instead."""
+    return rank is None or math.isnan(rank)
+
+
 def _join_replies(path: list[Row], replies: list[Located]) -> Iterator[Located]:
     """The row of the best reply and the worst one; without ranks, a row per reply."""
     prompt = [{"role": ROLES[message["role"]], "content": message["text"]} for message in path]
-    ranked = [one for one in replies if one[1].get("rank") is not None]
+    ranked = [one for one in replies if not _is_missing(one[1].get("rank"))]
     ranked.sort(key=lambda one: one[1]["rank"])
     for location, reply in ranked[:1] or replies:
         row: Row = {name: reply.get(name) for name in KEPT_COLUMNS}

@@ -6,8 +6,8 @@ from typing import Any
 
 Row = dict[str, Any]
 
-# What a question is about: the columns of SQuAD, BoolQ, RACE and ASDiv.
-PASSAGE_COLUMNS = ("context", "passage", "article", "body")
+# What a question is about: the columns of SQuAD, BoolQ, RACE, ASDiv, MuSR and ZebraLogic.
+PASSAGE_COLUMNS = ("context", "passage", "article", "body", "narrative", "puzzle")
 
 
 class RowError(ValueError):

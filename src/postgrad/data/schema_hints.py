@@ -48,7 +48,12 @@ def rename_hint(
 
 
 def _is_fixed(row: Row, column: str, name: str, fits: Callable[[Row], bool]) -> bool:
-    """Whether the row is read with this column under this name, and holds what such a one does."""
+    """Whether the row is read with this column under this name, and holds what such a one does.
+
+    A column with a number (`output_1`) is one of several, not a misspelled one.
+    """
+    if column.rstrip("_0123456789") == name:
+        return False
     if isinstance(row.get(column), list | dict) and name not in NESTED_COLUMNS:
         return False
     return fits({name if key == column else key: value for key, value in row.items()})

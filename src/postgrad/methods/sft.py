@@ -15,6 +15,7 @@ from postgrad.algorithms.supervised import SFT_LOSSES, sft_loss
 from postgrad.config.schema import Config, setting
 from postgrad.data.conversation_rows import TRAIN_ON, ConversationRows, conversation_of
 from postgrad.data.labels import is_undesirable
+from postgrad.data.messages import SHAREGPT_COLUMNS
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Group, Method, MethodSettings, Stage, Step
@@ -168,7 +169,7 @@ class Sft(Method):
 
 def _unread_chat(problem: Problem) -> str:
     """Returns a line if the row has a conversation, and other columns were read; else ""."""
-    columns = [name for name in ("messages", "conversations") if (problem.row or {}).get(name)]
+    columns = [name for name in ("messages", *SHAREGPT_COLUMNS) if (problem.row or {}).get(name)]
     if problem.conversation is not None or not columns:
         return ""
     return (
