@@ -131,6 +131,17 @@ def test_ms_swifts_loss_of_a_message(tmp_path: Path):
         load(tmp_path, {"messages": [ASK, {**YES, "loss": 0.5}]})
 
 
+def test_the_answers_of_xlam_are_tool_calls(tmp_path: Path):
+    call = {"name": "weather", "arguments": {"city": "Rome"}}
+    tool = {"name": "weather", "description": "Weather.", "parameters": {"city": {"type": "str"}}}
+    row = {"query": "Why?", "answers": json.dumps([call]), "tools": json.dumps([tool])}
+    (problem,) = load(tmp_path, row)
+    conversation = conversation_of(problem)
+    assert conversation is not None and conversation.tools == (tool,)
+    assert conversation.messages[-1]["tool_calls"] == [{"type": "function", "function": call}]
+    assert turns(problem.messages) == [("user", "Why?")]
+
+
 CHOICE = {"question": "Which?", "answer": "B"}
 PROMPTS: list[tuple[Row, str, str]] = [
     ({"messages": [ASK], "ground_truth": "4"}, "Why?", "4"),  # Tulu's RLVR sets
@@ -173,6 +184,7 @@ REFUSED: list[tuple[Row, str]] = [
     ({"Problem": "Why?", "Answer": "2"}, "lower case"),
     ({"instruction": "Q", "output_1": "a", "output_2": "b"}, "rename them"),
     ({"messages": [ASK]}, "FILE:messages=prompt"),
+    ({"messages": [ASK, YES], "rejected_messages": [MORE[0], NO]}, "up to the last reply"),
 ]
 
 

@@ -338,6 +338,13 @@ def read_sharegpt(row: Row, stem: str, column: str = "conversations") -> Problem
     return read_chat(row | {column: sharegpt_messages(row.get(column), column)}, stem, column)
 
 
+def read_query_and_calls(row: Row, stem: str) -> Problem:
+    """xLAM: `answers` are the tool calls that a query needs, as JSON text."""
+    calls = {"from": "function_call", "value": row.get("answers")}
+    turns = [{"role": "user", "content": text_of(row, "query")}, calls]
+    return read_sharegpt({**row, "conversations": turns}, stem)
+
+
 def with_conversation_column(row: Row, problem: Problem) -> Problem:
     """The problem of a question, with the row's conversation if that asks the question.
 

@@ -165,6 +165,11 @@ def with_rejected_reply(row: Row, problem: Problem) -> Problem:
             f"{name} is beside no reply that is one text; end the messages with the better reply, "
             f"or leave {name} out (FILE:{name}=unused)"
         )
+    if name == "rejected_messages" and _read_dialogue(row, name)[:-1] != problem.messages:
+        raise RowError(
+            "rejected_messages must hold the messages of the row up to the last reply; "
+            "or give that reply alone in rejected_response"
+        )
     extra = {key: value for key, value in problem.extra.items() if key != name}
     extra["chosen"] = problem.demonstrations[0]
     extra["rejected"] = _read_reply(row, name, problem.messages)

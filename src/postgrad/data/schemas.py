@@ -20,6 +20,7 @@ from postgrad.data.converters import (
     read_open_math_reasoning,
     read_prompt,
     read_prompt_response,
+    read_query_and_calls,
     read_question_answer,
     read_sharegpt,
     read_text,
@@ -359,6 +360,7 @@ SCHEMAS = (
         partial(read_instruction, output="response"),
         truth="response",
     ),
+    Schema("xLAM", ("query", "tools", "answers"), read_query_and_calls),
     Schema("chat", ("messages",), read_chat),
     *(
         Schema("ShareGPT", (column,), partial(read_sharegpt, column=column))

@@ -66,7 +66,7 @@ def _calls_of(turn: Row) -> list[Any]:
         calls = [calls]
     if not isinstance(calls, list) or not calls:
         raise RowError(
-            "conversations: the value of a turn from function_call must be JSON text "
+            "the value of a turn from function_call, and xLAM's answers, must be JSON text "
             f"{{name, arguments}}, not {str(value)[:50]!r}"
         )
     return [{"type": "function", "function": call} for call in calls]
