@@ -169,6 +169,15 @@ def test_a_conversation_beside_columns_that_are_read_is_reported(tiny, tmp_path)
         assert any("has a column messages, but" in note for note in notes) == (number == 0)
 
 
+@pytest.mark.parametrize(("reasoning", "is_reported"), [("One and one.", True), ("on", False)])
+def test_thinking_in_a_column_of_its_own_is_reported(tiny, reasoning, is_reported):
+    row = {"prompt": "1+1", "response": "2", "reasoning": reasoning}
+    problem = Problem("a", ({"role": "user", "content": "1+1"},), "", "", ("2",), row=row)
+    prompts = Prompts(AutoTokenizer.from_pretrained(tiny), "plain")
+    notes = find_method("sft")(config_of("sft", tiny)).data_notes(prompts, [problem])
+    assert any("column reasoning" in note for note in notes) == is_reported
+
+
 @pytest.mark.parametrize(
     ("column", "labels"),
     [("label", (True, False)), ("label", ("true", "False")), ("kto_tag", (True, False))],
