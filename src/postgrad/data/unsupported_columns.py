@@ -26,7 +26,8 @@ def refuse_unsupported(row: Row) -> None:
         )
     options = row.get("chat_template_kwargs")
     if options:
-        name = next(iter(options)) if isinstance(options, dict) else "NAME"
+        items = options.items() if isinstance(options, dict) else ()
+        name = next((name for name, value in items if value not in (None, "")), "NAME")
         raise RowError(
             "column chat_template_kwargs: options of the chat template are the same for all rows; "
             f"set data.template_options.{name}=VALUE and leave the column out "
