@@ -22,6 +22,7 @@ def read(folder: Path, name: str, text: str) -> list[tuple[str, str]]:
         ("a.csv", 'question,answer\n"1; 1, or so?","2"\nB\tand?,3\n'),
         ("a.csv", 'question;answer\n"1; 1, or so?";2\nB\tand?;3\n'),
         ("a.csv", '\ufeffsep=;\r\nquestion;answer\r\n"1; 1, or so?";2\r\nB\tand?;3\r\n'),
+        ("a.csv", 'question;answer;;\r\n"1; 1, or so?";2;;\r\nB\tand?;3;;\r\n;;;\r\n'),  # Excel
         ("a.csv", 'question\tanswer\n1; 1, or so?\t2\n"B\tand?"\t3\n'),
         ("a.tsv", 'question\tanswer\n1; 1, or so?\t2\n"B\tand?"\t3\n'),
         ("a.tsv", '"question";"answer"\n"1; 1, or so?";"2"\n"B\tand?";"3"\n'),
@@ -78,6 +79,7 @@ def test_one_column_of_a_tab_separated_file(tmp_path: Path):
         ("question;answer\na;b;1\n", r"row 1 \(line 2\) has 3 fields, not 2.*semicolons"),
         ("question|answer\na|1\n", r"'question\|answer'.*not '\|'"),
         ('question;answer\n"a;1\n', "not csv"),
+        ("question;answer;;\na;1;x;\n", "has 4 fields, not 2"),
     ],
 )
 def test_refused_tables(tmp_path: Path, text: str, key: str):

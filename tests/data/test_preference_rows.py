@@ -156,7 +156,6 @@ def test_tokens_of_dpo_and_of_a_reward_model(tmp_path: Path, row: dict[str, Any]
         ),
         ({"query": "Why?", "response": "Yes.", "history": [["a", "b"]]}, "history has turns"),
         ({"instruction": "Why?", "output": "Yes.", "history": [["a", ""]]}, "is empty"),
-        ({"message_id": "1", "parent_id": None, "role": "prompter", "text": "Hi"}, "messages"),
     ],
 )
 def test_refused_pairs(tmp_path: Path, row: dict[str, Any], key: str):

@@ -890,3 +890,20 @@ def test_a_problem_without_a_truth_and_a_reply_is_not_read_back(tmp_path: Path):
     prepared_rows("own", write(tmp_path / "rows.jsonl", *rows), out)
     with pytest.raises(ConfigError, match="row 2"):
         load_problems(str(out))
+
+
+def test_other_replies_to_a_question_are_no_repetition(tmp_path: Path):
+    """Not in a file of your own, where a second response would be lost; equal rows are one."""
+    row = {"prompt": "Why?", "response": "Yes."}
+    source = write(tmp_path / "rows.jsonl", row, row | {"response": "No."}, row)
+    rows = prepared_rows("own", source, tmp_path / "out.parquet")
+    assert [row["target"][0]["content"] for row in rows] == ["Yes.", "No."]
+    assert len({row["uid"] for row in rows}) == 2
+
+
+def test_only_the_pairs_of_a_file_are_kept(tmp_path: Path):
+    messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Yes."}]
+    row = {"messages": json.dumps(messages), "rejected_response": "No."}
+    source = write(tmp_path / "rows.jsonl", row, row | {"rejected_response": None})
+    (pair,) = prepared_rows("own", source, tmp_path / "out.parquet", kind="pairs")
+    assert (pair["chosen"], pair["rejected"]) == ("Yes.", "No.")

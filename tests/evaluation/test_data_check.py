@@ -125,12 +125,14 @@ def test_duplicates_and_overlap_ignore_style_case_and_whitespace():
 
 def test_problems_that_cannot_be_checked_are_counted():
     judged = problem("a", "", "helpful_instructions", reward_model={"style": "model"})
-    report = check(judged, problem("b", "1", "my_set"), problem("c", "", "openai/gsm8k"))
+    code = problem("d", '["assert f() == 1"]', "taco")
+    report = check(judged, problem("b", "1", "my_set"), problem("c", "", "openai/gsm8k"), code)
     assert report.num_checked == 0 and not report.rejected_golds
     assert report.unchecked == {
         "helpful_instructions: a judge decides": 1,
         "my_set: no known verifier; give one with verifier=NAME": 1,
         "openai/gsm8k: no ground truth": 1,
+        "taco: no solution that its tests could run": 1,
     }
 
 

@@ -161,12 +161,21 @@ def test_luffy_reports_such_an_end_of_its_demonstrations(tiny, tmp_path):
 def test_a_conversation_beside_columns_that_are_read_is_reported(tiny, tmp_path):
     messages = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
     file = tmp_path / "rows.jsonl"
-    rows = [{"prompt": "1+1", "response": "2", "messages": messages}] * 2
+    rows = [{"prompt": "1+2", "response": "3", "messages": messages}] * 2  # another question
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = model_with(TEMPLATE, tiny, tmp_path / "model")
     for number, source in enumerate([str(file), f"{file}:response=unused"]):
         _, notes = run(model, tmp_path, f"data.train={source}", f"name=run{number}")
         assert any("has a column messages, but" in note for note in notes) == (number == 0)
+
+
+@pytest.mark.parametrize(("reasoning", "is_reported"), [("One and one.", True), ("on", False)])
+def test_thinking_in_a_column_of_its_own_is_reported(tiny, reasoning, is_reported):
+    row = {"prompt": "1+1", "response": "2", "reasoning": reasoning}
+    problem = Problem("a", ({"role": "user", "content": "1+1"},), "", "", ("2",), row=row)
+    prompts = Prompts(AutoTokenizer.from_pretrained(tiny), "plain")
+    notes = find_method("sft")(config_of("sft", tiny)).data_notes(prompts, [problem])
+    assert any("column reasoning" in note for note in notes) == is_reported
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from postgrad.data.rows import Row, RowError, checked_text, text_of, type_name
+from postgrad.data.rows import Row, RowError, checked_text, question_of, text_of, type_name
 
 LETTERS = "ABCDEFGHIJ"
+LETTERED_COLUMNS = ("option_a", "option_b", "option_c", "option_d")  # Global-MMLU's
 GPQA_WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
@@ -41,19 +42,20 @@ def read_choices(row: Row, stem: str = "") -> Choices:
     """
     if "Correct Answer" in row:
         return _read_gpqa(row)
-    question = text_of(row, "question").strip()
+    question = question_of(row, "question").strip()
     if "answerKey" in row:
         return _read_arc(row, question)
     if "options" in row:
         options = _read_options(row["options"], "options")
-        correct = _option_index(row["answer"], len(options))
+        correct = _option_index(row["answer"], options)
         return _make_choices(question, options, correct, str(row.get("category") or ""))
     subject = str(row.get("subject") or _subject_of_file(stem))
     if "choices" in row:
         options = _read_options(row["choices"], "choices")
-        correct = _option_index(row["answer"], len(options))
+        correct = _option_index(row["answer"], options)
         return _make_choices(question, options, correct, subject)
-    options = [text_of(row, letter) for letter in "ABCD"]
+    names = LETTERED_COLUMNS if LETTERED_COLUMNS[0] in row else tuple("ABCD")
+    options = [text_of(row, name) for name in names]
     letter = text_of(row, "answer").strip()
     if letter not in tuple("ABCD"):
         raise RowError(f"answer must be A, B, C or D, not {letter!r}")
@@ -104,18 +106,27 @@ def _subject_of_file(stem: str) -> str:
 
 
 def _read_options(value: Any, name: str) -> list[str]:
+    if isinstance(value, dict):  # MedQA's options by their letters; parquet adds null ones
+        letters = [letter for letter, option in value.items() if option is not None]
+        if letters != list(LETTERS[: len(letters)]):
+            raise RowError(f"{name} must be a list of options, or an object with A, B, ...")
+        value = [value[letter] for letter in letters]
     if not isinstance(value, list):
         raise RowError(f"{name} must be a list of options, not {type_name(value)}")
     return [checked_text(option, f"{name}[{i}]") for i, option in enumerate(value)]
 
 
-def _option_index(answer: Any, count: int) -> int:
-    """The index of an answer that is an index from 0 or a letter."""
+def _option_index(answer: Any, options: Sequence[str]) -> int:
+    """The index of an answer that is an index from 0, a letter, or the text of one option."""
+    count = len(options)
+    if isinstance(answer, str) and list(options).count(answer) == 1 and len(answer) > 1:
+        return list(options).index(answer)
     if isinstance(answer, str) and len(answer.strip()) == 1 and answer.strip() in LETTERS:
         answer = LETTERS.index(answer.strip())
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < count:
         raise RowError(
-            f"answer must be an index from 0 or a letter of the {count} options, not {answer!r}"
+            f"answer must be an index from 0, a letter or the text of one of the {count} options, "
+            f"not {answer!r}"
         )
     return answer
 

@@ -6,12 +6,14 @@ in schemas without an answer to check a response against.
 """
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from postgrad.data.boxes import last_box
 from postgrad.data.choices import plain_prompt, read_choices, sentence_prompt
 from postgrad.data.instructions import INSTRUCTION_COLUMNS, read_instruction_messages
 from postgrad.data.messages import (
+    SHAREGPT_COLUMNS,
     check_last_is_assistant,
     check_reply,
     read_conversation,
@@ -25,7 +27,9 @@ from postgrad.data.rows import (
     RowError,
     checked_text,
     data_source_of,
+    only_text,
     optional_truth,
+    question_of,
     text_of,
     truth_of,
     type_name,
@@ -33,9 +37,11 @@ from postgrad.data.rows import (
     unused_columns,
     user_turn,
 )
-from postgrad.data.sharegpt import sharegpt_message
+from postgrad.data.sharegpt import sharegpt_messages
 from postgrad.problem import Conversation, Message, Problem
 
+NO_ANSWER = ("proof", "notfound")  # what NuminaMath-1.5 has as the answer of a proof
+OPTION_COLUMNS = ("options", "choices", "option_a", "option_1", "option1", "opa")
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
 
 
@@ -54,16 +60,21 @@ def read_verl(row: Row, stem: str) -> Problem:
     return Problem(
         uid=uid_of(row),
         messages=read_messages(row, "prompt"),
-        ground_truth=_verl_truth(reward_model),
+        ground_truth=_verl_truth(reward_model, str(row.get("ability")).lower() == "math"),
         data_source=data_source_of(row, ""),
         demonstrations=_read_target(row.get("target")) or _read_response(row),
         extra=extra,
     )
 
 
-def _verl_truth(reward_model: Row) -> str:
-    """The ground truth; "" where a judge scores (style "model", or a question for a monitor)."""
+def _verl_truth(reward_model: Row, is_math: bool) -> str:
+    """The ground truth; "" where a judge scores (style "model", or a question for a monitor).
+
+    Skywork-OR1 has the answer of a math problem as a JSON list of one text.
+    """
     truth = reward_model.get("ground_truth")
+    if is_math and isinstance(truth, str) and truth.startswith('["'):
+        truth = only_text(truth) or truth
     is_judged = reward_model.get("style") == "model" or bool(
         reward_model.get("raw_question_for_monitor")
     )
@@ -128,15 +139,15 @@ def read_prompt_response(
     )
 
 
-def read_prompt(row: Row, stem: str) -> Problem:
+def read_prompt(row: Row, stem: str, column: str = "prompt") -> Problem:
     """A prompt for RL and for `postgrad eval`, perhaps with demonstrations in LUFFY's `target`."""
     return Problem(
         uid=uid_of(row),
-        messages=read_messages(row, "prompt"),
+        messages=read_messages(row, column),
         ground_truth=optional_truth(row),
         data_source=data_source_of(row, stem),
         demonstrations=_read_target(row.get("target")),
-        extra=unused_columns(row, "prompt", "ground_truth", "target"),
+        extra=unused_columns(row, column, "ground_truth", "target"),
     )
 
 
@@ -188,9 +199,12 @@ def read_question_answer(
 ) -> Problem:
     """A question and its ground truth.
 
-    Beside `problem` and an answer, a text column `solution` is a demonstration.
+    Beside `problem` or `question` and an answer, a text column `solution` is a demonstration.
     """
     truth = truth_of(row.get(answer), answer)
+    if question == "problem" and truth in NO_ANSWER:
+        truth = ""
+    _check_options(row, question)
     if GSM8K_TRUTH.search(truth):
         raise RowError(
             f"{answer} ends in `####` and the truth, but the first row's does not; "
@@ -198,8 +212,10 @@ def read_question_answer(
         )
     used = [question, answer]
     demonstrations: tuple[str, ...] = ()
-    solution = row.get("solution") if question == "problem" else None
-    if solution:
+    solution = row.get("solution")
+    if question == "problem" and solution:
+        checked_text(solution, "solution")
+    if question != "prompt" and isinstance(solution, str) and solution:
         demonstrations = (checked_text(solution, "solution"),)
         used.append("solution")
     return Problem(
@@ -229,10 +245,10 @@ def read_math(row: Row, stem: str) -> Problem:
     """MATH's own columns: the last box of the solution is the truth."""
     solution = text_of(row, "solution")
     truth = last_box(solution)
-    if not truth:
+    if not truth and not row.get("messages"):
         raise RowError(
-            "no ground truth: solution has no complete \\boxed{...}; add a column answer, "
-            "or remove the row"
+            "no ground truth: solution has no complete \\boxed{...}; add a column answer or remove "
+            "the row; for SFT, rename the columns (FILE:problem=prompt:solution=response)"
         )
     return Problem(
         uid=uid_of(row),
@@ -244,9 +260,20 @@ def read_math(row: Row, stem: str) -> Problem:
     )
 
 
+def _check_options(row: Row, question: str) -> None:
+    """Raises RowError if the row has options that the prompt would not have."""
+    names = [name for name in row if name.lower() in OPTION_COLUMNS and row[name]]
+    if names and question != "prompt":
+        raise RowError(
+            f"{names[0]} would not be in the prompt; write the options as a list in a column "
+            "options and their letter in answer, or leave the column out "
+            f"(FILE:{names[0]}=unused)"
+        )
+
+
 def _read_question(row: Row, name: str) -> tuple[Message, ...]:
     """The messages of a question: `prompt` may be a list of messages, other columns are text."""
-    return read_messages(row, name) if name == "prompt" else user_turn(text_of(row, name))
+    return read_messages(row, name) if name == "prompt" else user_turn(question_of(row, name))
 
 
 def read_instruction(row: Row, stem: str, output: str = "output") -> Problem:
@@ -274,7 +301,13 @@ def read_instruction(row: Row, stem: str, output: str = "output") -> Problem:
 def read_chat(row: Row, stem: str, column: str = "messages") -> Problem:
     """A conversation: SFT trains on its assistant messages; RL answers the last of them."""
     messages = read_conversation(row, column)
-    check_last_is_assistant(messages, column)
+    if messages[-1]["role"] == "user" and row.get("ground_truth") is not None:
+        return read_prompt(row, stem, column)  # Tulu's RLVR sets
+    if messages[-1]["role"] != "assistant":
+        raise RowError(
+            f"{column} must end in an assistant message, not {messages[-1]['role']}; add it, or "
+            f"read the messages as prompts (FILE:{column}=prompt)"
+        )
     if len(messages) < 2:
         raise RowError(f"{column} must hold at least one message before the assistant's")
     return Problem(
@@ -301,11 +334,39 @@ def read_text(row: Row, stem: str) -> Problem:
     )
 
 
-def read_sharegpt(row: Row, stem: str) -> Problem:
-    turns = row["conversations"]
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise RowError(
-            f"conversations must be a list of turns {{from, value}}, not {type_name(turns)}"
-        )
-    messages = [sharegpt_message(turn) for turn in turns]
-    return read_chat(row | {"conversations": messages}, stem, "conversations")
+def read_sharegpt(row: Row, stem: str, column: str = "conversations") -> Problem:
+    return read_chat(row | {column: sharegpt_messages(row.get(column), column)}, stem, column)
+
+
+def read_query_and_calls(row: Row, stem: str) -> Problem:
+    """xLAM: `answers` are the tool calls that a query needs, as JSON text."""
+    calls = {"from": "function_call", "value": row.get("answers")}
+    turns = [{"role": "user", "content": text_of(row, "query")}, calls]
+    return read_sharegpt({**row, "conversations": turns}, stem)
+
+
+def with_conversation_column(row: Row, problem: Problem) -> Problem:
+    """The problem of a question, with the row's conversation if that asks the question.
+
+    So OpenR1-Math's and NuminaMath's `messages` are trained on, beside the answer as the truth.
+    """
+    is_question = len(problem.messages) == 1 and "reward_model" not in row
+    if problem.conversation is not None or "chosen" in problem.extra or not is_question:
+        return problem
+    for column in ("messages", *SHAREGPT_COLUMNS):
+        if not isinstance(row.get(column), list):
+            continue
+        try:
+            chat = read_sharegpt(row, "", column)
+        except RowError:
+            continue
+        asked = [message["content"] for message in chat.messages if message["role"] == "user"]
+        question = problem.messages[-1]["content"].strip()
+        if chat.conversation and asked and str(asked[0]).strip() == question:
+            return replace(
+                problem,
+                messages=chat.messages,
+                demonstrations=chat.demonstrations,
+                conversation=chat.conversation,
+            )
+    return problem

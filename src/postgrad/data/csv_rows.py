@@ -43,10 +43,15 @@ def read_csv_text(path: Path, text: str, default: str) -> Iterator[tuple[str, di
     )
     columns: list[str] | None = None
     number = 0
+    num_unnamed = 0
     try:
         for record in records:
-            if not record or (columns is None and record == EXCEL_HINT):
+            is_blank = not record or (len(record) > 1 and not any(map(str.strip, record)))
+            if is_blank or (columns is None and record == EXCEL_HINT):
                 continue
+            if columns is None:
+                num_unnamed = _num_unnamed(record)
+            record = _without_unnamed(record, num_unnamed)
             if columns is None:
                 if not _is_mmlu_record(record):
                     columns = record
@@ -65,6 +70,19 @@ def read_csv_text(path: Path, text: str, default: str) -> Iterator[tuple[str, di
         raise ConfigError(
             f"{path}: line {records.line_num}: not csv ({error}); check its quotes"
         ) from error
+
+
+def _num_unnamed(header: list[str]) -> int:
+    """How many columns at the end of a header have no name: Excel writes `;;` for cleared ones."""
+    names = [name.strip() for name in header]
+    return len(names) - max((i for i, name in enumerate(names, 1) if name), default=0)
+
+
+def _without_unnamed(record: list[str], count: int) -> list[str]:
+    """The record without its last fields, those of columns without a name, if they are empty."""
+    if count and not any(field.strip() for field in record[-count:]):
+        return record[:-count]
+    return record
 
 
 def find_delimiter(text: str, default: str) -> str:

@@ -3,6 +3,7 @@
 SPLIT may be FOLDER/SPLIT, for a data set that has the split in several folders.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -87,6 +88,8 @@ def _nested_value(row: Mapping[str, Any], name: str) -> Any:
     value: Any = row
     path: list[str] = []
     for key in name.split("."):
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            value = _parse_object(value)
         if not isinstance(value, Mapping) or key not in value:
             inside = f" in {'.'.join(path)}" if path else ""
             known = value if isinstance(value, Mapping) else {}
@@ -95,6 +98,14 @@ def _nested_value(row: Mapping[str, Any], name: str) -> Any:
         value = value[key]
         path.append(key)
     return value
+
+
+def _parse_object(text: str) -> Any:
+    """The object of a column that is JSON text; other texts stay as they are."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _read_columns(source: str, parts: list[str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from postgrad.data.rows import Row, RowError, checked_text, text_of, type_name, user_turn
@@ -11,7 +12,10 @@ from postgrad.problem import Message, Problem
 SYSTEM_COLUMNS = ("system", "system_prompt")  # the text of a system message
 
 # Columns that may be a text or messages. JSON text is messages if all of it has these roles.
-TEXT_COLUMNS = ("prompt", "completion", "chosen", "rejected")
+TEXT_COLUMNS = (
+    *("prompt", "completion", "chosen", "rejected"),
+    *("rejected_messages", "rejected_response"),
+)
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
 
 # Fields with the thinking of an assistant message, beside its content.
@@ -19,9 +23,16 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 # OpenAI's field of assistant messages: 0 keeps a message out of the loss of SFT, 1 is the default.
 WEIGHT = "weight"
+LOSS = "loss"  # ms-swift's field of the same meaning: false or true
+
+# Fields of a message that describe it (AM-DeepSeek-R1-Distilled), as objects.
+NOTE_FIELDS = ("info", "metadata")
+
+# Columns of conversations in ShareGPT's turns or in messages.
+SHAREGPT_COLUMNS = ("conversations", "conversation")
 
 # Columns that some files hold as JSON text, and csv files always do.
-MESSAGE_COLUMNS = (*TEXT_COLUMNS, "messages", "conversations")
+MESSAGE_COLUMNS = (*TEXT_COLUMNS, "messages", *SHAREGPT_COLUMNS)
 
 
 def parse_nested(row: Row) -> Row:
@@ -37,12 +48,11 @@ def parse_nested(row: Row) -> Row:
                 continue
             if name not in TEXT_COLUMNS or all(map(_is_message, value)):
                 parsed[name] = value
-    if _starts_with(row.get("history"), "[") and isinstance(_try_json(row["history"]), list):
-        parsed["history"] = _try_json(row["history"])
-    if _starts_with(row.get("reward_model"), "{"):
-        value = _try_json(row["reward_model"])
-        if isinstance(value, dict):
-            parsed["reward_model"] = value
+    for name, bracket, kind in (("history", "[", list), ("reward_model", "{", dict)):
+        if _starts_with(row.get(name), bracket):
+            value = _try_json(row[name])
+            if isinstance(value, kind):
+                parsed[name] = value
     return {**row, **parsed} if parsed else row
 
 
@@ -188,6 +198,8 @@ def _read_message(message: Any, name: str) -> Message:
         raise RowError(f"{name} must be a message {{role, content}}, not {type_name(message)}")
     if not isinstance(message.get("role"), str):
         raise RowError(f"{name} must be a message {{role, content}}, not an object without a role")
+    if message.get(LOSS) is not None:
+        message = _with_weight(message, name)
     fields: Message = {}
     for key, value in message.items():
         if key == "tool_calls":
@@ -198,6 +210,10 @@ def _read_message(message: Any, name: str) -> Message:
                 fields[key] = 0
         elif key == "content" and isinstance(value, list) and value:
             fields[key] = _join_parts(value, f"{name}.{key}")
+        elif key == "function_call" and value is not None:
+            raise RowError(f"{name}.function_call is not read; write the call in tool_calls")
+        elif _is_note(key, value):
+            continue
         elif value is not None:
             fields[key] = checked_text(value, f"{name}.{key}")
     if "content" not in fields:
@@ -208,6 +224,21 @@ def _read_message(message: Any, name: str) -> Message:
         else:
             raise RowError(f"{name} has no content; a message is {{role, content}}")
     return fields
+
+
+def _is_note(key: str, value: Any) -> bool:
+    """Whether a field is a note on a message, such as `toxic: false`; templates read texts."""
+    if key in ("role", "content"):
+        return False
+    return isinstance(value, bool | int | float | datetime) or key in NOTE_FIELDS
+
+
+def _with_weight(message: Row, name: str) -> Row:
+    """The message with ms-swift's `loss` as its weight. Raises RowError if it is no bool."""
+    loss = message[LOSS]
+    if not isinstance(loss, bool):
+        raise RowError(f"{name}.loss is {loss!r}; write true or false")
+    return {key: value for key, value in message.items() if key != LOSS} | {WEIGHT: int(loss)}
 
 
 def _has_weight_0(message: Row, name: str) -> bool:

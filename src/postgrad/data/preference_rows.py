@@ -32,7 +32,19 @@ from postgrad.data.rows import (
 from postgrad.data.sharegpt import sharegpt_message
 from postgrad.problem import Message, Problem
 
+REJECTED_COLUMNS = ("rejected_messages", "rejected_response")  # ms-swift's, beside a response
+# Other names of `chosen` and `rejected`: distilabel's, and those of StackExchange's pairs.
+PAIR_NAMES = (("chosen_response", "rejected_response"), ("response_j", "response_k"))
 SHP_COLUMNS = ("history", "human_ref_A", "human_ref_B", "labels")
+
+
+def with_pair_names(row: Row) -> Row:
+    """The row with its two replies in `chosen` and `rejected`."""
+    for names in PAIR_NAMES:
+        if "chosen" not in row and row.keys() >= set(names):
+            renamed = dict(zip(names, ("chosen", "rejected"), strict=True))
+            return {renamed.get(name, name): value for name, value in row.items()}
+    return row
 
 
 def read_preference(row: Row, stem: str, prompt: str = "prompt") -> Problem:
@@ -42,11 +54,11 @@ def read_preference(row: Row, stem: str, prompt: str = "prompt") -> Problem:
     """
     if prompt == "instruction":
         messages = read_instruction_messages(row)
-        return _pair_problem(row, stem, messages, used=INSTRUCTION_COLUMNS)
+        return read_pair_of(row, stem, messages, used=INSTRUCTION_COLUMNS)
     if _dialogues_hold_prompt(row, prompt):
         return read_dialogue_pair(row, stem)
     messages = read_messages(row, prompt) if prompt == "prompt" else user_turn(text_of(row, prompt))
-    return _pair_problem(row, stem, messages, used=(prompt,))
+    return read_pair_of(row, stem, messages, used=(prompt,))
 
 
 def read_conversation_pair(row: Row, stem: str, column: str) -> Problem:
@@ -60,7 +72,7 @@ def read_conversation_pair(row: Row, stem: str, column: str) -> Problem:
             f"{column} ends in an assistant message, so chosen and rejected cannot reply to it; "
             "end it with the message that they reply to"
         )
-    return _pair_problem(row, stem, messages, used=(column,))
+    return read_pair_of(row, stem, messages, used=(column,))
 
 
 def read_dialogue_pair(row: Row, stem: str) -> Problem:
@@ -73,7 +85,7 @@ def read_dialogue_pair(row: Row, stem: str) -> Problem:
             "or give the question in a column prompt"
         )
     _check_same_dialogue(row, chosen[:-1])
-    return _pair_problem(row, stem, chosen[:-1], used=("prompt",))
+    return read_pair_of(row, stem, chosen[:-1], used=("prompt",))
 
 
 def _check_same_dialogue(row: Row, prompt: tuple[Message, ...]) -> None:
@@ -118,7 +130,7 @@ def read_transcript_and_replies(row: Row, stem: str) -> Problem:
             "prompt is no transcript from Human: to Assistant:, as the first row's is; "
             "write all rows one way"
         )
-    problem = _pair_problem(row, stem, read_open_transcript(prompt, "prompt"), used=("prompt",))
+    problem = read_pair_of(row, stem, read_open_transcript(prompt, "prompt"), used=("prompt",))
     for name in ("chosen", "rejected"):
         problem.extra[name] = problem.extra[name].strip()
     return replace(problem, data_source=data_source_of(row, "hh_rlhf"))
@@ -136,10 +148,35 @@ def read_shp(row: Row, stem: str) -> Problem:
         "chosen": text_of(row, f"human_ref_{better}"),
         "rejected": text_of(row, f"human_ref_{worse}"),
     }
-    return _pair_problem(row | pair, stem, user_turn(text_of(row, "history")), used=SHP_COLUMNS)
+    return read_pair_of(row | pair, stem, user_turn(text_of(row, "history")), used=SHP_COLUMNS)
 
 
-def _pair_problem(
+def with_rejected_reply(row: Row, problem: Problem) -> Problem:
+    """The problem of a row, as a pair if the row has ms-swift's reply that is worse.
+
+    It is `rejected_response`, or the whole dialogue with it in `rejected_messages`. The chosen
+    reply is the response of the row.
+    """
+    name = next((name for name in REJECTED_COLUMNS if row.get(name)), None)
+    if name is None or "rejected" in problem.extra:
+        return problem
+    if not problem.demonstrations:
+        raise RowError(
+            f"{name} is beside no reply that is one text; end the messages with the better reply, "
+            f"or leave {name} out (FILE:{name}=unused)"
+        )
+    if name == "rejected_messages" and _read_dialogue(row, name)[:-1] != problem.messages:
+        raise RowError(
+            "rejected_messages must hold the messages of the row up to the last reply; "
+            "or give that reply alone in rejected_response"
+        )
+    extra = {key: value for key, value in problem.extra.items() if key != name}
+    extra["chosen"] = problem.demonstrations[0]
+    extra["rejected"] = _read_reply(row, name, problem.messages)
+    return replace(problem, extra=extra)
+
+
+def read_pair_of(
     row: Row, stem: str, messages: tuple[Message, ...], used: tuple[str, ...]
 ) -> Problem:
     """The problem of a prompt with the row's two replies; `used` are the columns of the prompt."""
@@ -164,10 +201,13 @@ def _dialogues_hold_prompt(row: Row, prompt: str) -> bool:
     if not isinstance(text, str):
         return False
     names = ("chosen", "rejected")
-    return all(
-        isinstance(row.get(name), list) and _is_asked(text, _read_dialogue(row, name)[:-1])
-        for name in names
-    )
+    for name in names:
+        value = row.get(name)
+        if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
+            return False
+        if not _is_asked(text, _read_dialogue(row, name)[:-1]):
+            return False
+    return True
 
 
 def _is_asked(text: str, messages: Sequence[Message]) -> bool:
@@ -190,8 +230,13 @@ def _read_reply(row: Row, name: str, prompt: tuple[Message, ...]) -> str:
 
     The list may start with the messages of the prompt; one assistant message must follow.
     """
-    if not isinstance(row.get(name), list | dict):
-        return text_of(row, name)
+    value = row.get(name)
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        if len(value) > 1:
+            raise RowError(f"{name} has {len(value)} replies; write one row per pair")
+        value = value[0]
+    if not isinstance(value, list | dict):
+        return text_of({**row, name: value} if name in row else row, name)
     messages = _read_dialogue(row, name)
     if without_weights(messages[: len(prompt)]) == prompt:
         messages = messages[len(prompt) :] or messages

@@ -7,12 +7,11 @@ from pathlib import Path
 from postgrad.data.arithmetic import arithmetic_source
 from postgrad.data.generated import reasoning_gym_source, seeds_source
 from postgrad.data.hub_source import hub_files, rename_columns
-from postgrad.data.messages import parse_nested
+from postgrad.data.message_trees import join_trees
 from postgrad.data.readers import data_files, exists, extension, read_rows, split_columns
 from postgrad.data.rows import Row, RowError
-from postgrad.data.schemas import recognize
+from postgrad.data.schemas import normalize_row, recognize
 from postgrad.data.uid import assign_uids
-from postgrad.data.unsupported_columns import refuse_unsupported
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
@@ -116,12 +115,11 @@ def _convert(
 ) -> Iterator[tuple[str, Problem]]:
     """(location, problem) of each (location, row). The first row decides the schema."""
     schema = None
-    for location, row in rows:
+    for location, row in join_trees(rows, label):
         try:
             if columns:
                 row = rename_columns(row, columns)
-            row = parse_nested(row)
-            refuse_unsupported(row)
+            row = normalize_row(row)
             schema = schema or recognize(row)
             yield f"{label}: {location}", replace(schema.read(row, stem), row=row)
         except RowError as error:

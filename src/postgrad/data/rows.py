@@ -6,6 +6,9 @@ from typing import Any
 
 Row = dict[str, Any]
 
+# What a question is about: the columns of SQuAD, BoolQ, RACE, ASDiv, MuSR and ZebraLogic.
+PASSAGE_COLUMNS = ("context", "passage", "article", "body", "narrative", "puzzle")
+
 
 class RowError(ValueError):
     """What is wrong with a row and how to fix it; the caller adds the file and the row number."""
@@ -40,6 +43,17 @@ def text_of(row: Row, name: str) -> str:
     return row[name]
 
 
+def question_of(row: Row, name: str) -> str:
+    """The text of a question, after the passage that it is about if the row has one."""
+    question = text_of(row, name)
+    for column in PASSAGE_COLUMNS:
+        passage = row.get(column)
+        if isinstance(passage, str) and passage.strip() and passage.strip() not in question:
+            checked_text(passage, column)
+            return f"{passage.strip()}\n\n{question}"
+    return question
+
+
 def truth_of(value: Any, name: str) -> str:
     """A ground truth as text: numbers as Python prints them, lists and objects as JSON.
 
@@ -54,6 +68,16 @@ def truth_of(value: Any, name: str) -> str:
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False, sort_keys=True)
     return checked_text(value, name)
+
+
+def only_text(value: str) -> str:
+    """The text in a JSON list of one text; "" for other values."""
+    try:
+        items = json.loads(value)
+    except (ValueError, RecursionError):
+        return ""
+    is_one = isinstance(items, list) and len(items) == 1 and isinstance(items[0], str)
+    return items[0] if is_one else ""
 
 
 def user_turn(content: str) -> tuple[dict[str, str], ...]:

@@ -3,11 +3,12 @@
 The first row of a file decides which schema the file has.
 """
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from postgrad.data.choices import LETTERED_COLUMNS
+from postgrad.data.compared_rows import COMPARISONS
 from postgrad.data.converters import (
     GSM8K_TRUTH,
     read_arc,
@@ -19,14 +20,21 @@ from postgrad.data.converters import (
     read_open_math_reasoning,
     read_prompt,
     read_prompt_response,
+    read_query_and_calls,
     read_question_answer,
     read_sharegpt,
     read_text,
     read_verl,
+    with_conversation_column,
 )
 from postgrad.data.dialogue import HUMAN_MARK, is_open_transcript, is_transcript
 from postgrad.data.instructions import is_history
-from postgrad.data.messages import with_system_column, with_tools_column
+from postgrad.data.messages import (
+    SHAREGPT_COLUMNS,
+    parse_nested,
+    with_system_column,
+    with_tools_column,
+)
 from postgrad.data.preference_rows import (
     SHP_COLUMNS,
     read_conversation_pair,
@@ -35,8 +43,12 @@ from postgrad.data.preference_rows import (
     read_shp,
     read_transcript_and_replies,
     read_transcript_pair,
+    with_pair_names,
+    with_rejected_reply,
 )
 from postgrad.data.rows import Row, RowError
+from postgrad.data.schema_hints import rename_hint
+from postgrad.data.unsupported_columns import refuse_unsupported
 from postgrad.problem import Problem
 
 # Columns that hold an answer under some other name. A row that has one, and fits no schema that
@@ -52,6 +64,10 @@ ANSWER_COLUMNS = {
     "chosen",
     "rejected",
 }
+# Columns of programs and their tests. A text beside one is a task (MBPP), not a text to imitate.
+CODE_COLUMNS = {"code", "test_list", "canonical_solution"}
+# Columns that hold a question beside `prompt`, which may then be another text.
+QUESTION_COLUMNS = ("instruction", "query", "question")
 
 
 @dataclass(frozen=True)
@@ -82,13 +98,25 @@ class Schema:
         Raises:
             RowError: the row does not fit, or its `history` would be lost.
         """
-        problem = self.convert(row, stem)
+        problem = with_conversation_column(row, self.convert(row, stem))
+        problem = with_rejected_reply(row, problem)
         if is_history(problem.extra.get("history")):
             raise RowError(
                 "history has turns before the prompt, and is only read beside instruction; write "
                 "the row as a conversation in a column messages"
             )
         return with_tools_column(row, with_system_column(row, problem))
+
+
+def normalize_row(row: Row) -> Row:
+    """A row of a file with parsed JSON text and known names of its replies, as schemas read it.
+
+    Raises:
+        RowError: a column would be lost.
+    """
+    row = with_pair_names(parse_nested(row))
+    refuse_unsupported(row)
+    return row
 
 
 def recognize(row: Row) -> Schema:
@@ -108,31 +136,12 @@ def recognize(row: Row) -> Schema:
                 "a csv file has commas, semicolons or tabs between its columns, not '|'"
             )
     columns = ", ".join(map(str, row)) or "none"
-    raise RowError(f"unknown schema with columns {columns}; {_rename_hint(row)}")
+    raise RowError(f"unknown schema with columns {columns}; {_hint(row)}")
 
 
-def _rename_hint(row: Row) -> str:
-    """What to rename: a misspelled column, or the columns of the schemas that share one."""
-    known = sorted({column for schema in SCHEMAS for column in schema.columns})
-    for column in map(str, row):
-        similar = difflib.get_close_matches(column, known, n=1, cutoff=0.8)
-        if similar and similar[0] not in row:
-            return f"did you mean {similar[0]} instead of {column}?"
-    for present, missing in (("chosen", "rejected"), ("rejected", "chosen")):
-        if present in row and missing not in row:
-            return f"a pair needs a column {missing} beside {present}"
-    if not any(set(schema.columns) & row.keys() for schema in SCHEMAS):
-        return (
-            "rename them to prompt and ground_truth, question and answer, prompt and completion, "
-            "messages, or prompt, chosen and rejected; docs/data.md lists all schemas"
-        )
-    return f"rename them to one of: {_nearest(row)}"
-
-
-def _nearest(row: Row) -> str:
-    """The schemas that share a column with the row."""
-    sharing = [schema for schema in SCHEMAS if set(schema.columns) & row.keys()]
-    return "; ".join(f"{', '.join(schema.columns)} ({schema.name})" for schema in sharing)
+def _hint(row: Row) -> str:
+    schemas = [(schema.name, schema.columns) for schema in SCHEMAS]
+    return rename_hint(row, schemas, lambda row: any(schema.fits(row) for schema in SCHEMAS))
 
 
 def _answer_ends_in_hashes(row: Row) -> bool:
@@ -163,7 +172,8 @@ def _is_text_alone(row: Row) -> bool:
     A `label` is allowed: TRL trains on the text of data sets for classification.
     """
     columns = {column for schema in SCHEMAS for column in schema.columns}
-    return not (columns | ANSWER_COLUMNS | {"ground_truth"}) - {"text", "label"} & row.keys()
+    others = columns | ANSWER_COLUMNS | CODE_COLUMNS | {"ground_truth"}
+    return not others - {"text", "label"} & row.keys()
 
 
 def _chosen_is_reply(row: Row, prompt: str) -> bool:
@@ -189,6 +199,24 @@ def _chosen_is_transcript(row: Row, prompt: str) -> bool:
 def _prompt_is_transcript(row: Row) -> bool:
     """Whether `prompt` is HH-RLHF's transcript up to the reply."""
     return is_open_transcript(row["prompt"]) and not _chosen_is_transcript(row, "prompt")
+
+
+def _read_only_prompt(row: Row, stem: str, response: str = "response") -> Problem:
+    """As read_prompt_response. Raises RowError if another column holds another question.
+
+    So Self-OSS-Instruct is not trained on the prompt that its instructions were made with.
+    """
+    prompt = row.get("prompt")
+    for name in QUESTION_COLUMNS:
+        question = row.get(name)
+        if not isinstance(question, str) or not isinstance(prompt, str) or not question.strip():
+            continue
+        if question.strip() not in prompt:
+            raise RowError(
+                f"prompt and {name} hold different texts, and {response} answers one of them; "
+                f"leave the other out (FILE:prompt=unused or FILE:{name}=unused)"
+            )
+    return read_prompt_response(row, stem, response)
 
 
 # The first schema that fits is used, so the more specific ones come first.
@@ -232,19 +260,21 @@ SCHEMAS = (
     ),
     Schema("HH-RLHF", ("chosen", "rejected"), read_transcript_pair),
     Schema("SHP", SHP_COLUMNS, read_shp),
-    Schema("prompt and response", ("prompt", "response"), read_prompt_response),
+    *(Schema(one.name, one.columns, one.read) for one in COMPARISONS),
+    Schema("prompt and response", ("prompt", "response"), _read_only_prompt),
     Schema(
         "prompt and completion",
         ("prompt", "completion"),
-        partial(read_prompt_response, response="completion"),
+        partial(_read_only_prompt, response="completion"),
     ),
     Schema("MMLU", ("question", "A", "B", "C", "D", "answer"), read_mmlu, truth="answer"),
+    Schema("Global-MMLU", ("question", *LETTERED_COLUMNS, "answer"), read_mmlu, truth="answer"),
     Schema("MMLU of the hub", ("question", "choices", "answer"), read_mmlu, truth="answer"),
     Schema(
         "MMLU-Pro",
         ("question", "options", "answer"),
         partial(read_mmlu, data_source="mmlu_pro"),
-        matches=lambda row: isinstance(row["options"], list),
+        matches=lambda row: isinstance(row["options"], list | dict),
         truth="answer",
     ),
     Schema("ARC", ("question", "choices", "answerKey"), read_arc, truth="answerKey"),
@@ -286,6 +316,11 @@ SCHEMAS = (
         for prompt in ("question", "query")
     ),
     Schema(
+        "inputs and targets",
+        ("inputs", "targets"),
+        partial(read_prompt_response, response="targets", prompt="inputs"),
+    ),
+    Schema(
         "input and output",
         ("input", "output"),
         partial(read_prompt_response, response="output", prompt="input"),
@@ -325,8 +360,12 @@ SCHEMAS = (
         partial(read_instruction, output="response"),
         truth="response",
     ),
+    Schema("xLAM", ("query", "tools", "answers"), read_query_and_calls),
     Schema("chat", ("messages",), read_chat),
-    Schema("ShareGPT", ("conversations",), read_sharegpt),
+    *(
+        Schema("ShareGPT", (column,), partial(read_sharegpt, column=column))
+        for column in SHAREGPT_COLUMNS
+    ),
     Schema(
         "prompt, with ground_truth if it has one",
         ("prompt",),

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from postgrad.data.rows import Row, RowError
+from postgrad.data.rows import Row, RowError, type_name
 
 ROLES = {  # other names are roles already
     "human": "user",
@@ -12,6 +12,30 @@ ROLES = {  # other names are roles already
     "observation": "tool",
     "function_response": "tool",
 }
+
+
+def sharegpt_messages(turns: Any, name: str) -> list[Any]:
+    """The messages of a conversation in the column `name`.
+
+    Its turns are {from, value}, messages, Capybara's {input, output}, or texts of the user and the
+    assistant in turn, as in LIMA.
+
+    Raises:
+        RowError: the value is no list of one of them.
+    """
+    if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
+        roles = ("user", "assistant")
+        return [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)]
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise RowError(f"{name} must be a list of turns {{from, value}}, not {type_name(turns)}")
+    messages: list[Any] = []
+    for turn in turns:
+        if turn.keys() == {"input", "output"}:
+            messages.append({"role": "user", "content": turn["input"]})
+            messages.append({"role": "assistant", "content": turn["output"]})
+        else:
+            messages.append(sharegpt_message(turn))
+    return messages
 
 
 def sharegpt_message(turn: Row) -> Row:
@@ -42,7 +66,7 @@ def _calls_of(turn: Row) -> list[Any]:
         calls = [calls]
     if not isinstance(calls, list) or not calls:
         raise RowError(
-            "conversations: the value of a turn from function_call must be JSON text "
+            "the value of a turn from function_call, and xLAM's answers, must be JSON text "
             f"{{name, arguments}}, not {str(value)[:50]!r}"
         )
     return [{"type": "function", "function": call} for call in calls]

@@ -5,13 +5,11 @@ Other columns that no schema knows are kept in `problem.extra`. These would be l
 
 from postgrad.data.rows import Row, RowError
 
-# A row of OpenAssistant's files is one message, and parent_id names the message before it.
-TREE_COLUMNS = {"message_id", "parent_id", "role", "text"}
 MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 
 
 def refuse_unsupported(row: Row) -> None:
-    """Raises RowError for media, single messages, template options, and samples per row.
+    """Raises RowError for media, functions, template options, and samples per row.
 
     A column that is null or empty in this row is no reason to refuse it.
     """
@@ -21,17 +19,19 @@ def refuse_unsupported(row: Row) -> None:
                 f"column {name}: models are trained on text only; remove the rows with {name}, "
                 "or the column if the text is enough"
             )
-    if row.keys() >= TREE_COLUMNS:
+    if row.get("functions"):
         raise RowError(
-            "a row is one message of a tree (OpenAssistant), not a conversation; join the texts "
-            "from a first message to a reply by parent_id, and write them in a column messages"
+            "column functions: schemas of tools are read from a column tools; "
+            "rename it (FILE:functions=tools)"
         )
     options = row.get("chat_template_kwargs")
     if options:
-        name = next(iter(options)) if isinstance(options, dict) else "NAME"
+        items = options.items() if isinstance(options, dict) else ()
+        name = next((name for name, value in items if value not in (None, "")), "NAME")
         raise RowError(
             "column chat_template_kwargs: options of the chat template are the same for all rows; "
-            f"remove the column and set data.template_options.{name}=VALUE"
+            f"set data.template_options.{name}=VALUE and leave the column out "
+            "(FILE:chat_template_kwargs=unused)"
         )
     if row.get("enable_thinking") is not None:
         value = str(row["enable_thinking"]).lower()

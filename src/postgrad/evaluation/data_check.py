@@ -94,7 +94,7 @@ def gold_response(verifier: str, problem: Problem) -> str:
 
     For code verifiers it is the problem's first demonstration.
     """
-    if verifier.startswith("code") and problem.demonstrations:
+    if verifier.startswith("code"):
         return problem.demonstrations[0]
     return RESPONSE_FORMATS.get(verifier, DEFAULT_FORMAT).format(problem.ground_truth)
 
@@ -206,6 +206,8 @@ def _verifier_name(problem: Problem, scorer: Scorer, report: DataReport) -> str 
             reason = "no known verifier; give one with verifier=NAME"
         else:
             reason = f"{name} scores the format, not the answer"
+            if name.startswith("code") and not problem.demonstrations:
+                name, reason = None, "no solution that its tests could run"
     if name is not None and name not in FORMAT_ONLY:
         return name
     key = f"{problem.data_source}: {reason}"

@@ -106,6 +106,8 @@ class DataSet:
         ability: the column `ability`.
         judged: `rule` for a verifier, `model` for a judge.
         options: the data set's own options.
+        compares_replies: a row with the question and answer of another one, but with other replies,
+            is no repetition.
         group: with `select_split`, the column of extra_info whose groups are split one by one.
         select_split: which problems belong to a split, where no file says so.
         note: printed after the data set was prepared.
@@ -127,6 +129,7 @@ class DataSet:
     select_split: SelectSplit | None = None
     note: str = ""
     pair_by: tuple[str, ...] = ()
+    compares_replies: bool = False
 
 
 def first_text(row: Row, names: Iterable[str]) -> str:

@@ -5,14 +5,14 @@ A data set of your own needs no entry: `own` reads any file that load_problems r
 
 from postgrad.data.labels import LABEL_COLUMNS
 from postgrad.data.messages import WEIGHT, reasoning_field
-from postgrad.data.prepare.base import Context, DataSet, Draft, Option, select_columns
+from postgrad.data.prepare.base import Context, DataSet, Draft, Drop, Option, select_columns
 from postgrad.data.prepare.chat import CHAT
 from postgrad.data.prepare.choice import CHOICE
 from postgrad.data.prepare.code import CODE
 from postgrad.data.prepare.math import MATH
 from postgrad.data.prepare.open_math import OPEN_MATH
 from postgrad.data.rows import Row, RowError
-from postgrad.data.schemas import recognize
+from postgrad.data.schemas import normalize_row, recognize
 from postgrad.data.styles import question_of
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Conversation, Problem
@@ -65,7 +65,11 @@ def _check_fits_schema(problem: Problem) -> None:
 
 def convert_own(row: Row, context: Context) -> Draft:
     """A row of any schema that training reads."""
-    return draft_of_problem(recognize(row).read(row, context.stem))
+    row = normalize_row(row)
+    problem = recognize(row).read(row, context.stem)
+    if context.options["kind"] == "pairs" and "rejected" not in problem.extra:
+        raise Drop("has no chosen and rejected reply")
+    return draft_of_problem(problem)
 
 
 SETS: dict[str, DataSet] = {
@@ -75,7 +79,13 @@ SETS: dict[str, DataSet] = {
     **CHAT,
     **CODE,
     "own": DataSet(
-        "files of your own in any schema that training reads", "", {"train": ()}, convert_own, ""
+        "files of your own in any schema that training reads",
+        "",
+        {"train": ()},
+        convert_own,
+        "",
+        options={"kind": Option("all", "keep all rows, or pairs only", ("all", "pairs"))},
+        compares_replies=True,
     ),
 }
 # Options of every data set.

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from postgrad.data.message_trees import join_trees
 from postgrad.data.prepare.base import Context, Draft, Drop
 from postgrad.data.prepare.catalog import draft_of_problem
 from postgrad.data.prepare.output import (
@@ -97,9 +98,10 @@ def _convert_rows(
 ) -> Iterator[Row]:
     """Yields the rows of the new file; counts what is read and dropped."""
     used_uids: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     sources: dict[str, int] = {}
     for name, path in files:
-        for location, row in read_rows(path):
+        for location, row in join_trees(read_rows(path), name):
             context = Context(
                 request.options, request.split, counts.read, name, request.count_tokens
             )
@@ -109,13 +111,17 @@ def _convert_rows(
             try:
                 draft = _make_draft(request, row, context, sources)
                 uid, new_row = _make_row(request, draft, context)
-                if uid in used_uids and request.options["duplicates"] == "drop":
-                    raise Drop("repeats another problem: the same question and answer")
+                replies = (new_row["target"], *draft.columns.values())
+                key = (uid, repr(replies) if request.data_set.compares_replies else "")
+                if key in seen and request.options["duplicates"] == "drop":
+                    same = "question, answer and replies" if key[1] else "question and answer"
+                    raise Drop(f"repeats another problem: the same {same}")
             except (Drop, RowError, ConfigError) as reason:
                 counts.drop(str(reason), f"{name}: {location}")
                 continue
             new_row["uid"] = _unique_uid(uid, used_uids)
             used_uids.add(new_row["uid"])
+            seen.add(key)
             yield new_row
     on_progress(counts.read % CHUNK)
     if len(sources) > 1 and request.data_set.data_source and not request.options["source"]:

@@ -19,7 +19,8 @@ def check_pairs(method: Method, problems: Sequence[Problem], key: str) -> None:
         if not is_pair(problem):
             raise ConfigError(
                 f"problem {problem.uid} has no chosen and rejected response; "
-                f"{method.settings.name} needs both in every row of {key}"
+                f"{method.settings.name} needs both in every row of {key} "
+                "(`postgrad data prepare own kind=pairs` keeps only the rows that have them)"
             )
 
 
