@@ -116,6 +116,13 @@ CONVERSATIONS: list[tuple[Row, list[tuple[str, str]]]] = [
 ]
 
 
+def test_answer_of_the_first_turn_keeps_its_question(tmp_path: Path) -> None:
+    row = {"problem": "Why?", "answer": "Yes", "messages": [ASK, YES, *MORE]}
+    (problem,) = load(tmp_path, row)
+    assert (turns(problem.messages), problem.ground_truth) == ([("user", "Why?")], "Yes")
+    assert trained(problem) == TWO_TURNS
+
+
 @pytest.mark.parametrize(("row", "expected"), CONVERSATIONS)
 def test_what_sft_trains_on(tmp_path: Path, row: Row, expected: list[tuple[str, str]]):
     (problem,) = load(tmp_path, row)

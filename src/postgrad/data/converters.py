@@ -362,11 +362,14 @@ def with_conversation_column(row: Row, problem: Problem) -> Problem:
             continue
         asked = [message["content"] for message in chat.messages if message["role"] == "user"]
         question = problem.messages[-1]["content"].strip()
-        if chat.conversation and asked and str(asked[0]).strip() == question:
-            return replace(
-                problem,
-                messages=chat.messages,
-                demonstrations=chat.demonstrations,
-                conversation=chat.conversation,
-            )
+        if not chat.conversation or not asked or str(asked[0]).strip() != question:
+            continue
+        if len(asked) > 1:  # the answer is that of the first turn, which RL asks
+            return replace(problem, conversation=chat.conversation)
+        return replace(
+            problem,
+            messages=chat.messages,
+            demonstrations=chat.demonstrations,
+            conversation=chat.conversation,
+        )
     return problem
