@@ -106,6 +106,7 @@ def test_two_configurations_do_not_share_their_lists():
         ("optimizer.lr=1e-5,1e-6", ("optimizer.lr=1e-5,1e-6", "sweep")),
         ("training.steps=range(1,5)", ("training.steps", "sweep")),
         ("fast", ("expected key=value", "'fast'")),
+        ("optimizer.lr", ("'optimizer.lr'", "write optimizer.lr=VALUE")),
         ("=5", ("expected key=value",)),
         ("~optimizer.lr=1", ("expected key=value", "null")),
         ("optimizer.lr=[1", ("optimizer.lr=[1",)),

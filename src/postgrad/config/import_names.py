@@ -266,7 +266,10 @@ TRL_NOT_NEEDED = (
     *("torch_dtype", "attn_implementation", "gradient_checkpointing_kwargs", "use_peft"),
     *("per_device_eval_batch_size", "dataloader_num_workers", "use_liger_kernel"),
     *("dataset_num_proc", "local_rollout_forward_batch_size", "num_sample_generations"),
-    *("ds3_gather_for_generation", "lora_task_type"),
+    *("ds3_gather_for_generation", "lora_task_type", "precompute_ref_log_probs"),
+    *("vllm_mode", "vllm_tensor_parallel_size", "vllm_max_model_length", "vllm_model_impl"),
+    *("vllm_enable_sleep_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
+    *("vllm_server_timeout", "vllm_group_port", "vllm_max_model_len"),
 )
 
 # Why an argument of TRL has no equivalent.
@@ -280,6 +283,11 @@ TRL_REASONS = {
     "generation_batch_size": "set training.problems_per_step, in problems",
     "lora_dropout": "dropout would make the trained policy differ from the sampled one",
     "vf_coef": "the critic has its own optimizer; set method.critic_lr",
+    "report_to": "track is one of wandb, tensorboard and trackio",
+    "sync_ref_model": "the reference is the starting model at every step",
+    "ref_model_mixup_alpha": "the reference is the starting model at every step",
+    "ref_model_sync_steps": "the reference is the starting model at every step",
+    "loss_weights": "one loss per run; method.sft_coef adds an SFT term",
 }
 
 # TRL's configs and the recipes here.

@@ -13,7 +13,7 @@ from postgrad.config.import_names import (
     TRL_REASONS,
     TRL_RECIPES,
 )
-from postgrad.config.import_result import SCHEDULES, drop_epochs, split_list
+from postgrad.config.import_result import SCHEDULES, TRACKERS, drop_epochs, split_list
 
 # Arguments that only one of TRL's configs has.
 KINDS = {
@@ -230,9 +230,17 @@ def _translate_special(
         return {"optimizer.kind": kind} if kind else {}
     if key in ("lora_dropout", "lora_target_modules"):
         return _translate_lora(recipe, key, value)
-    if key == "report_to" and value in ("none", "wandb", "tensorboard", "trackio"):
-        return {} if value == "none" else {"track": value}
+    if key == "report_to":
+        return _translate_report_to(value)
     return None
+
+
+def _translate_report_to(value: str) -> dict[str, str] | None:
+    """A run has one tracker, so a list of several is translated by none."""
+    trackers = [name for name in _words(value) if name != "none"]
+    if not trackers:
+        return {}
+    return {"track": trackers[0]} if len(trackers) == 1 and trackers[0] in TRACKERS else None
 
 
 def _translate_lora(recipe: str, key: str, value: str) -> dict[str, str] | None:
