@@ -544,6 +544,7 @@ def test_an_unknown_key_gets_a_hint_also_from_names_of_other_trainers(override, 
         ("method.aggregation=dr_grpo", "the nearest here is seq-mean-token-sum-norm"),
         ("data.overlong=truncate", "left, right or middle"),
         ("track=none", "wandb, or empty"),
+        ("track=wanddb", "did you mean wandb, or empty?"),
     ],
 )
 def test_values_of_other_trainers_get_a_hint(override, hint):
