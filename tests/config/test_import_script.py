@@ -94,6 +94,21 @@ def test_report_to_of_trl_is_the_tracker(value, overrides, missing):
     assert [line.split("=")[0] for line in result.missing] == missing
 
 
+@pytest.mark.parametrize(
+    ("arguments", "prompt_tokens"), [("", "2048"), (", max_prompt_length=512", "512")]
+)
+def test_max_length_of_trl_limits_prompts_too(arguments, prompt_tokens):
+    call = f"DPOConfig(max_length=2048, save_total_limit=2{arguments})"
+    result = translate(*read_settings(call))
+    assert result.overrides == {
+        "rollout.max_response_tokens": "2048",
+        "data.max_prompt_tokens": prompt_tokens,
+        "training.keep_checkpoints": "2",
+    }
+    [line] = result.missing
+    assert line.startswith("max_length=2048: ") and "data.overlong=drop" in line
+
+
 def test_a_reference_of_trl_that_follows_the_policy_has_a_reason():
     result = translate(*read_settings("GRPOConfig(sync_ref_model=True)"))
     [line] = result.missing

@@ -80,6 +80,8 @@ def translate_trl(kind: str, settings: dict[str, str]) -> tuple[str, dict[str, s
                 missing.append(f"{key}={value}: {reason}" if reason else f"{key}={value}")
             else:
                 overrides |= found
+    if recipe in GIVEN_RECIPES and "max_length" in settings:
+        overrides.setdefault("data.max_prompt_tokens", settings["max_length"])
     drop_epochs(overrides)
     return recipe, overrides, missing
 
@@ -112,6 +114,11 @@ def _differences(recipe: str, settings: dict[str, str]) -> list[str]:
         lines.append(
             f"rpo_alpha={settings['rpo_alpha']}: TRL's SFT term is a mean over all tokens of the "
             "batch; that of method.sft_coef is one per response"
+        )
+    if recipe in GIVEN_RECIPES and "max_length" in settings:
+        lines.append(
+            f"max_length={settings['max_length']}: TRL truncates prompt and response together; "
+            "here each has a limit and longer rows are refused, or dropped with data.overlong=drop"
         )
     if recipe == "ppo" and "reward_model_path" in settings:
         lines.append(
