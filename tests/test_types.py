@@ -1,10 +1,14 @@
 """Batch, the ragged table of trajectories: building, selecting, concatenating, extra columns."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from postgrad.problem import Problem
 from postgrad.types import DEMONSTRATION, POLICY, TOOL, Batch, Columns, Ragged, Trajectory
 
 
@@ -244,3 +248,13 @@ def test_to_keeps_every_column():
     moved = three_rows().to("cpu")
     assert moved.rows["note"] == ["x", "y", None]
     assert moved.tokens["judge"].tolist() == [0.25, 0.5, 1, 2, 3]
+
+
+def test_a_column_that_is_no_attribute_of_a_problem_is_named_with_its_place():
+    problem = Problem("a", (), "4", extra={"topic": "sums"})
+    with pytest.raises(AttributeError, match="ground_truth"):
+        problem.answer  # noqa: B018
+    with pytest.raises(AttributeError, match=r"problem\.extra\['topic'\]"):
+        problem.topic  # noqa: B018
+    assert not hasattr(problem, "__array__")
+    assert pickle.loads(pickle.dumps(problem)) == copy.deepcopy(problem) == problem

@@ -4,7 +4,7 @@ Imports no torch, so that the child processes of verifiers start fast.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # One message of a conversation: role, content, and other fields that the chat template reads.
 Message = dict[str, Any]
@@ -46,6 +46,17 @@ class Problem:
     conversation: Conversation | None = None
     tools: tuple[dict[str, Any], ...] = ()
     row: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    if not TYPE_CHECKING:  # a type checker would then accept every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises AttributeError that says where a column of the row is."""
+            if name.startswith("_") or name in Problem.__dataclass_fields__:
+                raise AttributeError(name)  # copies and unpickling ask before the fields are set
+            where = "the answer is problem.ground_truth, other columns are in problem.extra"
+            if name in self.extra:
+                where = f"the column is problem.extra[{name!r}]"
+            raise AttributeError(f"a Problem has no attribute {name!r}; {where}")
 
 
 def sent_fields(problem: Problem) -> dict[str, Any]:

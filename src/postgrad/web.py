@@ -227,8 +227,10 @@ def listen(host: str, port: int) -> socket.socket:
         )[0]
         return socket.create_server(address, family=family, backlog=1024)
     except OSError as error:
+        # Python adds the address to the reason, which the line has already.
+        reason = str(error.strerror).partition(" (while attempting")[0]
         raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose with --host and --port"
+            f"cannot listen on {host} port {port}: {reason}; choose with --host and --port"
         ) from error
 
 

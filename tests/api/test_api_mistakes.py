@@ -33,6 +33,11 @@ class MistypedCallback(postgrad.Callback):
         trainer.stop()
 
 
+class CallbackWithArgumentsOfTrl(postgrad.Callback):
+    def on_step_end(self, args, state, control, **more):
+        return control
+
+
 class NoMethod:
     pass
 
@@ -57,6 +62,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"data": ["2+2="]}, "row 1 is str"),
     ({"data": [{"txt": "2+2="}]}, "data: row 1: unknown schema"),
     ({"data": {"train": ROWS, "test": ROWS}}, "one split"),
+    ({"data": {"prompt": ["2+2="], "ground_truth": ["4"]}}, "Dataset.from_dict"),
     ({"data": 7}, "data is int"),
     ({"data": "missing.jsonl"}, "missing.jsonl: no such file"),
     ({"data": [{**ROWS[0], "when": Path()}]}, "column when"),
@@ -69,6 +75,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"reward": "exakt"}, "did you mean exact"),
     ({"reward": 3}, "int is not a reward"),
     ({"reward": [odd, "exact"], "reward_weights": [1.0]}, "one weight per reward"),
+    ({"reward": [odd, "exact"], "reward_weights": ["1", 2]}, "must be a finite number"),
     ({"reward": None}, "no verifier is known"),
     ({"method": NoMethod}, "method is the class NoMethod"),
     ({"method": "grop"}, "did you mean grpo"),
@@ -78,6 +85,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"model": "runs/none/model"}, "no such folder"),
     ({"callbacks": [TrlCallback()]}, "postgrad.Callback"),
     ({"callbacks": [postgrad.Callback]}, "Callback\\(\\)"),
+    ({"callbacks": [CallbackWithArgumentsOfTrl()]}, "on_step_end\\(trainer, step\\)"),
+    ({"callbacks": [lambda trainer, step: None]}, "gets the step alone"),
     ({"callbacks": odd}, "must be a list"),
     ({"callbacks": [MistypedCallback()]}, "did you mean on_step_end"),
     ({"settings": {"optimizer.lr": 5e-5}}, "optimizer.lr is given twice, as 5e-05 and 0.003"),

@@ -8,7 +8,7 @@ from postgrad.cli.main import COMMANDS, OTHER_NAMES, main
 @pytest.mark.parametrize(
     ("wrong", "hint"),
     [
-        ("chat", "use postgrad serve MODEL"),
+        ("infer", "use postgrad generate MODEL"),
         ("resume", "use postgrad train RECIPE"),
         ("grpo", "it is a recipe: postgrad train grpo"),
         ("trian", "did you mean train?"),

@@ -63,7 +63,7 @@ def test_a_port_in_use(capsys):
         port = taken.getsockname()[1]
         assert main(["serve", "tiny", "--port", str(port)]) == 2
         assert (
-            f"cannot listen on 127.0.0.1 port {port}: Address already in use"
+            f"cannot listen on 127.0.0.1 port {port}: Address already in use; choose"
             in capsys.readouterr().err
         )
         assert main(["serve", "tiny", "--engine", "vllm", "--port", str(port)]) == 2

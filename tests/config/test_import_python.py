@@ -251,3 +251,24 @@ def test_lora_of_the_command_line_of_trl():
 def test_tokens_that_trl_trains_on_and_sft_does_not_are_listed(arguments, missing):
     result = translate(*read_settings(f"SFTConfig({arguments})"))
     assert _keys(result.missing) == missing
+
+
+@pytest.mark.parametrize(
+    ("lines", "source"),
+    [
+        ('rows = load_dataset("a/b-c", split="train")', "hub:a/b-c:train"),
+        ('rows = datasets.load_dataset("a/b", split="test")', "hub:a/b:test"),
+        ('rows = load_dataset("a/b", split="train")\nrows = rows.map(f)', None),
+        ('rows = load_dataset("a/b", split="train[:10%]")', None),
+        ('rows = load_dataset("a/b", "main", split="train")', None),
+        ('rows = load_dataset("json", data_files="a.jsonl", split="train")', None),
+        ('rows = load_dataset("./b", split="train")', None),
+        ('rows = load_dataset(name, split="train")', None),
+        ('rows = load_dataset("a/b")', None),
+    ],
+)
+def test_a_split_of_the_hub_is_the_training_data(lines, source):
+    script = f"{lines}\nGRPOTrainer(train_dataset=rows, args=GRPOConfig(seed=3))"
+    result = translate(*read_settings(script))
+    assert result.overrides.get("data.train") == source
+    assert [line.split("=")[0] for line in result.missing] == ([] if source else ["train_dataset"])

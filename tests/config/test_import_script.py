@@ -40,7 +40,7 @@ python3 -m verl.mix_src.main_mix_ppo data.train_batch_size=128 \\
 TRL = """
 from trl import GRPOConfig
 args = GRPOConfig(output_dir="out", learning_rate=1e-5, num_generations=8, num_iterations=2,
-                  beta=0.04, adam_beta2=0.95, adam_epsilon=1e-6, vllm_mode="colocate")
+                  beta=0.04, adam_beta2=0.95, adam_epsilon=1e-6, strange="yes")
 """
 
 
@@ -76,9 +76,48 @@ def test_forks_have_their_recipes():
     assert translate("verl", {"algorithm.adv_estimator": "gae"}).recipe == "ppo"
 
 
+@pytest.mark.parametrize(
+    ("value", "overrides", "missing"),
+    [
+        ('["wandb"]', {"track": "wandb"}, []),
+        ('"tensorboard"', {"track": "tensorboard"}, []),
+        ('["none"]', {}, []),
+        ("[]", {}, []),
+        ('["wandb", "tensorboard"]', {}, ["report_to"]),
+        ('"mlflow"', {}, ["report_to"]),
+    ],
+)
+def test_report_to_of_trl_is_the_tracker(value, overrides, missing):
+    script = f"GRPOConfig(report_to={value}, use_vllm=True, vllm_mode='server')"
+    result = translate(*read_settings(script))
+    assert result.overrides == overrides
+    assert [line.split("=")[0] for line in result.missing] == missing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prompt_tokens"), [("", "2048"), (", max_prompt_length=512", "512")]
+)
+def test_max_length_of_trl_limits_prompts_too(arguments, prompt_tokens):
+    call = f"DPOConfig(max_length=2048, save_total_limit=2{arguments})"
+    result = translate(*read_settings(call))
+    assert result.overrides == {
+        "rollout.max_response_tokens": "2048",
+        "data.max_prompt_tokens": prompt_tokens,
+        "training.keep_checkpoints": "2",
+    }
+    [line] = result.missing
+    assert line.startswith("max_length=2048: ") and "data.overlong=drop" in line
+
+
+def test_a_reference_of_trl_that_follows_the_policy_has_a_reason():
+    result = translate(*read_settings("GRPOConfig(sync_ref_model=True)"))
+    [line] = result.missing
+    assert line.startswith("sync_ref_model=True: the reference")
+
+
 def test_trl_config():
     result = translate(*read_settings(TRL))
-    assert result.recipe == "grpo" and result.missing == ["vllm_mode=colocate"]
+    assert result.recipe == "grpo" and result.missing == ["strange=yes"]
     assert result.overrides["training.ppo_epochs"] == "2"
     assert result.overrides["method.kl_coef"] == "0.04"
     assert result.overrides["optimizer.betas"] == "[0.9,0.95]"

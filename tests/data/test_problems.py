@@ -470,6 +470,14 @@ def test_levels_that_share_problems_mix():
 # Errors
 
 
+def test_extensions_do_not_make_names_of_files_similar(tmp_path):
+    for name in ("train.jsonl", "train.csv", "nogt.jsonl"):
+        (tmp_path / name).write_text("")
+    assert "did you mean train.jsonl?" in refused(str(tmp_path / "trian.jsonl"))
+    assert "did you mean train.csv?" in refused(str(tmp_path / "tran.csv"))
+    assert "did you mean" not in refused(str(tmp_path / "missing.jsonl"))
+
+
 def test_missing_file_suggests_the_closest_name(tmp_path: Path):
     jsonl(tmp_path, {"question": "a", "answer": "1"}, name="train.jsonl")
     assert "train.jsonl" in refused(str(tmp_path / "trian.jsonl"))

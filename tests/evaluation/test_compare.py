@@ -121,3 +121,10 @@ def test_bad_input_gives_one_line(overrides, message, tmp_path, capsys, monkeypa
     assert main(["eval", "compare", *overrides]) == 2
     error = capsys.readouterr().err
     assert error.startswith("postgrad: ") and error.count("\n") == 1 and message in error
+
+
+def test_a_folder_without_an_evaluation_is_told_what_writes_one(tmp_path, capsys):
+    (tmp_path / "a").mkdir()
+    assert main(["eval", "compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"out={tmp_path / 'a'}" in line

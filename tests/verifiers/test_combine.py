@@ -185,6 +185,16 @@ def test_verifier_that_fits_no_row_is_refused_before_the_run(verifier, problems,
             scorer.check_fit(problems, "data.train")
 
 
+def test_rows_without_a_ground_truth_are_told_to_add_one():
+    advice = "add a column ground_truth"
+    with Scorer("numeric", workers=1) as scorer:
+        with pytest.raises(ConfigError, match=advice):
+            scorer.check_fit([Problem("a", (), "", "x")], "data.train")
+        with pytest.raises(ConfigError) as refused:
+            scorer.check_fit([Problem("a", (), "no number", "x")], "data.train")
+    assert advice not in str(refused.value)
+
+
 def test_rows_tried_are_spaced_over_the_set():
     problems = [SUM] * 300
     problems[200:] = [Problem("c", (), "no number", "x")] * 100

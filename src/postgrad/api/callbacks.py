@@ -1,5 +1,6 @@
 """Callbacks of a training run."""
 
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,6 +79,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
     for callback in callbacks:
         if isinstance(callback, Callback):
             _check_names(callback)
+            _check_arguments(callback)
             checked.append(callback)
         elif isinstance(callback, type):
             name = callback.__name__
@@ -88,6 +90,12 @@ def check_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
                 "take (args, state, control) and do not fit: derive from postgrad.Callback"
             )
         elif callable(callback):
+            if not _takes(callback, ["step"]):
+                name = getattr(callback, "__name__", type(callback).__name__)
+                raise ConfigError(
+                    f"callback {name}{inspect.signature(callback)} cannot be called as "
+                    f"{name}(step); a function gets the step alone"
+                )
             checked.append(_FunctionCallback(callback))
         else:
             raise ConfigError(
@@ -106,6 +114,31 @@ def _check_names(callback: Callback) -> None:
                 f"{type(callback).__name__}.{name} is never called: there is no such event; "
                 f"{did_you_mean(name, events)}"
             )
+
+
+def _check_arguments(callback: Callback) -> None:
+    """Raise ConfigError for an event whose arguments are others, such as those of TRL."""
+    for name, event in vars(Callback).items():
+        if not name.startswith("on_"):
+            continue
+        arguments = list(inspect.signature(event).parameters)[1:]  # without self
+        own = getattr(callback, name)
+        if not _takes(own, arguments):
+            raise ConfigError(
+                f"{type(callback).__name__}.{name}{inspect.signature(own)} cannot be called as "
+                f"{name}({', '.join(arguments)}); define it with self and these arguments"
+            )
+
+
+def _takes(function: Callable[..., Any], arguments: Sequence[str]) -> bool:
+    """Whether the function can be called with so many arguments in order."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # some functions written in C have no signature
+        return True
+    return True
 
 
 class CallbackReporter(Reporter):

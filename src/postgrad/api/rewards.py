@@ -48,6 +48,13 @@ def as_verifier_setting(
     return PythonObject(f"{text}#{fingerprint([*rewards, *factors])}", terms)
 
 
+def _is_finite(weight: Any) -> bool:
+    try:
+        return math.isfinite(weight)
+    except TypeError:  # a text, None, a list
+        return False
+
+
 def _check_weights(rewards: Sequence[Any], weights: Sequence[float] | None) -> list[float]:
     if not rewards:
         raise ConfigError("reward is an empty list; give at least one reward")
@@ -57,7 +64,7 @@ def _check_weights(rewards: Sequence[Any], weights: Sequence[float] | None) -> l
         raise ConfigError(
             f"{len(rewards)} rewards and {len(weights)} reward_weights; give one weight per reward"
         )
-    if not all(math.isfinite(weight) for weight in weights):
+    if not all(_is_finite(weight) for weight in weights):
         raise ConfigError(f"reward_weights={list(weights)}: every weight must be a finite number")
     return [float(weight) for weight in weights]
 

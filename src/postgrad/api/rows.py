@@ -37,9 +37,12 @@ def as_rows(data: Any, label: str = "data") -> list[Row]:
     """Return data in memory as rows that JSON can hold. Raises ConfigError."""
     if isinstance(data, Mapping):
         keys = ", ".join(map(str, list(data)[:5]))
+        hint = f'one split of it such as {label}=splits["train"]'
+        if any(name in data for name in ("prompt", "question", "messages", "text")):  # columns
+            hint = f"{label}=datasets.Dataset.from_dict(columns)"
         raise ConfigError(
             f"{label} is a {type(data).__name__} with the keys {keys}; give a list of rows, "
-            f'or one split of it such as {label}=splits["train"]'
+            f"or {hint}"
         )
     if hasattr(data, "to_dicts"):  # polars
         items: Iterable[Any] = data.to_dicts()

@@ -36,6 +36,7 @@ COMMANDS = {
     "view": ("postgrad.cli.view", "view [RUNS]: web page with curves, rollouts and evaluations"),
     "data": ("postgrad.cli.data", "data prepare gsm8k: prepare, show, check and export data sets"),
     "serve": ("postgrad.cli.serve", "serve MODEL ...: an OpenAI- or Tinker-compatible server"),
+    "chat": ("postgrad.cli.chat", "chat MODEL: talk to a model in the terminal"),
     "sandbox": ("postgrad.cli.sandbox", "serve the code sandbox over HTTP"),
     "environment": (
         "postgrad.cli.environment",
@@ -46,7 +47,7 @@ COMMANDS = {
     "push": ("postgrad.cli.push", "push FOLDER|RUN user/name: upload a model with a model card"),
     "import": (
         "postgrad.cli.import_script",
-        "import SCRIPT: the command that equals a script of verl, its forks or TRL",
+        "import SCRIPT: the command that equals a script of verl, OpenRLHF or TRL",
     ),
     "launch": (
         "postgrad.cli.launch",
@@ -144,7 +145,6 @@ def run(argv: list[str], ends_process: bool = False) -> int:
 
 # Commands of other programs -> the one that does this here.
 OTHER_NAMES = {
-    "chat": "serve",
     "evaluate": "eval",
     "infer": "generate",
     "merge": "export",

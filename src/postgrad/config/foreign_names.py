@@ -7,6 +7,7 @@ from postgrad.config.import_names import ADVANTAGES, KL_TYPES, LOSSES, TRL_AGGRE
 
 # Full names. Their last part alone would be mistaken for another setting here.
 FOREIGN_KEYS = {
+    "max_tokens": "rollout.max_response_tokens",
     "actor_rollout_ref.rollout.name": "rollout.engine",
     "actor_rollout_ref.rollout.mode": "rollout.stream (true samples without pauses)",
     "actor_rollout_ref.actor.strategy": "cluster.workers (FSDP2 divides the model among them)",
@@ -28,6 +29,9 @@ FOREIGN_KEYS = {
 
 # The last part of a name.
 FOREIGN_NAMES = {
+    # Arguments of postgrad.train().
+    "group_size": "rollout.samples",
+    "lora_rank": "model.lora.rank",
     # optimizer
     "learning_rate": "optimizer.lr",
     "actor_learning_rate": "optimizer.lr",
@@ -133,6 +137,9 @@ FOREIGN_NAMES = {
     "experiment_name": "name",
     "project_name": "name",
     "report_to": "track",
+    "wandb": "track (wandb)",
+    "tensorboard": "track (tensorboard)",
+    "num_gpus": "cluster.workers (with cluster=ray)",
     "logger": "track",
     # model
     "model_name_or_path": "model.path",
@@ -203,7 +210,8 @@ FOREIGN_NAMES = {
     "vllm_importance_sampling_correction": "method.correction",
     "vllm_importance_sampling_cap": "method.correction_bound",
     "off_policy_mask_threshold": "method.sequence_mask",
-    "reward_weights": "method.reward_weights (with method.advantage=gdpo)",
+    "reward_weights": "reward.verifier (a sum, as in 1.0*a.py:f + 0.5*a.py:g; of gdpo: "
+    "method.reward_weights)",
     "label_smoothing": "method.label_smoothing (of dpo)",
     "rpo_alpha": "method.sft_coef (of dpo)",
     "simpo_gamma": "method.target_margin (of simpo)",
@@ -216,6 +224,10 @@ FOREIGN_NAMES = {
 
 # Names that have no setting here because a run does not need one.
 NOT_NEEDED_NAMES = {
+    "tokenizer": "the tokenizer is that of model.path",
+    "system_prompt": "rows have it in a column system, or as their first message",
+    "push_to_hub": "postgrad push RUN user/name uploads a run",
+    "sync_ref_model": "the reference is the starting model at every step",
     "packing": "rows are always packed without padding",
     "packing_samples": "rows are always packed without padding",
     "padding_free": "rows are always packed without padding",

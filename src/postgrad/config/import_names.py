@@ -216,6 +216,7 @@ TRL_NAMES = {
     "num_train_epochs": "training.epochs",
     "save_steps": "training.checkpoint_every",
     "eval_steps": "training.validate_every",
+    "save_total_limit": "training.keep_checkpoints",
     "output_dir": "runs",
     "run_name": "name",
     "seed": "seed",
@@ -266,7 +267,10 @@ TRL_NOT_NEEDED = (
     *("torch_dtype", "attn_implementation", "gradient_checkpointing_kwargs", "use_peft"),
     *("per_device_eval_batch_size", "dataloader_num_workers", "use_liger_kernel"),
     *("dataset_num_proc", "local_rollout_forward_batch_size", "num_sample_generations"),
-    *("ds3_gather_for_generation", "lora_task_type"),
+    *("ds3_gather_for_generation", "lora_task_type", "precompute_ref_log_probs"),
+    *("vllm_mode", "vllm_tensor_parallel_size", "vllm_max_model_length", "vllm_model_impl"),
+    *("vllm_enable_sleep_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
+    *("vllm_server_timeout", "vllm_group_port", "vllm_max_model_len"),
 )
 
 # Why an argument of TRL has no equivalent.
@@ -280,6 +284,17 @@ TRL_REASONS = {
     "generation_batch_size": "set training.problems_per_step, in problems",
     "lora_dropout": "dropout would make the trained policy differ from the sampled one",
     "vf_coef": "the critic has its own optimizer; set method.critic_lr",
+    "report_to": "track is one of wandb, tensorboard and trackio",
+    "push_to_hub": "postgrad push RUN user/name uploads a run",
+    "hub_model_id": "postgrad push RUN user/name uploads a run",
+    "load_best_model_at_end": "training.keep_best=SET keeps the best checkpoint, by accuracy",
+    "metric_for_best_model": "training.keep_best=SET chooses by the accuracy on a validation set",
+    "chat_template_path": "the chat template is that of model.path",
+    "eos_token": "the end of a turn is that of the chat template",
+    "sync_ref_model": "the reference is the starting model at every step",
+    "ref_model_mixup_alpha": "the reference is the starting model at every step",
+    "ref_model_sync_steps": "the reference is the starting model at every step",
+    "loss_weights": "one loss per run; method.sft_coef adds an SFT term",
 }
 
 # TRL's configs and the recipes here.

@@ -41,6 +41,8 @@ SIZES = (
 )
 _CONFIG_CALL = re.compile(rf"\b(?:{'|'.join(TRL_RECIPES)})\(")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_LOAD_DATASET = ("load_dataset", "datasets.load_dataset")
+_HUB_SPLIT = re.compile(r"\w[\w.-]*/[\w.-]+:\w+")
 _PARTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
@@ -73,6 +75,18 @@ def read_trl_python(
     return reader.result(configs[0]) if configs else None
 
 
+def _hub_name(value: ast.expr | TrlConfig | None) -> str:
+    """OWNER/NAME:SPLIT of `load_dataset("OWNER/NAME", split="SPLIT")`; "" for anything else."""
+    if not isinstance(value, ast.Call) or ast.unparse(value.func) not in _LOAD_DATASET:
+        return ""
+    words = {word.arg: word.value for word in value.keywords}
+    if len(value.args) != 1 or set(words) != {"split"}:
+        return ""
+    texts = [one.value for one in (value.args[0], words["split"]) if isinstance(one, ast.Constant)]
+    name = ":".join(map(str, texts))
+    return name if _HUB_SPLIT.fullmatch(name) else ""
+
+
 @dataclass
 class _Reader(ValueReader):
     """Follows the statements of a script.
@@ -81,6 +95,7 @@ class _Reader(ValueReader):
         returned: configs that functions of the script return.
         configs: calls of TRL's configs.
         trainer: arguments of the trainer; `lora` has those of its LoraConfig.
+        dataset: OWNER/NAME:SPLIT of the training data, if it is a split of the hub as it is.
         several: names that are set under a condition, with their values.
         sources: names that the value of a name was made of.
         used: names whose value became part of an argument.
@@ -90,6 +105,7 @@ class _Reader(ValueReader):
     configs: dict[ast.Call, TrlConfig] = field(default_factory=dict)
     trainer: dict[str, ast.expr] = field(default_factory=dict)
     lora: dict[str, str] = field(default_factory=dict)
+    dataset: str = ""
     notes: list[str] = field(default_factory=list)
     several: dict[str, list[str]] = field(default_factory=dict)
     sources: dict[str, set[str]] = field(default_factory=dict)
@@ -129,6 +145,9 @@ class _Reader(ValueReader):
             settings.setdefault("model_name_or_path", model.value)
         elif model is not None:
             self.trainer["model"] = model
+        if self.dataset:
+            settings.setdefault("dataset_name", self.dataset)
+            del self.trainer["train_dataset"]
         for key, reason in TRL_ARGUMENTS.items():
             value = self.trainer.get(key)
             if value is not None and text_of(value) != "None":
@@ -282,6 +301,8 @@ class _Reader(ValueReader):
         self.trainer |= self._keywords(call, unread)
         if "peft_config" in self.trainer:
             self._read_lora(self.trainer.pop("peft_config"))
+        if "train_dataset" in self.trainer:
+            self.dataset = _hub_name(self.value_of(self.trainer["train_dataset"]))
         self.notes += [f"{text}: {UNREAD}" for text in unread]
         model = self.resolve(call.args[0]) if call.args else None
         if isinstance(model, ast.Constant):

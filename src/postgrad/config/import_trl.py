@@ -13,7 +13,7 @@ from postgrad.config.import_names import (
     TRL_REASONS,
     TRL_RECIPES,
 )
-from postgrad.config.import_result import SCHEDULES, drop_epochs, split_list
+from postgrad.config.import_result import SCHEDULES, TRACKERS, drop_epochs, split_list
 
 # Arguments that only one of TRL's configs has.
 KINDS = {
@@ -80,6 +80,8 @@ def translate_trl(kind: str, settings: dict[str, str]) -> tuple[str, dict[str, s
                 missing.append(f"{key}={value}: {reason}" if reason else f"{key}={value}")
             else:
                 overrides |= found
+    if recipe in GIVEN_RECIPES and "max_length" in settings:
+        overrides.setdefault("data.max_prompt_tokens", settings["max_length"])
     drop_epochs(overrides)
     return recipe, overrides, missing
 
@@ -112,6 +114,11 @@ def _differences(recipe: str, settings: dict[str, str]) -> list[str]:
         lines.append(
             f"rpo_alpha={settings['rpo_alpha']}: TRL's SFT term is a mean over all tokens of the "
             "batch; that of method.sft_coef is one per response"
+        )
+    if recipe in GIVEN_RECIPES and "max_length" in settings:
+        lines.append(
+            f"max_length={settings['max_length']}: TRL truncates prompt and response together; "
+            "here each has a limit and longer rows are refused, or dropped with data.overlong=drop"
         )
     if recipe == "ppo" and "reward_model_path" in settings:
         lines.append(
@@ -230,9 +237,17 @@ def _translate_special(
         return {"optimizer.kind": kind} if kind else {}
     if key in ("lora_dropout", "lora_target_modules"):
         return _translate_lora(recipe, key, value)
-    if key == "report_to" and value in ("none", "wandb", "tensorboard", "trackio"):
-        return {} if value == "none" else {"track": value}
+    if key == "report_to":
+        return _translate_report_to(value)
     return None
+
+
+def _translate_report_to(value: str) -> dict[str, str] | None:
+    """A run has one tracker, so a list of several is translated by none."""
+    trackers = [name for name in _words(value) if name != "none"]
+    if not trackers:
+        return {}
+    return {"track": trackers[0]} if len(trackers) == 1 and trackers[0] in TRACKERS else None
 
 
 def _translate_lora(recipe: str, key: str, value: str) -> dict[str, str] | None:

@@ -76,6 +76,8 @@ def _split_override(override: str) -> tuple[str, str]:
         hint = "to unset a key write key=null"
         if override.startswith("--"):
             hint = "settings have no dashes"
+        elif key and not equals and not override.startswith("~"):
+            hint = f"write {key}=VALUE, without spaces"
         raise ConfigError(f"expected key=value, got {override!r}; {hint}")
     if key.split(".")[0] == "hydra":  # Hydra would accept it silently
         raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")

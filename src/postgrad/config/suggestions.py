@@ -74,7 +74,9 @@ def suggest_value(key: str, value: str, choices: Sequence[str]) -> str:
         return f"the nearest here is {foreign}"
     named = [choice for choice in choices if choice]
     hint = did_you_mean(value, named)
-    return hint if len(named) == len(choices) else f"{hint}, or empty"
+    if len(named) == len(choices):
+        return hint
+    return f"{hint.removesuffix('?')}, or empty{'?' if hint.endswith('?') else ''}"
 
 
 def suggest_recipe(name: str, recipes: Sequence[str]) -> str:

@@ -161,6 +161,10 @@ def missing_file_message(path: Path) -> str:
     if not (exists(path.parent) and path.parent.is_dir()):
         return f"{path}: no such file, and no folder {path.parent}; give the path of a data file"
     candidates = [p.name for p in path.parent.iterdir() if p.is_dir() or extension(p)]
+    # Extensions are alike in any two data files, so they only decide between similar names.
+    stems = {name.split(".")[0] for name in candidates}
+    similar = difflib.get_close_matches(path.name.split(".")[0], stems, n=3, cutoff=0.5)
+    candidates = [name for name in candidates if name.split(".")[0] in similar]
     closest = difflib.get_close_matches(path.name, candidates, n=1, cutoff=0.5)
     if closest:
         return f"{path}: no such file; did you mean {closest[0]}?"

@@ -225,7 +225,18 @@ def _read_weights(weights: dict[str, float], paths: dict[str, str]) -> dict[str,
 
 def check_options(environment_class: type, options: dict[str, Any], path: str) -> None:
     """Refuse options that the class does not take. Raises ConfigError."""
+    signature = inspect.signature(environment_class)
     try:
-        inspect.signature(environment_class).bind(**options)
+        signature.bind(**options)
     except TypeError as error:
-        raise ConfigError(f"environment.options: {path} {error}") from error
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        taken = [name for name, one in signature.parameters.items() if one.kind in kinds]
+        unknown = [name for name in options if name not in taken]
+        if unknown:
+            hint = did_you_mean(unknown[0], taken) if taken else "it takes none"
+            raise ConfigError(
+                f"environment.options.{unknown[0]}: {path} has no such argument; {hint}"
+            ) from error
+        raise ConfigError(
+            f"environment.options: {path} {error}; set environment.options.NAME=VALUE"
+        ) from error

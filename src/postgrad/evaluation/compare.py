@@ -165,9 +165,11 @@ def _settings(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         siblings = folder.parent.iterdir() if folder.parent.is_dir() else ()
         evaluations = [path.name for path in siblings if (path / "settings.json").is_file()]
+        hint = f"postgrad eval MODEL data=SET out={folder} writes one"
+        if evaluations:
+            hint = did_you_mean(folder.name, evaluations)
         raise ConfigError(
-            f"{folder} is not the folder of an evaluation (it has no settings.json); "
-            f"{did_you_mean(folder.name, evaluations)}"
+            f"{folder} is not the folder of an evaluation (it has no settings.json); {hint}"
         )
     return read_json_object(file)
 

@@ -1,0 +1,59 @@
+"""postgrad chat: the conversation that the model sees, and what is refused."""
+
+import io
+import sys
+from typing import ClassVar
+
+import pytest
+
+from postgrad.cli.main import main
+
+
+class FakeSampler:
+    calls: ClassVar[list] = []
+
+    def __init__(self, path, overrides):
+        FakeSampler.calls = [(path, list(overrides))]
+
+    def generate(self, messages, *, temperature, seed):
+        contents = [message["content"] for message in messages]
+        roles = "".join(message["role"][0] for message in messages)
+        FakeSampler.calls.append((roles, contents, temperature, seed))
+        return f"reply {seed}"
+
+
+def test_the_model_sees_the_conversation_until_a_new_one(monkeypatch, capsys):
+    monkeypatch.setattr("postgrad.api.sampler.Sampler", FakeSampler)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n\nb\n/new\nc"))
+    assert main(["chat", "MODEL", "system=s", "temperature=0.5", "seed=3", "top_p=0.9"]) == 0
+    assert FakeSampler.calls == [
+        ("MODEL", ["top_p=0.9"]),
+        ("su", ["s", "a"], 0.5, 3),
+        ("suau", ["s", "a", "reply 3", "b"], 0.5, 4),
+        ("su", ["s", "c"], 0.5, 5),
+    ]
+    assert capsys.readouterr().out.splitlines() == ["reply 3", "reply 4", "reply 5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["temperature=-1"], "temperature=-1"),
+        (["temperature=warm"], "'warm'"),
+        (["max_tokenz=3"], "max_tokenz"),
+    ],
+)
+def test_wrong_settings_are_one_line(tiny, arguments, part, capsys):
+    assert main(["chat", str(tiny), *arguments]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert part in line
+
+
+@pytest.mark.slow
+def test_a_model_answers(tiny, monkeypatch, capsys):
+    from postgrad import generate
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("2+2=\n"))
+    assert main(["chat", str(tiny), "max_response_tokens=4"]) == 0
+    expected = generate(str(tiny), "2+2=", max_tokens=4)
+    assert capsys.readouterr().out.strip() == expected.strip()

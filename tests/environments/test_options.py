@@ -1,0 +1,38 @@
+"""Options of an environment that its class does not take."""
+
+import pytest
+
+from postgrad.environments.lookup import check_options
+from postgrad.errors import ConfigError
+
+
+class Shop:
+    def __init__(self, high: int, *, cost: float = 0.1):
+        self.high, self.cost = high, cost
+
+
+class Plain:
+    pass
+
+
+class Open:
+    def __init__(self, **options):
+        self.options = options
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "message"),
+    [
+        (Shop, {"high": 3, "cots": 1}, r"environment\.options\.cots: .*did you mean cost\?"),
+        (Shop, {"cost": 1}, r"'high'; set environment\.options\.NAME=VALUE"),
+        (Plain, {"high": 3}, r"environment\.options\.high: .*it takes none"),
+    ],
+)
+def test_a_wrong_option_is_named_with_the_one_to_use(environment, options, message):
+    with pytest.raises(ConfigError, match=message):
+        check_options(environment, options, "shop.py:Shop")
+
+
+def test_options_that_the_class_takes_pass():
+    check_options(Shop, {"high": 3, "cost": 1}, "shop.py:Shop")
+    check_options(Open, {"any": 3}, "shop.py:Open")
