@@ -224,7 +224,7 @@ def _removed_on_error(final: Path, temporary: Path) -> Iterator[None]:
         yield
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if reason := _disk_error(error):
+        if reason := disk_error(error):
             message = f"checkpoint {final} could not be written: {reason}"
         elif isinstance(error, RunError):
             message = f"checkpoint {final}: {error}"
@@ -233,7 +233,7 @@ def _removed_on_error(final: Path, temporary: Path) -> Iterator[None]:
         raise RunError(f"{message}; earlier checkpoints are intact") from error
 
 
-def _disk_error(error: Exception) -> str:
+def disk_error(error: Exception) -> str:
     """Return why the disk refused a write, or "" if the error is of another kind."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
