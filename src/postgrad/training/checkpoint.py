@@ -185,12 +185,14 @@ def load(checkpoint: Path, models: Sequence[Savable]) -> State:
             model.load(str(checkpoint.resolve()))
         state = json.loads((checkpoint / "state.json").read_text())
         pending = checkpoint / "pending.bin"
+        # A checkpoint of an older version does not say whether it has rollouts.
+        has_pending = state["num_pending"] if "num_pending" in state else pending.is_file()
         return State(
             step=state["step"],
             cursor=state["cursor"],
             flat_steps=state["flat_steps"],
             method=decode((checkpoint / "method.bin").read_bytes()),
-            pending=decode(pending.read_bytes()) if pending.is_file() else [],
+            pending=decode(pending.read_bytes()) if has_pending else [],
             lr=state.get("lr"),
         )
     except (OSError, LookupError, RecursionError, SafetensorError, TypeError, ValueError) as error:
@@ -265,6 +267,7 @@ def _write_state(temporary: Path, state: State) -> None:
         "step": state.step,
         "cursor": state.cursor,
         "flat_steps": state.flat_steps,
+        "num_pending": len(state.pending),
     }
     if state.lr is not None:
         values["lr"] = state.lr
