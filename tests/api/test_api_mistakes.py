@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 from api_rows import ROWS, odd
+from safetensors import SafetensorError
+from tiny_runs import tree
 from transformers import AutoModelForCausalLM
 
 import postgrad
+from postgrad.training.run import locked_folder
 
 
 def trl_reward(completions, environments, **columns):
@@ -128,6 +131,34 @@ def test_the_text_is_that_of_the_command_line(small, capsys):
 def test_a_model_in_memory_needs_its_tokenizer(small, tiny):
     with pytest.raises(postgrad.ConfigError, match="tokenizer"):
         postgrad.train(**small | {"model": model_without_tokenizer(tiny)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [ROWS, ROWS[::-1]], ids=["same rows", "other rows"])
+def test_a_call_that_is_refused_keeps_the_rows_of_a_run_that_starts(small, rows):
+    """The run has its lock, and no config.yaml while its models load."""
+    request = postgrad.Trainer(**small)._request
+    with request.stored(), locked_folder(request.folder):
+        before = tree(request.folder)
+        with pytest.raises(postgrad.ConfigError, match=r"in use|other rows"):
+            postgrad.train(**small | {"data": rows})
+        assert tree(request.folder) == before and "train.jsonl" in before
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "no space"), SafetensorError("No space left on device")]
+)
+def test_a_run_folder_that_cannot_be_written_is_one_line(small, folder, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    name = "atomic_write_text" if isinstance(error, OSError) else "save_once"
+    monkeypatch.setattr(f"postgrad.api.request.{name}", fail)
+    trainer = postgrad.Trainer(**small)
+    trainer._request.model = object()  # type: ignore[assignment]
+    with pytest.raises(postgrad.ConfigError, match=r"cannot be written: .*runs="):
+        trainer.train()
+    assert not trainer.folder.exists()
 
 
 @pytest.mark.slow

@@ -15,11 +15,11 @@ class FakeSampler:
     def __init__(self, path, overrides):
         FakeSampler.calls = [(path, list(overrides))]
 
-    def generate(self, messages, *, temperature, seed):
+    def stream(self, messages, *, temperature, seed):
         contents = [message["content"] for message in messages]
         roles = "".join(message["role"][0] for message in messages)
         FakeSampler.calls.append((roles, contents, temperature, seed))
-        return f"reply {seed}"
+        yield from ("reply ", str(seed))
 
 
 def test_the_model_sees_the_conversation_until_a_new_one(monkeypatch, capsys):

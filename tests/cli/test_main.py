@@ -1,7 +1,10 @@
 """The program without a known command: what it says."""
 
+import signal
+
 import pytest
 
+from postgrad.cli import train
 from postgrad.cli.main import COMMANDS, OTHER_NAMES, main
 
 
@@ -24,3 +27,27 @@ def test_names_of_other_programs_lead_to_commands():
     for name, command in OTHER_NAMES.items():
         assert name not in COMMANDS
         assert COMMANDS[command][1].startswith(f"{command} ")
+
+
+def test_ctrl_c_that_a_library_replaces_by_its_own_error_is_one_line(capsys, monkeypatch):
+    """OmegaConf does so if it stops while it creates a list."""
+
+    def run(argv):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            raise AttributeError("'NoneType' object has no attribute")
+
+    monkeypatch.setattr(train, "run", run)
+    assert main(["train", "grpo"]) == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("postgrad: stopped; the same command continues")
+
+
+def test_an_error_without_ctrl_c_is_raised(monkeypatch):
+    def run(argv):
+        raise AttributeError("a mistake")
+
+    monkeypatch.setattr(train, "run", run)
+    with pytest.raises(AttributeError, match="a mistake"):
+        main(["train", "grpo"])

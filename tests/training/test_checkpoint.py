@@ -1,5 +1,6 @@
 """Checkpoints as files: which are kept, what `latest` names, what a kill leaves."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -184,10 +185,12 @@ def test_run_resumes_from_the_newest_checkpoint_if_the_latest_was_removed(tmp_pa
         checkpoint.find_resumable(tmp_path, notes.append)
 
 
-@pytest.mark.parametrize("file", ["weights", "state.json", "method.bin"])
+@pytest.mark.parametrize("file", ["weights", "pending.bin", "state.json", "method.bin"])
 def test_damaged_checkpoint_is_a_run_error_that_names_it(tmp_path, file):
-    saved_folder = checkpoint.save(tmp_path, [Policy()], saved(4), keep=1)
-    if file == "weights":
+    state = dataclasses.replace(saved(4), pending=[{"number": 5}])
+    saved_folder = checkpoint.save(tmp_path, [Policy()], state, keep=1)
+    assert checkpoint.load(saved_folder, [Policy()]).pending == [{"number": 5}]
+    if file in ("weights", "pending.bin"):
         (saved_folder / file).unlink()
     else:
         (saved_folder / file).write_bytes((saved_folder / file).read_bytes()[:5])

@@ -455,7 +455,13 @@ def test_metrics_cut_short_by_a_kill_are_repaired(tiny, verifier, tmp_path):
     (tmp_path / "cut" / "test" / "rollouts" / "step-000003.parquet").write_bytes(
         b"of a step that was never saved"
     )
+    evaluations = tmp_path / "cut" / "test" / "eval"
+    for name in ("validation-000009", "validation-mine"):
+        (evaluations / name).mkdir()
+        (evaluations / name / "summary.json").touch()
     train_here(tiny, verifier, tmp_path / "cut", Reporter())
+    assert not (evaluations / "validation-000009").exists(), "of a step that was never saved"
+    assert (evaluations / "validation-mine").exists()
     assert metrics_without_timing(tmp_path / "cut" / "test") == metrics_without_timing(
         tmp_path / "complete" / "test"
     )

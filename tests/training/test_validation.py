@@ -1,12 +1,14 @@
 """Named validation sets and the best checkpoint: kept, same after a crash, never by a test set."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tiny_runs import config_of, metrics_of, metrics_without_timing, tree
+from tiny_runs import config_of, metrics_of, metrics_without_timing, overrides_of, tree
 
+from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError
 from postgrad.training import checkpoint
 from postgrad.training.driver import train
@@ -273,6 +275,19 @@ def test_crashes_do_not_change_the_run(finished, tiny, verifier, tmp_path):
     crashed = tmp_path / "test"
     assert tree(crashed / "checkpoints") == tree(finished / "checkpoints")
     assert metrics_without_timing(crashed) == metrics_without_timing(finished)
+
+
+@pytest.mark.slow
+def test_removed_best_checkpoint_is_replaced_by_the_best_that_is_left(
+    finished, tiny, verifier, tmp_path, capsys
+):
+    shutil.copytree(finished, tmp_path / "test")
+    best = checkpoint.best(tmp_path / "test")
+    assert best is not None and best.name != "step-16"
+    shutil.rmtree(best)
+    assert main(["train", "grpo", *overrides_of(tiny, *overrides_for(verifier, tmp_path))]) == 0
+    assert checkpoint.best(tmp_path / "test") == tmp_path / "test" / "checkpoints" / "step-16"
+    assert "step-16/policy" in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """The arguments of train() and Trainer() become a checked configuration and files to write."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +17,11 @@ from postgrad.config.compose import compose, known_keys
 from postgrad.config.schema import Config
 from postgrad.data.problems import problems_of_rows
 from postgrad.errors import ConfigError
-from postgrad.files import atomic_write_text
+from postgrad.files import atomic_write_text, is_locked
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.model.loaded import Loaded
-from postgrad.training.run import run_folder
+from postgrad.training.run import LOCK_FILE, run_folder, writing
 from postgrad.user_code import PythonObject
 
 TRAIN_FILE = "train.jsonl"
@@ -44,36 +44,47 @@ class Request:
     def stored(self) -> Iterator[None]:
         """Hold rows and model in the run folder; remove them if the run could not start.
 
-        Raises ConfigError if the folder has a run with other rows.
+        Raises ConfigError if the folder has a run with other rows, or cannot be written.
         """
         existed = self.folder.exists()
+        written: list[Path] = []
         try:
-            self._write()
+            self._write(written)
             yield
         finally:
             if not (self.folder / "config.yaml").is_file():
-                self._remove(existed)
+                self._remove(written, existed)
 
-    def _write(self) -> None:
+    def _write(self, written: list[Path]) -> None:
+        """Write what the folder does not have yet; `written` gets the paths."""
         for name, text in self.files.items():
             file = self.folder / name
-            if file.is_file() and file.read_text() != text:
+            if not file.is_file():
+                written.append(file)
+                with writing(self.folder):
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    atomic_write_text(file, text)
+            elif file.read_text() != text:
                 raise ConfigError(
                     f"{self.folder} holds a run with other rows in {name}; use another name=..., "
                     "or the same rows to continue it"
                 )
-            file.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write_text(file, text)
-        if self.model is not None:
-            save_once(self.model, self.folder / MODEL_FOLDER)
+        model_folder = self.folder / MODEL_FOLDER
+        if self.model is not None and not model_folder.is_dir():
+            written.append(model_folder)
+            with writing(self.folder):
+                save_once(self.model, model_folder)
 
-    def _remove(self, existed: bool) -> None:
-        for name in self.files:
-            (self.folder / name).unlink(missing_ok=True)
-        if self.model is not None:
-            shutil.rmtree(self.folder / MODEL_FOLDER, ignore_errors=True)
-        if not existed:
-            shutil.rmtree(self.folder, ignore_errors=True)
+    def _remove(self, written: Sequence[Path], existed: bool) -> None:
+        """Remove what this call wrote, unless another process starts the run with it."""
+        lock = self.folder / LOCK_FILE
+        if lock.is_file() and is_locked(lock):
+            return
+        for path in written if existed else [self.folder]:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def make_request(

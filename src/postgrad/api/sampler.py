@@ -1,12 +1,13 @@
 """Responses of a model to prompts, without scoring them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from postgrad.agents.runner import open_agents
 from postgrad.api.rows import as_problems
+from postgrad.api.stream import stream_response
 from postgrad.cluster.backends import open_engine
 from postgrad.data.styles import stop_strings
 from postgrad.environments.lookup import open_environments
@@ -16,8 +17,9 @@ from postgrad.evaluation.plan import engine_config, make_prompts, resolve_engine
 from postgrad.evaluation.settings import EvalConfig, read_settings
 from postgrad.model.threads import kept_threads, set_threads
 from postgrad.problem import Problem
-from postgrad.rollout.engine import make_sampling
-from postgrad.rollout.respond import generate
+from postgrad.rollout.engine import Request, make_sampling, trajectory_seed
+from postgrad.rollout.native.engine import NativeEngine
+from postgrad.rollout.respond import STEP, generate
 from postgrad.rollout.turns import make_turns
 
 # A prompt: a text, or messages such as [{"role": "user", "content": "2+2="}].
@@ -72,6 +74,23 @@ class Sampler:
         groups = self.sample(problems, n, temperature, max_tokens, seed)
         results = [group[0] if n == 1 else group for group in groups]
         return results[0] if is_single else results
+
+    def stream(self, prompt: Prompt, *, temperature: float = 0.0, seed: int = 0) -> Iterator[str]:
+        """Yield the response to one prompt in pieces, as the native engine samples it.
+
+        Together they are what `generate` returns, without a stop string. Other engines, and runs
+        with an environment, give one piece.
+        """
+        if self.turns is not None or not isinstance(self.engine, NativeEngine):
+            yield self.generate(prompt, temperature=temperature, seed=seed)
+            return
+        problems = as_problems([_as_row(prompt)], "prompts")
+        self.prompts.drop_overlong(problems)
+        seeds = [trajectory_seed(seed, STEP, problems[0].uid, 0)]
+        request = Request(self.prompts.encode(problems[0]), seeds)
+        sampling = make_sampling(self.config.rollout, temperature)
+        set_threads(self.config.model.threads)
+        yield from stream_response(self.engine, self.prompts.tokenizer, request, sampling)
 
     @kept_threads()
     def sample(

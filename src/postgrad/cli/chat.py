@@ -50,9 +50,12 @@ def run(argv: list[str]) -> int:
             messages = list(start)
             continue
         messages.append({"role": "user", "content": line})
-        reply = sampler.generate(messages, temperature=arguments.temperature, seed=seed)
+        reply = ""
+        for piece in sampler.stream(messages, temperature=arguments.temperature, seed=seed):
+            print(piece, end="", flush=True)
+            reply += piece
+        print(flush=True)
         messages.append({"role": "assistant", "content": reply})
-        print(reply, flush=True)
         seed += 1
     return 0
 

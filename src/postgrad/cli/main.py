@@ -134,13 +134,15 @@ def run(argv: list[str], ends_process: bool = False) -> int:
     except RunError as error:
         _print_error(error)
         return 1
-    except KeyboardInterrupt:
+    except BrokenPipeError:
+        return 1
+    except BaseException as error:
+        if not _is_interrupt(error):
+            raise
         if ends_process:
             _ignore_signals()
         print(f"postgrad: stopped{HOW_TO_CONTINUE.get(argv[0], '')}", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        return 1
 
 
 # Commands of other programs -> the one that does this here.
@@ -162,6 +164,16 @@ def _suggest_command(name: str) -> str:
     if name in recipe_names():
         return f"it is a recipe: postgrad train {name} key=value ..."
     return did_you_mean(name, COMMANDS)
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C caused the error.
+
+    The cleanup of a library, such as OmegaConf, may fail in the middle of its work and hide it.
+    """
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _print_error(error: Exception) -> None:

@@ -185,12 +185,14 @@ def load(checkpoint: Path, models: Sequence[Savable]) -> State:
             model.load(str(checkpoint.resolve()))
         state = json.loads((checkpoint / "state.json").read_text())
         pending = checkpoint / "pending.bin"
+        # A checkpoint of an older version does not say whether it has rollouts.
+        has_pending = state["num_pending"] if "num_pending" in state else pending.is_file()
         return State(
             step=state["step"],
             cursor=state["cursor"],
             flat_steps=state["flat_steps"],
             method=decode((checkpoint / "method.bin").read_bytes()),
-            pending=decode(pending.read_bytes()) if pending.is_file() else [],
+            pending=decode(pending.read_bytes()) if has_pending else [],
             lr=state.get("lr"),
         )
     except (OSError, LookupError, RecursionError, SafetensorError, TypeError, ValueError) as error:
@@ -224,7 +226,7 @@ def _removed_on_error(final: Path, temporary: Path) -> Iterator[None]:
         yield
     except Exception as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if reason := _disk_error(error):
+        if reason := disk_error(error):
             message = f"checkpoint {final} could not be written: {reason}"
         elif isinstance(error, RunError):
             message = f"checkpoint {final}: {error}"
@@ -233,7 +235,7 @@ def _removed_on_error(final: Path, temporary: Path) -> Iterator[None]:
         raise RunError(f"{message}; earlier checkpoints are intact") from error
 
 
-def _disk_error(error: Exception) -> str:
+def disk_error(error: Exception) -> str:
     """Return why the disk refused a write, or "" if the error is of another kind."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
@@ -265,6 +267,7 @@ def _write_state(temporary: Path, state: State) -> None:
         "step": state.step,
         "cursor": state.cursor,
         "flat_steps": state.flat_steps,
+        "num_pending": len(state.pending),
     }
     if state.lr is not None:
         values["lr"] = state.lr

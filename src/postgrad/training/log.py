@@ -16,9 +16,10 @@ import torch
 
 from postgrad.data.rollout_folder import rollout_files
 from postgrad.errors import RunError
-from postgrad.files import atomic_file, atomic_write_text, fsync_path
+from postgrad.files import atomic_file, atomic_write_text, fsync_path, remove_folder
 from postgrad.methods.base import Stage, Step
 from postgrad.methods.support.scoring import reward_metrics
+from postgrad.training.validation_answers import answer_folders
 from postgrad.types import SOURCE_NAMES, Batch, ColumnError
 from postgrad.user_code import place_of
 from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
@@ -35,7 +36,10 @@ def is_timing(name: str) -> bool:
 
 
 class RunLog:
-    """Writes metrics.jsonl and rollouts/ of one run that continues after step `start`."""
+    """Writes metrics.jsonl and rollouts/ of one run that continues after step `start`.
+
+    What a killed run wrote after that step is removed, answers of its validations too.
+    """
 
     def __init__(self, folder: Path, start: int) -> None:
         self.folder = folder
@@ -61,6 +65,9 @@ class RunLog:
         for number, path in rollout_files(rollouts).items():
             if number > step:
                 path.unlink()
+        for number, path in answer_folders(self.folder).items():
+            if number > step:
+                remove_folder(path)
 
     def write(self, number: int, metrics: dict[str, float]) -> dict[str, float]:
         """Append and return one line; a validation of the same step is a separate line."""

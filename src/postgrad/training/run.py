@@ -60,6 +60,7 @@ AUTO = (
     ("training", "token_budget", 0),
 )
 
+LOCK_FILE = ".lock"
 # A process that tests whether the run is alive holds the lock for a moment.
 LOCK_WAIT_S = 0.2
 
@@ -97,13 +98,11 @@ def create_folder(config: Config) -> Path:
     folder = run_folder(config)
     last_step = max(checkpoint.saved_steps(folder), default=0)
     is_kept = (folder / CONFIG_FILE).is_file() and last_step >= config.training.steps
-    try:
+    with writing(folder):
         for name in ("rollouts", "checkpoints", "eval"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         if not is_kept:
             atomic_write_text(folder / CONFIG_FILE, to_yaml(config))
-    except OSError as error:
-        raise _not_writable(folder, error) from error
     return folder
 
 
@@ -114,14 +113,13 @@ def locked_folder(folder: Path, new: bool = False) -> Iterator[None]:
     Raises ConfigError if another process holds it, or if a `new` folder got a run meanwhile.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = acquire_lock(folder / ".lock", LOCK_WAIT_S)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = acquire_lock(folder / LOCK_FILE, LOCK_WAIT_S)
     except BlockingIOError as error:
         raise ConfigError(
             f"{folder} is in use by another process; wait for it, or use another name=..."
         ) from error
-    except OSError as error:
-        raise _not_writable(folder, error) from error
     with lock:
         if new and (folder / CONFIG_FILE).exists():
             raise ConfigError(
@@ -130,11 +128,20 @@ def locked_folder(folder: Path, new: bool = False) -> Iterator[None]:
         yield
 
 
-def _not_writable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"the run folder {folder} cannot be written: {error.strerror}; "
-        "choose another with runs=FOLDER"
-    )
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raise ConfigError if the block cannot write to the run folder."""
+    try:
+        yield
+    except BlockingIOError:  # the lock is taken
+        raise
+    except Exception as error:
+        reason = checkpoint.disk_error(error)
+        if not reason:
+            raise
+        raise ConfigError(
+            f"the run folder {folder} cannot be written: {reason}; choose another with runs=FOLDER"
+        ) from error
 
 
 def _check_unchanged(config: Config, stored: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ class TrackerReporter(Reporter):
 
     A tracker that cannot start stops the run. One that fails later is dropped, and the run goes on.
     A run that was killed repeats the steps after its checkpoint: the tracker gets no step twice.
+    It gets the validation of the last step that it has: the kill may have come before that.
     """
 
     def __init__(self, kind: str) -> None:
@@ -68,20 +69,21 @@ class TrackerReporter(Reporter):
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
         values = {name: value for name, value in metrics.items() if name not in ("step", "time")}
-        self._send(int(metrics["step"]), values)
+        number = int(metrics["step"])
+        if self.tracker is not None and number > self.tracker.last_step:
+            self._send(self.tracker, number, values)
 
     def validated(self, number: int, metrics: dict[str, float]) -> None:
-        self._send(number, metrics)
+        if self.tracker is not None and number >= self.tracker.last_step:
+            self._send(self.tracker, number, metrics)
 
     def stopped(self) -> None:
         if self.tracker is not None:
             self._call(self.tracker.finish)
 
-    def _send(self, number: int, metrics: dict[str, float]) -> None:
-        if self.tracker is not None and number > self.tracker.last_step:
-            log = self.tracker.log
-            values = {name: float(value) for name, value in metrics.items()}
-            self._call(lambda: log(number, values))
+    def _send(self, tracker: Tracker, number: int, metrics: dict[str, float]) -> None:
+        values = {name: float(value) for name, value in metrics.items()}
+        self._call(lambda: tracker.log(number, values))
 
     def _call(self, function: Callable[[], None]) -> None:
         """Call the tracker; drop it if it raises."""

@@ -5,6 +5,7 @@ pass also SET-sampled.jsonl) and summary.json.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,17 @@ from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 from postgrad.verifiers.scorer import Scorer
 
 PASS_SCORE = 1.0  # smallest score of a right answer
+FOLDER_NAME = re.compile(r"validation-([0-9]{6,})")
+
+
+def answer_folders(run: Path) -> dict[int, Path]:
+    """Return the folder of each validation of a run, by step; other evaluations are left out."""
+    folders: dict[int, Path] = {}
+    for path in (run / "eval").glob("validation-*"):
+        match = FOLDER_NAME.fullmatch(path.name)
+        if match is not None:
+            folders[int(match[1])] = path
+    return folders
 
 
 class ValidationAnswers:

@@ -1,5 +1,6 @@
 """Validates a run's policy, writes the results, and remembers the best step."""
 
+from postgrad.training import checkpoint
 from postgrad.training.log import RunLog, read_metrics
 from postgrad.training.memory import explained_memory_errors
 from postgrad.training.reward_watch import RewardWatch
@@ -21,7 +22,10 @@ class Validator:
         self.log = log
         sets = opened.inputs.validation
         lines = read_metrics(opened.folder)
-        self.best = BestStep(opened.config, len(sets), lines)
+        # Somebody may have removed the best checkpoint; then the best of the others counts.
+        saved = set(checkpoint.saved_steps(opened.folder))
+        of_saved = [line for line in lines if line["step"] in saved]
+        self.best = BestStep(opened.config, len(sets), of_saved)
         self.watch = RewardWatch(num_answers(opened.config, sets), lines)
 
     def validate(self, number: int) -> bool:
