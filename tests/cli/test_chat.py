@@ -57,3 +57,18 @@ def test_a_model_answers(tiny, monkeypatch, capsys):
     assert main(["chat", str(tiny), "max_response_tokens=4"]) == 0
     expected = generate(str(tiny), "2+2=", max_tokens=4)
     assert capsys.readouterr().out.strip() == expected.strip()
+
+
+@pytest.mark.slow
+def test_the_pieces_of_a_reply_are_the_generated_text(tiny):
+    from postgrad.api.sampler import Sampler
+
+    sampler = Sampler(str(tiny), ["max_response_tokens=12"])
+    whole = sampler.generate("2+2=", temperature=1.0, seed=3)
+    pieces = list(sampler.stream("2+2=", temperature=1.0, seed=3))
+    assert "".join(pieces) == whole
+    assert len(pieces) > 1
+    stop = whole[len(whole) // 2]
+    stopped = Sampler(str(tiny), ["max_response_tokens=12", f"rollout.stop=['{stop}']"])
+    text = "".join(stopped.stream("2+2=", temperature=1.0, seed=3))
+    assert text == whole[: whole.index(stop)]
