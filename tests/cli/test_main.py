@@ -1,6 +1,5 @@
 """The program without a known command: what it says."""
 
-import signal
 
 import pytest
 
@@ -34,7 +33,7 @@ def test_ctrl_c_that_a_library_replaces_by_its_own_error_is_one_line(capsys, mon
 
     def run(argv):
         try:
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
         finally:
             raise AttributeError("'NoneType' object has no attribute")
 

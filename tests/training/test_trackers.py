@@ -312,7 +312,7 @@ def test_unknown_tracker_names_the_nearest(tiny, capsys):
         main(["train", "grpo", f"model.path={tiny}", "data.train=arithmetic:1", "track=tensorbord"])
         == 2
     )
-    assert "did you mean tensorboard?" in capsys.readouterr().err
+    assert "did you mean tensorboard, or empty?" in capsys.readouterr().err
 
 
 def test_tracker_that_fails_later_does_not_stop_the_run(tiny, tmp_path, monkeypatch, capsys):
