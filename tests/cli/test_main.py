@@ -1,6 +1,5 @@
 """The program without a known command: what it says."""
 
-
 import pytest
 
 from postgrad.cli import train
