@@ -86,7 +86,8 @@ def test_arms_differ_only_in_what_is_compared(research, tmp_path):
 def test_trl_has_the_sizes_of_postgrad(research, tmp_path, claim):
     runs = make_runs(research, claim, tmp_path, "--seeds=0", "--test-problems=9")
     postgrad, *others = runs
-    assert [run.arm for run in others] == ["TRL with vLLM"]
+    uncorrected = ["TRL with vLLM, no correction"] if claim == "grpo" else []
+    assert [run.arm for run in others] == ["TRL with vLLM", *uncorrected]
     config = composed(postgrad)
     sizes = {
         "steps": config.training.steps,

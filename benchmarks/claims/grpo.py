@@ -2,7 +2,8 @@
 
 All read the same problems with the same prompts, batch, learning rate and verifier. TRL samples
 with vLLM in its process or, with `--engine transformers`, with transformers.generate, its default.
-Seconds are those of runs that had the GPU alone (`--jobs 1`).
+Seconds are those of runs that had the GPU alone (`--jobs 1`). On GSM8K a third arm is TRL without
+its correction of vLLM's log-probs.
 `grpo` trains on GSM8K; `math` on the easier problems of a part of DeepMath-103K, with MATH-500 as
 test problems.
 """
@@ -33,7 +34,11 @@ def arms(options: argparse.Namespace) -> Arms:
         f"--token-budget={options.token_budget}",
         f"--cache-gib={options.cache_gib}",
         f"--engine={'vllm' if uses_vllm else 'transformers'}",
+        *(["--smoke"] if options.smoke else []),
     ]
+    uncorrected: Arms = {}
+    if uses_vllm and options.task == "gsm8k":
+        uncorrected = {"TRL with vLLM, no correction": [*trl, "--no-correction"]}
     return {
         "Postgrad": [
             "grpo",
@@ -42,7 +47,8 @@ def arms(options: argparse.Namespace) -> Arms:
             *validation(options, parts=1),
             *sampling(options),
         ],
-        "TRL with vLLM" if uses_vllm else "TRL": [*trl, *(["--smoke"] if options.smoke else [])],
+        "TRL with vLLM" if uses_vllm else "TRL": trl,
+        **uncorrected,
     }
 
 

@@ -4,11 +4,12 @@ research.py starts it: `trl_grpo.py --model MODEL --train FILE --test FILE --fol
 RUN/metrics.jsonl gets a line per step with the names of Postgrad's metrics, and one per validation,
 by `postgrad eval`: one greedy response per test problem, in bfloat16. TRL's settings are those of
 Postgrad's recipe grpo: token mean over the batch, no KL, ratio clip 0.2, group's standard
-deviation, weights in float32 with bfloat16 passes, fused AdamW, constant learning rate.
+deviation, fused AdamW, constant learning rate; its weights are float32 with bfloat16 passes
+(Postgrad's: bfloat16 with float32 copies in the optimizer).
 `--engine vllm` samples with vLLM in TRL's process; its log-probs are corrected as TRL does by
-default. vLLM's KV cache has a fixed size, because vLLM would count the memory of other runs on the
-GPU as its own. It does not sleep while TRL trains (TRL's default): its check of the freed memory
-fails when another run takes some at that moment.
+default, or not with `--no-correction`. vLLM's KV cache has a fixed size, because vLLM would count
+the memory of other runs on the GPU as its own. It does not sleep while TRL trains (TRL's default):
+its check of the freed memory fails when another run takes some at that moment.
 """
 
 import argparse
@@ -48,6 +49,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--token-budget", type=int, required=True, help="of responses in a pass")
     parser.add_argument("--cache-gib", type=float, required=True, help="vLLM's KV cache")
     parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
+    parser.add_argument("--no-correction", action="store_true", help="of vLLM's log-probs")
     parser.add_argument("--smoke", action="store_true", help="small sizes on a CPU")
     options = parser.parse_args()
     if options.smoke:
@@ -173,6 +175,7 @@ def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
         "vllm_mode": "colocate",
         "vllm_gpu_memory_utilization": FREE_SHARE,
         "vllm_max_model_length": options.prompt_tokens + options.tokens,
+        "vllm_importance_sampling_correction": not options.no_correction,
     }
 
 
