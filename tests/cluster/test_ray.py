@@ -257,6 +257,29 @@ def test_adapter_dropout_repeats_on_ranks(make_config):
     assert any(not torch.equal(one[name], plain[name]) for name in one)
 
 
+@pytest.mark.parametrize("own", [(), LORA], ids=["full", "lora"])
+def test_a_reference_that_follows_the_policy_is_that_of_one_process(own, make_config, tmp_path):
+    """Each step runs on other workers: two, two and one more for the reference, none."""
+    synced = (
+        *own,
+        "method.reference_sync_every=1",
+        "method.reference_mixup=0.5",
+        "training.checkpoint_every=1",
+        "training.async_save=true",
+    )
+    local, _, _ = run(make_config("grpo", "local", *synced))
+    clusters = [on_ray(2), on_ray(2, "cluster.pools.reference=1"), ()]
+    for step, cluster in enumerate(clusters, start=1):
+        stop_after(make_config("grpo", "resumed", *synced, *cluster), step)
+    resumed = [line for line in metrics_of(tmp_path / "resumed") if "loss" in line]
+    assert_same_metrics(local, resumed)
+    saved = [
+        tmp_path / name / "checkpoints" / "step-3" / "reference" for name in ("local", "resumed")
+    ]
+    first, second = (read_weights(folder, ()) for folder in saved)
+    assert all(torch.allclose(first[name], second[name], atol=2e-4) for name in first)
+
+
 # ---- ports, number of workers, pools
 
 

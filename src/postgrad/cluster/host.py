@@ -24,6 +24,7 @@ from postgrad.model.policy import BaseModelPolicy, FrozenPolicy, LocalPolicy
 from postgrad.model.process_reward_model import StepModel, StepPolicy, scores_steps
 from postgrad.model.ranks import Ranks
 from postgrad.model.reward_model import RewardModel, RewardPolicy
+from postgrad.model.synced import SyncedPolicy
 from postgrad.model.threads import set_threads
 from postgrad.rollout.native.engine import NativeEngine
 
@@ -106,6 +107,8 @@ def build_role(
     loaded.model.requires_grad_(False)
     if role.kind in GENERATING:
         return NativeEngine(loaded, config.rollout)
+    if role.kind == "synced":
+        return SyncedPolicy(config, loaded, name, role.share)
     return FrozenPolicy(config, loaded)
 
 

@@ -29,6 +29,7 @@ METHODS = {
     "engine": ("generate", "publish", "poll"),
     "chat": ("generate",),
     "frozen": ("logprobs", "top_logprobs"),
+    "synced": ("logprobs", "top_logprobs", "publish", "save", "load", "begin_save", "saved"),
     "scores": ("scores", "step_scores"),
     "critic": ("values", "update", "save", "load", "begin_save", "saved"),
 }

@@ -276,6 +276,7 @@ def _build_sharded_role(
     """Returns the model of a role; `policy` is the sharded policy of this actor, or None."""
     from postgrad.cluster.host import GENERATING, build_role, is_base_model, load_role
     from postgrad.model.sharded import ShardedBaseModel, ShardedCritic, ShardedFrozen
+    from postgrad.model.sharded_synced import ShardedSynced
 
     if role.kind in GENERATING or role.kind == "scores":
         return build_role(config, method, name, role)
@@ -286,4 +287,6 @@ def _build_sharded_role(
     loaded = load_role(config, name, path, "cpu", ranks, uses_lm_head=not is_critic)
     if is_critic:
         return ShardedCritic(config, loaded, method, role.lr, ranks, path)
+    if role.kind == "synced":
+        return ShardedSynced(config, loaded, ranks, name, role.share)
     return ShardedFrozen(config, loaded, ranks)

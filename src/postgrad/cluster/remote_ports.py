@@ -50,6 +50,9 @@ class RemoteModel:
     def weights(self) -> dict[str, Tensor]:
         return self.caller.call(self.role, "weights")
 
+    def publish(self, weights: Mapping[str, Tensor]) -> None:
+        self.caller.call(self.role, "publish", weights)
+
     def save(self, folder: str) -> None:
         self.caller.call(self.role, "save", folder)
 

@@ -21,7 +21,7 @@ from postgrad.config.schema import Config, setting
 from postgrad.data.overlong import RowEncoder
 from postgrad.data.render import Prompts as PromptEncoder
 from postgrad.errors import ConfigError
-from postgrad.methods.ports import Ports, Role
+from postgrad.methods.ports import SAVED_KINDS, Ports, Role
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.checks import (
     check_agent,
@@ -188,10 +188,10 @@ class Method:
         """Gives the method its models and services."""
         self.ports = ports
 
-    def trained_models(self) -> list[Any]:
-        """The models that a checkpoint holds: the policy, and every critic."""
-        critics = [name for name, role in self.roles().items() if role.kind == "critic"]
-        return [self.ports.policy, *(self.ports.models[name] for name in critics)]
+    def saved_models(self) -> list[Any]:
+        """The models that a checkpoint holds: the policy, critics, and copies of the policy."""
+        names = [name for name, role in self.roles().items() if role.kind in SAVED_KINDS]
+        return [self.ports.policy, *(self.ports.models[name] for name in names)]
 
     # ---- the stages of a step, on the driver
 
@@ -293,13 +293,25 @@ class Method:
         return batch
 
     def publish(self, batch: Batch, step: Step) -> Batch:
-        """Sends the new weights to an engine that has its own."""
+        """Sends the new weights to an engine that has its own, and to copies of the policy."""
         self.sync_weights()
+        self.sync_copies(step)
         return batch
 
     def sync_weights(self) -> None:
         if not self.ports.engine.shares_weights:
             self.ports.engine.publish(self.ports.policy.weights())
+
+    def sync_copies(self, step: Step) -> None:
+        """Moves the models of the kind `synced` to the policy, in the steps when they are due."""
+        synced = {name: role for name, role in self.roles().items() if role.kind == "synced"}
+        due = [name for name, role in synced.items() if step.number % role.sync_every == 0]
+        if due:
+            weights = self.ports.policy.weights()
+            for name in due:
+                self.ports.models[name].publish(weights)
+        for name in synced:
+            step.metrics[f"{name}/synced"] = float(name in due)
 
     # ---- beside the model
 

@@ -12,19 +12,23 @@ from torch import Tensor
 from postgrad.algorithms.preference import MEAN_LOSSES, PREFERENCE_LOSSES, dpo
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
-from postgrad.methods.base import MethodSettings
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.given_rows import pair_rows
 from postgrad.methods.support.preferences import GivenPairs, response_logprobs, split_pairs
+from postgrad.methods.support.synced_reference import (
+    ReferenceSettings,
+    check_reference,
+    reference_role,
+)
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.types import Batch, Problem
 
 
 @dataclass
-class DpoSettings(MethodSettings):
+class DpoSettings(ReferenceSettings):
     loss: str = setting(
         "sigmoid",
         "sigmoid is DPO's; ipo uses mean log-probs; hinge is SLiC's; odds_ratio is ORPO's",
@@ -78,9 +82,12 @@ class Dpo(GivenPairs):
         if self.settings.loss in MEAN_LOSSES:
             reason = f"with method.loss={self.settings.loss}, which always uses mean log-probs"
             refuse_unread("method", self.settings, ["length_normalized"], reason)
+        check_reference(self, "with method.reference_free=true")
 
     def roles(self) -> dict[str, Role]:
-        return {} if self.settings.reference_free else {"reference": Role("frozen")}
+        if self.settings.reference_free:
+            return {}
+        return {"reference": reference_role(self.settings)}
 
     # ---- stages, on the driver
 

@@ -30,6 +30,7 @@ from postgrad.methods.support.grpo_settings import GrpoSettings
 from postgrad.methods.support.length_penalty import add_overlong_penalty, mask_truncated
 from postgrad.methods.support.policy_update import PolicyUpdate
 from postgrad.methods.support.scoring import reward_metrics
+from postgrad.methods.support.synced_reference import check_reference, reference_role
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.types import Batch
 
@@ -58,9 +59,10 @@ class Grpo(PolicyUpdate):
     def check_unread(self) -> None:
         super().check_unread()
         grpo_checks.check_unread(self)
+        check_reference(self, "with method.kl=none", "add method.kl=loss")
 
     def roles(self) -> dict[str, Role]:
-        return {"reference": Role("frozen")} if self.settings.kl != "none" else {}
+        return {"reference": reference_role(self.settings)} if self.settings.kl != "none" else {}
 
     def reward_parts(self) -> dict[str, str]:
         return grpo_checks.reward_parts(self)

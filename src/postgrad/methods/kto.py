@@ -17,18 +17,22 @@ from postgrad.config.schema import setting
 from postgrad.data.labels import label_of, label_value
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
-from postgrad.methods.base import MethodSettings
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.given_rows import given_row, is_pair, pair_rows
 from postgrad.methods.support.preferences import GivenResponses, response_logprobs
+from postgrad.methods.support.synced_reference import (
+    ReferenceSettings,
+    check_reference,
+    reference_role,
+)
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
 from postgrad.types import Batch, Problem
 
 
 @dataclass
-class KtoSettings(MethodSettings):
+class KtoSettings(ReferenceSettings):
     beta: float = setting(
         0.1, "strength of the KL constraint to the reference", above=0.0, at_most=1e4
     )
@@ -55,6 +59,10 @@ class Kto(GivenResponses):
                 f"training.problems_per_step={num_problems}: kto estimates the KL from prompts "
                 "with the response of another problem; use at least 2"
             )
+
+    def check_unread(self) -> None:
+        super().check_unread()
+        check_reference(self, "")
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         self.check_validation_problems(problems)
@@ -88,7 +96,7 @@ class Kto(GivenResponses):
         return notes if label is None else [*notes, _one_label_note(label, len(problems))]
 
     def roles(self) -> dict[str, Role]:
-        return {"reference": Role("frozen")}
+        return {"reference": reference_role(self.settings)}
 
     # ---- stages, on the driver
 

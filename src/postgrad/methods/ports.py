@@ -15,7 +15,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import, and a list of setting
 LIVE = "policy:live"  # the path of a role that is the engine of this run
 
 
-KINDS = ("frozen", "critic", "engine", "chat", "scores")
+KINDS = ("frozen", "synced", "critic", "engine", "chat", "scores")
+SAVED_KINDS = ("synced", "critic")  # what a checkpoint holds besides the policy
 
 
 @dataclass(frozen=True)
@@ -23,23 +24,53 @@ class Role:
     """A model that a method needs besides the policy.
 
     Args:
-        kind: `frozen` gives log-probs and is never trained. `critic` is trained on values. `engine`
-            continues prompts; its port is a Generator. `chat` answers messages; its port is a Chat.
-            `scores` is a reward model; its port is a ModelVerifier.
+        kind: `frozen` gives log-probs and is never trained. `synced` is a copy of the policy that
+            gives log-probs and is moved to the policy's weights every `sync_every` steps. `critic`
+            is trained on values. `engine` continues prompts; its port is a Generator. `chat`
+            answers messages; its port is a Chat. `scores` is a reward model; its port is a
+            ModelVerifier.
         path: where the model is, as in model.path. Empty: the policy's starting model. An engine or
             a chat may also be `policy:live` (the engine that samples the rollouts of this run), a
             model of a server (`http://host:8000/v1#model`), an entry of a file of servers
             (`servers.json#model`), or `fake:TEXT`, which always answers TEXT.
         lr: the learning rate of a critic.
+        sync_every: steps between two updates of a synced copy; the first is after that many steps.
+        share: of the policy's weights in an updated copy; the rest stays. 1 copies the policy.
     """
 
     kind: str
     path: str = ""
     lr: float = 0.0
+    sync_every: int = 0
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"Role({self.kind!r}): {did_you_mean(self.kind, KINDS)}")
+        if self.kind == "synced":
+            check_synced(self)
+        elif self.sync_every or self.share != 1.0:
+            raise ConfigError(
+                f"Role({self.kind!r}): sync_every and share are of a synced model; "
+                'use Role("synced", ...), or remove them'
+            )
+
+
+def check_synced(role: Role) -> None:
+    """Raises ConfigError for a synced role that cannot follow the policy."""
+    if role.path:
+        raise ConfigError(
+            f'Role("synced", {role.path!r}): a synced model is a copy of the policy; '
+            "remove the path"
+        )
+    if role.sync_every < 1:
+        raise ConfigError(
+            f'Role("synced", sync_every={role.sync_every}): sync_every must be at least 1'
+        )
+    if not 0 < role.share <= 1:
+        raise ConfigError(
+            f'Role("synced", share={role.share}): share must be above 0 and at most 1'
+        )
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 The student samples from the plain prompt. The teacher sees the same response after a prompt that
 also has the solution or demonstration of the problem, and its log-probs are imitated as in
-distillation. The teacher is the starting model (frozen) or the policy of the current step. SDFT
-does this with demonstrations, OPSD with solutions.
+distillation. The teacher is the starting model, a copy that follows the policy, or the policy of
+the current step. SDFT does this with demonstrations, OPSD with solutions.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,9 @@ from postgrad.errors import ConfigError
 from postgrad.methods.distill import Distill
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Step
+from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.distill_settings import DistillSettings
+from postgrad.methods.support.synced_reference import synced_role
 from postgrad.types import Batch, Problem, Ragged
 
 HINTS = ("demonstration", "ground_truth")
@@ -30,6 +32,17 @@ class SelfDistillSettings(DistillSettings):
     )
     refresh: bool = setting(
         False, "the teacher is the policy of the current step instead of the starting model"
+    )
+    teacher_sync_every: int = setting(
+        0,
+        "steps between two updates of the teacher from the policy; 0: the starting model",
+        at_least=0,
+    )
+    teacher_mixup: float = setting(
+        1.0,
+        "share of the policy's weights in the updated teacher; 1 copies the policy",
+        above=0.0,
+        at_most=1.0,
     )
 
 
@@ -49,6 +62,17 @@ class SelfDistill(Distill):
                 f"method.hint_template={template!r} needs both {{question}} and {{hint}}"
             )
 
+    def check_unread(self) -> None:
+        super().check_unread()
+        settings = self.settings
+        if settings.refresh:
+            names = ["teacher_sync_every", "teacher_mixup"]
+            refuse_unread("method", settings, names, "with method.refresh=true")
+        elif not settings.teacher_sync_every:
+            reason = "with method.teacher_sync_every=0"
+            fix = "add method.teacher_sync_every=1"
+            refuse_unread("method", settings, ["teacher_mixup"], reason, fix)
+
     def check_problems(self, problems: Sequence[Problem]) -> None:
         for problem in problems:
             if not self.hint_of(problem):
@@ -58,9 +82,11 @@ class SelfDistill(Distill):
                 )
 
     def roles(self) -> dict[str, Role]:
+        settings = self.settings
         roles = super().roles()
-        if self.settings.refresh:
-            del roles["teacher"]
+        del roles["teacher"]
+        if not settings.refresh:
+            roles["teacher"] = synced_role(settings.teacher_sync_every, settings.teacher_mixup)
         return roles
 
     def teacher(self) -> Any:

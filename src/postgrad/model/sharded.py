@@ -93,12 +93,17 @@ class Sharded:
     def gather_metrics(self, metrics: MetricAccumulator) -> MetricAccumulator:
         return MetricAccumulator.merge(self.ranks.gather_json(metrics.to_dict()))
 
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """The type of the weights that are sent and saved."""
+        return self.compute
+
     def weights(self) -> dict[str, Tensor]:
         """Return the full weights that this rank sends, in host memory. A collective."""
         return dict(self.own_weights())
 
     def own_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this rank's share of the full weights, in host memory and the compute type.
+        """Yield this rank's share of the full weights, in host memory.
 
         Each rank has the weights of other blocks. A collective: all ranks use up the iterator.
         """
@@ -111,7 +116,7 @@ class Sharded:
         owners = assign_weights(sizes, self.ranks.size)
         for name, weight in self.full_state():
             if owners[name] == self.ranks.rank:
-                yield name, weight.to("cpu", self.compute, copy=True)
+                yield name, weight.to("cpu", self.stored_dtype, copy=True)
 
     @torch.no_grad()
     def full_state(self) -> Iterator[tuple[str, Tensor]]:
@@ -180,7 +185,7 @@ class Sharded:
             index: dict[str, tuple[str, int]] = {}
             for rank in writing:
                 index |= {name: (names[rank].name, size) for name, size in by_rank[rank].items()}
-            files.append(ModelFiles(self.loaded, self.compute, folder, index))
+            files.append(ModelFiles(self.loaded, self.stored_dtype, folder, index))
         return files
 
     def save(self, folder: str) -> None:

@@ -22,6 +22,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
+from postgrad.methods.support.synced_reference import check_synced_roles
 from postgrad.model.context import context_length
 from postgrad.model.device import (
     KERNEL_DEVICE,
@@ -214,6 +215,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
         problems = config.training.epochs * len(train)
         config.training.steps = max(1, int(problems / config.training.problems_per_step))
     held_out = [problem for problems in validation.values() for problem in problems]
+    check_synced_roles(method)
     method.check_problems(train)
     method.check_validation_problems(held_out)
     _check_tokenizers(config, method, tokenizer)

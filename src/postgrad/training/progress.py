@@ -27,7 +27,7 @@ class Progress:
         self.guard = guard
         self.rollouts = rollouts
         self.writer = checkpoint.Writer(
-            self.folder, self.method.trained_models(), self.config.training, self.reporter.saved
+            self.folder, self.method.saved_models(), self.config.training, self.reporter.saved
         )
         self.saved = 0
         self.changed_lr: float | None = None
@@ -37,7 +37,7 @@ class Progress:
         found = checkpoint.find_resumable(self.folder, self.reporter.note)
         if found is None:
             return 0
-        state = checkpoint.load(found, self.method.trained_models())
+        state = checkpoint.load(found, self.method.saved_models())
         self.feed.load(state.cursor)
         self.method.load(state.method)
         self.guard.flat_steps = state.flat_steps

@@ -6,13 +6,13 @@ from postgrad.algorithms.advantages import ADVANTAGES
 from postgrad.algorithms.kl import KL_ESTIMATORS
 from postgrad.algorithms.losses import LOSSES, Loss
 from postgrad.config.schema import setting
-from postgrad.methods.base import MethodSettings
 from postgrad.methods.support.correction import CORRECTIONS
 from postgrad.methods.support.grpo_checks import CLIPS
+from postgrad.methods.support.synced_reference import ReferenceSettings
 
 
 @dataclass
-class GrpoSettings(MethodSettings):
+class GrpoSettings(ReferenceSettings):
     advantage: str = setting(
         "grpo",
         "advantage estimator: a name of docs/algorithms.md, file.py:NAME or package.module:NAME",
