@@ -205,7 +205,17 @@ def _data(recipe: str) -> str:
         return "{steps}"
     if recipe in ("online_dpo", "gdpo", "classmate_gdpo"):
         return "arithmetic:1"
-    pairs = ("dpo", "dpo_norm", "dpo_sft", "cs336_dpo", "ipo", "orpo", "simpo", "reward_model")
+    pairs = (
+        "dpo",
+        "dpo_norm",
+        "dpo_sft",
+        "tr_dpo",
+        "cs336_dpo",
+        "ipo",
+        "orpo",
+        "simpo",
+        "reward_model",
+    )
     return "{pairs}" if recipe in pairs else "arithmetic:1"
 
 

@@ -110,9 +110,9 @@ def test_max_length_of_trl_limits_prompts_too(arguments, prompt_tokens):
 
 
 def test_a_reference_of_trl_that_follows_the_policy_has_a_reason():
-    result = translate(*read_settings("GRPOConfig(sync_ref_model=True)"))
+    result = translate(*read_settings("GRPOConfig(chat_template_path='x')"))
     [line] = result.missing
-    assert line.startswith("sync_ref_model=True: the reference")
+    assert line.startswith("chat_template_path=x: the chat template")
 
 
 def test_trl_config():
@@ -188,6 +188,24 @@ def test_straight_through_estimators_keep_their_plus():
         ("GKDConfig(beta=0.3)", "gkd", {"method.jsd_beta": "0.3"}),
         ("OnlineDPOConfig(beta=0.2)", "online_dpo", {"method.beta": "0.2"}),
         ("DPOConfig(loss_type='ipo')", "dpo", {"method.loss": "ipo"}),
+        (
+            "DPOConfig(sync_ref_model=True)",
+            "dpo",
+            {"method.reference_sync_every": "512", "method.reference_mixup": "0.6"},
+        ),
+        (  # counted in updates there, of which a step has two
+            "GRPOConfig(beta=0.01, sync_ref_model=True, ref_model_sync_steps=64, "
+            "ref_model_mixup_alpha=1.0, per_device_train_batch_size=8, num_iterations=2)",
+            "grpo",
+            {
+                "training.problems_per_step": "1",
+                "training.ppo_epochs": "2",
+                "method.kl": "loss",
+                "method.kl_coef": "0.01",
+                "method.reference_sync_every": "32",
+                "method.reference_mixup": "1.0",
+            },
+        ),
         ("CPOConfig(loss_type='simpo', simpo_gamma=0.5)", "simpo", {"method.target_margin": "0.5"}),
         (
             "RLOOConfig(beta=0.05)",

@@ -13,6 +13,7 @@ from postgrad.cli.train import compose_arguments
 from postgrad.config.schema import Config
 from postgrad.doctor import fit
 from postgrad.errors import ConfigError
+from postgrad.methods import find_method
 from postgrad.model.load import load, model_config
 from postgrad.model.loaded import Loaded
 from postgrad.model.passes.layout import MicroBatch
@@ -20,8 +21,10 @@ from postgrad.model.policy import LocalPolicy
 from postgrad.model.tiny import make_tiny
 from postgrad.model.views import FULL, hidden_states
 from postgrad.sizing import simulate
+from postgrad.sizing.mesh_memory import estimate_mesh
 from postgrad.sizing.plan import GroupLengths, Plan, Workload, check_context, lay_out_step
 from postgrad.sizing.suggest import suggest_settings
+from postgrad.training.auto_passes import local_roles
 
 GIB = 2**30
 
@@ -141,6 +144,24 @@ def test_other_models_take_memory_time_and_disk(tiny: Path) -> None:
     assert sum(more.held.values()) - sum(less.held.values()) == 4 * p + (4 + 8) * p
     assert more.phases["critic's update"]["gradients"] == 4 * p
     assert fit.checkpoint_bytes(plan) == 2 * fit.checkpoint_bytes(alone)
+
+
+def test_a_copy_that_follows_the_policy_takes_memory_and_disk(tiny: Path) -> None:
+    for share, each in ((1.0, 2), (0.1, 6)):  # bfloat16, and float32 masters of an average
+        words = ["method.kl=loss", "method.reference_sync_every=2", "model.dtype=bfloat16"]
+        words += [f"method.reference_mixup={share}", "training.token_budget=1000"]
+        plan = make_plan(make_workload(4, 10, 4), tiny, *words)
+        config = plan.config
+        roles = local_roles(config, find_method("grpo")(config))
+        with_copy = dataclasses.replace(plan, roles=roles)
+        layout = lay_out_step(plan, response_tokens=5)
+        parameters = simulate.measure_size(config, plan.model).parameters
+        held, _ = fit._role_bytes(with_copy, layout)
+        assert held == {"reference": each * parameters}
+        saved = fit.checkpoint_bytes(with_copy) - fit.checkpoint_bytes(plan)
+        assert saved == (each - 2 or 2) * parameters
+        estimated = estimate_mesh(config, plan.model, roles).parts["reference"]
+        assert estimated == max(2, each - 2) * parameters
 
 
 def test_step_without_samples_has_no_sample_time(tiny: Path) -> None:

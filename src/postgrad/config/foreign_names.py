@@ -51,6 +51,9 @@ FOREIGN_NAMES = {
     "lr_warmup_steps": "optimizer.warmup_steps",
     "lr_warmup_ratio": "optimizer.warmup_ratio",
     "lr_warmup_steps_ratio": "optimizer.warmup_ratio",
+    "sync_ref_model": "method.reference_sync_every (in steps)",
+    "ref_model_sync_steps": "method.reference_sync_every",
+    "ref_model_mixup_alpha": "method.reference_mixup",
     # rollout
     "n": "rollout.samples",
     "num_generations": "rollout.samples",
@@ -227,7 +230,6 @@ NOT_NEEDED_NAMES = {
     "tokenizer": "the tokenizer is that of model.path",
     "system_prompt": "rows have it in a column system, or as their first message",
     "push_to_hub": "postgrad push RUN user/name uploads a run",
-    "sync_ref_model": "the reference is the starting model at every step",
     "packing": "rows are always packed without padding",
     "packing_samples": "rows are always packed without padding",
     "padding_free": "rows are always packed without padding",

@@ -291,9 +291,6 @@ TRL_REASONS = {
     "metric_for_best_model": "training.keep_best=SET chooses by the accuracy on a validation set",
     "chat_template_path": "the chat template is that of model.path",
     "eos_token": "the end of a turn is that of the chat template",
-    "sync_ref_model": "the reference is the starting model at every step",
-    "ref_model_mixup_alpha": "the reference is the starting model at every step",
-    "ref_model_sync_steps": "the reference is the starting model at every step",
     "loss_weights": "one loss per run; method.sft_coef adds an SFT term",
 }
 

@@ -30,7 +30,9 @@ PAIR_RECIPES = ("dpo", "kto", "orpo", "simpo", "online_dpo")
 GENERATION = ("steps_per_generation", "generation_batch_size")
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", *GENERATION)
 # TRL counts them in updates.
-IN_UPDATES = ("max_steps", "save_steps", "eval_steps", "warmup_steps")
+IN_UPDATES = ("max_steps", "save_steps", "eval_steps", "warmup_steps", "ref_model_sync_steps")
+# Of a reference that follows the policy; the first switches it on.
+SYNCED_REFERENCE = ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps")
 
 
 def read_trl_yaml(text: str) -> tuple[str, dict[str, str]] | None:
@@ -230,6 +232,8 @@ def _translate_special(
         return {}
     if key == "importance_sampling_level":
         return {"token": {}, "sequence": {"method.loss": "gspo"}}.get(value)
+    if key in SYNCED_REFERENCE and recipe in ("grpo", "rloo", "dpo"):
+        return _translate_synced_reference(settings)
     if key == "rpo_alpha" and recipe == "dpo":
         return {"method.sft_coef": value}
     if key == "optim" and value in TRL_OPTIMIZERS:
@@ -240,6 +244,16 @@ def _translate_special(
     if key == "report_to":
         return _translate_report_to(value)
     return None
+
+
+def _translate_synced_reference(settings: dict[str, str]) -> dict[str, str]:
+    """TRL's defaults are its own: every 512 updates, with 0.6 of the policy."""
+    if settings.get("sync_ref_model", "").lower() != "true":
+        return {}
+    return {
+        "method.reference_sync_every": settings.get("ref_model_sync_steps", "512"),
+        "method.reference_mixup": settings.get("ref_model_mixup_alpha", "0.6"),
+    }
 
 
 def _translate_report_to(value: str) -> dict[str, str] | None:

@@ -15,7 +15,13 @@ from postgrad.sizing.memory import (
     state_bytes,
     state_bytes_on_device,
 )
-from postgrad.sizing.plan import SHARED_WEIGHTS, Plan, StepLayout, lay_out_step
+from postgrad.sizing.plan import (
+    AVERAGED_WEIGHTS,
+    Plan,
+    StepLayout,
+    lay_out_step,
+    role_weight_bytes,
+)
 from postgrad.sizing.simulate import ModelSize, cache_bytes, measure_size, simulate_update
 
 ROLLOUT_BYTES = 10  # of rollouts/ per token: compressed parquet; measured 8 to 9
@@ -106,7 +112,7 @@ def _role_bytes(plan: Plan, layout: StepLayout) -> tuple[dict[str, int], dict[st
     role_config = dataclasses.replace(plan.config, model=unquantized)
     for name, (kind, model) in plan.roles.items():
         size = measure_size(plan.config, model, adapters=False)
-        held[name] = 0 if kind == SHARED_WEIGHTS else size.weights
+        held[name] = role_weight_bytes(kind, size)
         if kind == "critic":
             held[f"{name}'s optimizer"] = sum(state_bytes_on_device(plan.config, size).values())
             activations, _ = simulate_update(role_config, model, layout.largest_pass)
@@ -200,16 +206,21 @@ def estimate_validations(plan: Plan, rates: Rates) -> float:
 def checkpoint_bytes(plan: Plan) -> int:
     """Return the bytes of one checkpoint: weights and optimizer state of all trained models.
 
-    Weights are written dequantized.
+    Weights are written dequantized. Copies that follow the policy have weights only, in float32 if
+    they are averages.
     """
-    sizes = [measure_size(plan.config, plan.model)]
+    trained = [measure_size(plan.config, plan.model)]
+    total = 0
     for kind, model in plan.roles.values():
+        size = measure_size(plan.config, model, adapters=False)
         if kind == "critic":
-            sizes.append(measure_size(plan.config, model, adapters=False))
-    return sum(
-        size.parameters * size.bytes_each + sum(state_bytes(plan.config, size).values())
-        for size in sizes
-    )
+            trained.append(size)
+        elif kind in ("synced", AVERAGED_WEIGHTS):
+            total += size.parameters * (4 if kind == AVERAGED_WEIGHTS else size.bytes_each)
+    for size in trained:
+        state = sum(state_bytes(plan.config, size).values())
+        total += size.parameters * size.bytes_each + state
+    return total
 
 
 def disk_bytes(plan: Plan, layout: StepLayout) -> int:

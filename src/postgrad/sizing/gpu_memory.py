@@ -26,7 +26,7 @@ from postgrad.sizing.memory import (
     state_bytes_on_device,
 )
 from postgrad.sizing.packed import PackedSimulation
-from postgrad.sizing.plan import SHARED_WEIGHTS, Plan, StepLayout, lay_out_step
+from postgrad.sizing.plan import Plan, StepLayout, lay_out_step, role_weight_bytes
 from postgrad.sizing.simulate import ModelSize, measure_size
 
 PREFILL_TOKENS = 16384  # of rollout/native/paged_prefill.py
@@ -177,7 +177,7 @@ class GpuEstimator:
         phases: dict[str, dict[str, int]] = {}
         for name, (kind, model) in plan.roles.items():
             size = measure_size(plan.config, model, adapters=False)
-            held[name] = 0 if kind == SHARED_WEIGHTS else size.weights
+            held[name] = role_weight_bytes(kind, size)
             if kind == "critic":
                 state = state_bytes_on_device(plan.config, size)
                 held[f"{name}'s optimizer"] = sum(state.values())

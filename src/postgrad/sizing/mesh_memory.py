@@ -23,7 +23,7 @@ from postgrad.model.ranks import SHARDED_KINDS, check_mesh, mesh_of_models
 from postgrad.model.tensor_parallel import divide_model
 from postgrad.rollout.kinds import find_engine
 from postgrad.sizing.gpu_memory import Widths
-from postgrad.sizing.plan import SHARED_WEIGHTS
+from postgrad.sizing.plan import AVERAGED_WEIGHTS, SHARED_WEIGHTS
 from postgrad.sizing.simulate import ModelSize, build_model, measure_size
 from postgrad.sizing.traffic import Mesh, SentSizes
 
@@ -217,10 +217,10 @@ def _role_bytes(config: Config, kind: str, model: Any, each: int, sizes: MeshSiz
     """Return what a model besides the policy holds on one worker."""
     if kind == SHARED_WEIGHTS:
         return 0
-    if kind not in SHARDED_KINDS:
+    if kind not in (*SHARDED_KINDS, AVERAGED_WEIGHTS):
         return each * sizes.measure(config, model, adapters=False).parameters
     mesh = check_model_mesh(config, model, config.cluster.workers)
     if config.cluster.offload:
         return 0
-    per_parameter = STATE_BYTES if kind == "critic" else each
+    per_parameter = {"critic": STATE_BYTES, AVERAGED_WEIGHTS: 4}.get(kind, each)
     return per_parameter * sizes.count(config, model, adapters=False).parameters // mesh.shards

@@ -27,7 +27,14 @@ from postgrad.sizing.mesh_memory import (
     estimate_mesh,
     sent_sizes,
 )
-from postgrad.sizing.plan import SHARED_WEIGHTS, Plan, StepLayout, Workload, lay_out_step
+from postgrad.sizing.plan import (
+    AVERAGED_WEIGHTS,
+    SHARED_WEIGHTS,
+    Plan,
+    StepLayout,
+    Workload,
+    lay_out_step,
+)
 from postgrad.sizing.traffic import (
     MASTER_BYTES,
     Links,
@@ -150,7 +157,11 @@ class MeshClock:
         """Return the seconds of a model besides the policy."""
         cluster = self.plan.config.cluster
         num_workers = cluster.pools.get(name, cluster.workers)
-        if kind not in (*SHARDED_KINDS, SHARED_WEIGHTS):  # complete on each worker
+        if kind not in (
+            *SHARDED_KINDS,
+            SHARED_WEIGHTS,
+            AVERAGED_WEIGHTS,
+        ):  # complete on each worker
             alone = Mesh(num_workers)
             shape = self._shape(model, adapters=False)
             work = self.own_work(alone, layout)

@@ -15,6 +15,15 @@ DEFAULT_MAX_ROWS = 256
 DEFAULT_TOKEN_BUDGET = 8192
 # Kind of a model that is the policy without its adapters, and so needs no weights of its own.
 SHARED_WEIGHTS = "shared weights"
+# Kind of a copy that follows the policy as an average, with float32 masters of its weights.
+AVERAGED_WEIGHTS = "averaged weights"
+
+
+def role_weight_bytes(kind: str, size: ModelSize) -> int:
+    """Return the bytes of the weights of a model besides the policy, in one process."""
+    if kind == SHARED_WEIGHTS:
+        return 0
+    return size.weights + (4 * size.parameters if kind == AVERAGED_WEIGHTS else 0)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Method
-from postgrad.model.device import has_own_memory, memory_info, total_memory_bytes
+from postgrad.model.device import DTYPES, has_own_memory, memory_info, total_memory_bytes
 from postgrad.model.load import model_config
 from postgrad.model.passes.layout import default_token_budget
+from postgrad.model.synced import needs_masters
 from postgrad.sizing.choose import (
     SAMPLED,
     RowKinds,
@@ -23,7 +24,7 @@ from postgrad.sizing.choose import (
 )
 from postgrad.sizing.devices import GpuSpec
 from postgrad.sizing.packed import runs_packed
-from postgrad.sizing.plan import SHARED_WEIGHTS, Plan
+from postgrad.sizing.plan import AVERAGED_WEIGHTS, SHARED_WEIGHTS, Plan
 
 
 def local_roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
@@ -32,7 +33,11 @@ def local_roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
     for name, role in method.all_roles().items():
         if not is_remote_role(role.path):
             model = replace(config.model, path=role.path or config.model.path)
-            kind = SHARED_WEIGHTS if is_base_model(config, role) else role.kind
+            kind = role.kind
+            if is_base_model(config, role):
+                kind = SHARED_WEIGHTS
+            elif kind == "synced" and needs_masters(role.share, DTYPES[config.model.dtype]):
+                kind = AVERAGED_WEIGHTS
             roles[name] = (kind, model_config(model, config.seed))
     return roles
 

@@ -65,7 +65,10 @@ def check_synced_roles(method: Method) -> None:
     num_steps = method.config.training.steps
     for name, role in method.roles().items():
         if role.sync_every > num_steps:
+            setting_name = f"{name}_sync_every"
+            is_set = hasattr(method.settings, setting_name)
+            key = f"method.{setting_name}" if is_set else f"sync_every of the role {name}"
             raise ConfigError(
-                f"the {name} follows the policy every {role.sync_every} steps, and training.steps="
-                f"{num_steps}, so it never does; use at most {num_steps}, or 0"
+                f"{key}={role.sync_every} exceeds training.steps={num_steps}, so the {name} would "
+                f"never follow the policy; use at most {num_steps}"
             )
