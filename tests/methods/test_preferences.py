@@ -55,9 +55,11 @@ def pair_overrides(folder: Path, labeled: bool = False) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["dpo_norm", "dpo_sft", "ipo", "orpo", "simpo", "kto"])
+@pytest.mark.parametrize("recipe", ["dpo_norm", "dpo_sft", "tr_dpo", "ipo", "orpo", "simpo", "kto"])
 def test_held_out_pairs_are_told_apart(recipe, fresh, tmp_path):
     data = pair_overrides(tmp_path, labeled=recipe == "kto")
+    if recipe == "tr_dpo":
+        data.append("method.reference_sync_every=8")
     lines = run(recipe, fresh, tmp_path, *data, *STEPS, "training.steps=40")
     first, last = [line for line in lines if "validation/accuracy" in line]
     # A model of random weights prefers neither; one that starts as its reference is at 0 margin.

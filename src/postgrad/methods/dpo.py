@@ -135,9 +135,13 @@ class Dpo(GivenPairs):
         return pairs
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
-        """How often the policy prefers the chosen response more than the reference does."""
+        """How often the policy prefers the chosen response more than the reference does.
+
+        A reference that follows the policy is no measure of progress: without it.
+        """
         batch = self.sample(self.compose(problems, Step(0)), Step(0))
-        batch = self.compute_reference_logprobs(batch, Step(0))
+        if not self.settings.reference_sync_every:
+            batch = self.compute_reference_logprobs(batch, Step(0))
         logprobs = self.ports.policy.logprobs(batch)["logprobs"]
         metrics = dpo(*self.pair_logprobs(batch, logprobs), beta=self.settings.beta).metrics
         return {
