@@ -43,6 +43,7 @@ from postgrad.methods.support.scoring import (
     policy_texts,
     score_texts,
 )
+from postgrad.methods.support.synced_roles import sync_copies
 from postgrad.methods.support.user_class import check_attributes
 from postgrad.methods.support.validation import check_validation, mean_score, validation_passes
 from postgrad.model.metrics import MetricAccumulator
@@ -295,23 +296,12 @@ class Method:
     def publish(self, batch: Batch, step: Step) -> Batch:
         """Sends the new weights to an engine that has its own, and to copies of the policy."""
         self.sync_weights()
-        self.sync_copies(step)
+        sync_copies(self, step)
         return batch
 
     def sync_weights(self) -> None:
         if not self.ports.engine.shares_weights:
             self.ports.engine.publish(self.ports.policy.weights())
-
-    def sync_copies(self, step: Step) -> None:
-        """Moves the models of the kind `synced` to the policy, in the steps when they are due."""
-        synced = {name: role for name, role in self.roles().items() if role.kind == "synced"}
-        due = [name for name, role in synced.items() if step.number % role.sync_every == 0]
-        if due:
-            weights = self.ports.policy.weights()
-            for name in due:
-                self.ports.models[name].publish(weights)
-        for name in synced:
-            step.metrics[f"{name}/synced"] = float(name in due)
 
     # ---- beside the model
 

@@ -22,7 +22,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
-from postgrad.methods.support.synced_reference import check_synced_roles
+from postgrad.methods.support.synced_roles import check_synced_roles
 from postgrad.model.context import context_length
 from postgrad.model.device import (
     KERNEL_DEVICE,

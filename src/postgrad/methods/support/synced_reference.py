@@ -7,7 +7,6 @@ optimizer.
 from dataclasses import dataclass
 
 from postgrad.config.schema import setting
-from postgrad.errors import ConfigError
 from postgrad.methods.base import Method, MethodSettings
 from postgrad.methods.ports import Role
 from postgrad.methods.support.checks import refuse_unread
@@ -58,17 +57,3 @@ def check_reference(method: Method, reason: str, fix: str = "") -> None:
         reason = "with method.reference_sync_every=0"
         fix = "add method.reference_sync_every=100"
         refuse_unread("method", settings, ["reference_mixup"], reason, fix)
-
-
-def check_synced_roles(method: Method) -> None:
-    """Refuses copies of the policy that never follow it, because the run ends before."""
-    num_steps = method.config.training.steps
-    for name, role in method.roles().items():
-        if role.sync_every > num_steps:
-            setting_name = f"{name}_sync_every"
-            is_set = hasattr(method.settings, setting_name)
-            key = f"method.{setting_name}" if is_set else f"sync_every of the role {name}"
-            raise ConfigError(
-                f"{key}={role.sync_every} exceeds training.steps={num_steps}, so the {name} would "
-                f"never follow the policy; use at most {num_steps}"
-            )
