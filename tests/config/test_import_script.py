@@ -83,7 +83,9 @@ def test_forks_have_their_recipes():
         ('"tensorboard"', {"track": "tensorboard"}, []),
         ('["none"]', {}, []),
         ("[]", {}, []),
-        ('["wandb", "tensorboard"]', {}, ["report_to"]),
+        ('["wandb", "tensorboard"]', {"track": "[wandb,tensorboard]"}, []),
+        ('["tensorboard", "mlflow"]', {"track": "tensorboard"}, ["report_to"]),
+        ('["mlflow", "comet_ml"]', {}, ["report_to"]),
         ('"mlflow"', {}, ["report_to"]),
     ],
 )
@@ -92,6 +94,18 @@ def test_report_to_of_trl_is_the_tracker(value, overrides, missing):
     result = translate(*read_settings(script))
     assert result.overrides == overrides
     assert [line.split("=")[0] for line in result.missing] == missing
+
+
+def test_several_loggers_of_verl_and_openrlhf_are_trackers():
+    verl = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo trainer.logger="
+    loggers = """'["console","wandb","tensorboard","swanlab"]'"""
+    assert translate(*read_settings(verl + loggers)).overrides["track"] == "[wandb,tensorboard]"
+    assert "track" not in translate(*read_settings(f"{verl}console")).overrides
+    openrlhf = (
+        "python3 -m openrlhf.cli.train_sft --model.model_name_or_path m --logger.wandb.key x "
+        "--logger.tensorboard_dir=logs"
+    )
+    assert translate(*read_settings(openrlhf)).overrides["track"] == "[wandb,tensorboard]"
 
 
 @pytest.mark.parametrize(

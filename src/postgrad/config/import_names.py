@@ -284,7 +284,7 @@ TRL_REASONS = {
     "generation_batch_size": "set training.problems_per_step, in problems",
     "lora_dropout": "dropout would make the trained policy differ from the sampled one",
     "vf_coef": "the critic has its own optimizer; set method.critic_lr",
-    "report_to": "track is one of wandb, tensorboard and trackio",
+    "report_to": "track takes wandb, tensorboard and trackio",
     "push_to_hub": "postgrad push RUN user/name uploads a run",
     "hub_model_id": "postgrad push RUN user/name uploads a run",
     "load_best_model_at_end": "training.keep_best=SET keeps the best checkpoint, by accuracy",

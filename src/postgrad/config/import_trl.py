@@ -13,7 +13,13 @@ from postgrad.config.import_names import (
     TRL_REASONS,
     TRL_RECIPES,
 )
-from postgrad.config.import_result import SCHEDULES, TRACKERS, drop_epochs, split_list
+from postgrad.config.import_result import (
+    SCHEDULES,
+    TRACKERS,
+    drop_epochs,
+    split_list,
+    track_of,
+)
 
 # Arguments that only one of TRL's configs has.
 KINDS = {
@@ -110,6 +116,10 @@ def _differences(recipe: str, settings: dict[str, str]) -> list[str]:
             "target_modules of LoRA: PEFT chooses the layers by the model, most often q_proj and "
             "v_proj; here all linear layers, unless model.lora.targets is set"
         )
+    trackers = _words(settings.get("report_to", ""))
+    others = [name for name in trackers if name not in (*TRACKERS, "none")]
+    if others and others != trackers:
+        lines.append(f"report_to={','.join(others)}: {TRL_REASONS['report_to']}")
     if recipe == "dpo" and "rpo_alpha" in settings:
         lines.append(
             f"rpo_alpha={settings['rpo_alpha']}: TRL's SFT term is a mean over all tokens of the "
@@ -243,11 +253,8 @@ def _translate_special(
 
 
 def _translate_report_to(value: str) -> dict[str, str] | None:
-    """A run has one tracker, so a list of several is translated by none."""
-    trackers = [name for name in _words(value) if name != "none"]
-    if not trackers:
-        return {}
-    return {"track": trackers[0]} if len(trackers) == 1 and trackers[0] in TRACKERS else None
+    names = [name for name in _words(value) if name != "none"]
+    return track_of(names) or (None if names else {})
 
 
 def _translate_lora(recipe: str, key: str, value: str) -> dict[str, str] | None:
