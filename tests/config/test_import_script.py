@@ -196,13 +196,16 @@ def test_straight_through_estimators_keep_their_plus():
     ("call", "recipe", "overrides"),
     [
         ("KTOConfig(beta=0.2, bf16=True)", "kto", {"method.beta": "0.2"}),
-        ("ORPOConfig(beta=0.2)", "orpo", {"method.beta": "0.2"}),
         ("RewardConfig(learning_rate=0.1)", "reward_model", {"optimizer.lr": "0.1"}),
         ("PRMConfig(learning_rate=0.1)", "process_reward_model", {"optimizer.lr": "0.1"}),
-        ("GKDConfig(beta=0.3)", "gkd", {"method.jsd_beta": "0.3"}),
+        ("GKDConfig(beta=0.3, lmbda=1.0)", "gkd", {"method.jsd_beta": "0.3"}),
         ("OnlineDPOConfig(beta=0.2)", "online_dpo", {"method.beta": "0.2"}),
         ("DPOConfig(loss_type='ipo')", "dpo", {"method.loss": "ipo"}),
-        ("CPOConfig(loss_type='simpo', simpo_gamma=0.5)", "simpo", {"method.target_margin": "0.5"}),
+        (
+            "CPOConfig(loss_type='simpo', simpo_gamma=0.5, cpo_alpha=0.0)",
+            "simpo",
+            {"method.beta": "0.1", "method.target_margin": "0.5"},
+        ),
         (
             "RLOOConfig(beta=0.05)",
             "rloo",
@@ -561,7 +564,7 @@ def test_what_a_trainer_of_trl_is_given_is_listed():
     other = translate(
         *read_settings("SFTTrainer(model, peft_config=p, args=SFTConfig(assistant_only_loss=True))")
     )
-    assert [line.split(":")[0] for line in other.missing] == ["peft_config=p"]
+    assert [line.split(":")[0] for line in other.missing] == ["model=model", "peft_config=p"]
     made = translate(
         *read_settings("SFTTrainer(model=model, args=SFTConfig(assistant_only_loss=True))")
     )
