@@ -18,6 +18,7 @@ from postgrad.config.compose import (
     compose,
     differences,
     fingerprint,
+    from_yaml,
     recipe_names,
     to_yaml,
 )
@@ -545,10 +546,38 @@ def test_an_unknown_key_gets_a_hint_also_from_names_of_other_trainers(override, 
         ("data.overlong=truncate", "left, right or middle"),
         ("track=none", "wandb, or empty"),
         ("track=wanddb", "did you mean wandb, or empty?"),
+        ("track=[tensorboard,wanddb]", "track=wanddb is not one of its values; did you mean wandb"),
     ],
 )
 def test_values_of_other_trainers_get_a_hint(override, hint):
     assert hint in error_of(override)
+
+
+@pytest.mark.parametrize(
+    ("text", "trackers"),
+    [
+        ("wandb", ["wandb"]),
+        ("wandb,tensorboard", ["wandb", "tensorboard"]),
+        ("[wandb, tensorboard]", ["wandb", "tensorboard"]),
+        ("'wandb,trackio'", ["wandb", "trackio"]),
+        ("[wandb,wandb]", ["wandb"]),
+        ("", []),
+        ("null", []),
+        ("[]", []),
+    ],
+)
+def test_track_is_one_tracker_or_several(text, trackers):
+    config = compose("grpo", [*REQUIRED, f"track={text}"], find_settings)
+    assert config.track == trackers
+    assert from_yaml(to_yaml(config), find_settings).track == trackers
+
+
+@pytest.mark.parametrize(("text", "trackers"), [("''", []), ("wandb", ["wandb"])])
+def test_config_yaml_with_a_text_as_tracker_is_read(text, trackers):
+    """Versions that knew one tracker only stored a text."""
+    old = to_yaml(compose("grpo", REQUIRED, find_settings)).replace("track: []", f"track: {text}")
+    assert f"track: {text}\n" in old
+    assert from_yaml(old, find_settings).track == trackers
 
 
 @pytest.mark.parametrize(

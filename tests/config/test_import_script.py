@@ -83,7 +83,9 @@ def test_forks_have_their_recipes():
         ('"tensorboard"', {"track": "tensorboard"}, []),
         ('["none"]', {}, []),
         ("[]", {}, []),
-        ('["wandb", "tensorboard"]', {}, ["report_to"]),
+        ('["wandb", "tensorboard"]', {"track": "[wandb,tensorboard]"}, []),
+        ('["tensorboard", "mlflow"]', {"track": "tensorboard"}, ["report_to"]),
+        ('["mlflow", "comet_ml"]', {}, ["report_to"]),
         ('"mlflow"', {}, ["report_to"]),
     ],
 )
@@ -92,6 +94,18 @@ def test_report_to_of_trl_is_the_tracker(value, overrides, missing):
     result = translate(*read_settings(script))
     assert result.overrides == overrides
     assert [line.split("=")[0] for line in result.missing] == missing
+
+
+def test_several_loggers_of_verl_and_openrlhf_are_trackers():
+    verl = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo trainer.logger="
+    loggers = """'["console","wandb","tensorboard","swanlab"]'"""
+    assert translate(*read_settings(verl + loggers)).overrides["track"] == "[wandb,tensorboard]"
+    assert "track" not in translate(*read_settings(f"{verl}console")).overrides
+    openrlhf = (
+        "python3 -m openrlhf.cli.train_sft --model.model_name_or_path m --logger.wandb.key x "
+        "--logger.tensorboard_dir=logs"
+    )
+    assert translate(*read_settings(openrlhf)).overrides["track"] == "[wandb,tensorboard]"
 
 
 @pytest.mark.parametrize(
@@ -182,10 +196,9 @@ def test_straight_through_estimators_keep_their_plus():
     ("call", "recipe", "overrides"),
     [
         ("KTOConfig(beta=0.2, bf16=True)", "kto", {"method.beta": "0.2"}),
-        ("ORPOConfig(beta=0.2)", "orpo", {"method.beta": "0.2"}),
         ("RewardConfig(learning_rate=0.1)", "reward_model", {"optimizer.lr": "0.1"}),
         ("PRMConfig(learning_rate=0.1)", "process_reward_model", {"optimizer.lr": "0.1"}),
-        ("GKDConfig(beta=0.3)", "gkd", {"method.jsd_beta": "0.3"}),
+        ("GKDConfig(beta=0.3, lmbda=1.0)", "gkd", {"method.jsd_beta": "0.3"}),
         ("OnlineDPOConfig(beta=0.2)", "online_dpo", {"method.beta": "0.2"}),
         ("DPOConfig(loss_type='ipo')", "dpo", {"method.loss": "ipo"}),
         (
@@ -202,11 +215,16 @@ def test_straight_through_estimators_keep_their_plus():
                 "training.ppo_epochs": "2",
                 "method.kl": "loss",
                 "method.kl_coef": "0.01",
+                "method.kl_ratio": "true",
                 "method.reference_sync_every": "32",
                 "method.reference_mixup": "1.0",
             },
         ),
-        ("CPOConfig(loss_type='simpo', simpo_gamma=0.5)", "simpo", {"method.target_margin": "0.5"}),
+        (
+            "CPOConfig(loss_type='simpo', simpo_gamma=0.5, cpo_alpha=0.0)",
+            "simpo",
+            {"method.beta": "0.1", "method.target_margin": "0.5"},
+        ),
         (
             "RLOOConfig(beta=0.05)",
             "rloo",
@@ -565,7 +583,7 @@ def test_what_a_trainer_of_trl_is_given_is_listed():
     other = translate(
         *read_settings("SFTTrainer(model, peft_config=p, args=SFTConfig(assistant_only_loss=True))")
     )
-    assert [line.split(":")[0] for line in other.missing] == ["peft_config=p"]
+    assert [line.split(":")[0] for line in other.missing] == ["model=model", "peft_config=p"]
     made = translate(
         *read_settings("SFTTrainer(model=model, args=SFTConfig(assistant_only_loss=True))")
     )

@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import config_of, metrics_of, toy_run
 
 from postgrad.cli.main import main
-from postgrad.errors import RunError
+from postgrad.errors import ConfigError, RunError
 from postgrad.training import trackers
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
@@ -285,6 +285,12 @@ def test_trackio_gets_every_number(tiny, tmp_path, trackio_folder):
     ]
 
 
+def test_one_error_names_the_packages_of_all_trackers(tiny, monkeypatch):
+    monkeypatch.setattr(trackers, "is_installed", lambda name: name == "wandb")
+    with pytest.raises(ConfigError, match="pip install tensorboard trackio, or"):
+        trackers.check_tracker(config_of("grpo", tiny, "track=tensorboard,wandb,trackio"))
+
+
 @pytest.mark.slow
 def test_tracker_without_its_package_is_refused_and_writes_nothing(
     tiny, tmp_path, capsys, monkeypatch
@@ -340,3 +346,64 @@ def test_tracker_that_cannot_start_stops_the_run(tiny, tmp_path, monkeypatch):
             config_of("grpo", tiny, *SMALL, f"runs={tmp_path}/runs", "track=tensorboard"),
             Reporter(),
         )
+
+
+def fake_tracker(calls, fail=None):
+    """A tracker that records what it gets, or raises in the call named `fail`."""
+
+    def called(name):
+        calls.append(name)
+        if name == fail:
+            raise OSError("the network is gone")
+
+    def start(*_):
+        called("start")
+        return trackers.Tracker(lambda number, _: called(f"log {number}"), lambda: called("finish"))
+
+    return start
+
+
+LOGS = ["log 0", "log 1", "log 2", "log 2"]  # two steps, validations before and after them
+
+
+@pytest.mark.parametrize("fail", ["log 0", "log 1", "finish"])
+def test_a_tracker_that_fails_does_not_hide_the_other(tiny, tmp_path, monkeypatch, capsys, fail):
+    failed = []
+    kept = []
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", fake_tracker(failed, fail))
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", fake_tracker(kept))
+    monkeypatch.setattr("postgrad.training.prepare.check_tracker", lambda config: None)
+    given = (*SMALL, f"runs={tmp_path}/runs", "track=wandb,tensorboard")
+    result = train(config_of("grpo", tiny, *given), Reporter())
+    assert result.step == 2 and kept == ["start", *LOGS, "finish"]
+    assert failed == ["start", *LOGS, "finish"][: failed.index(fail) + 1]
+    assert capsys.readouterr().out.count("track=wandb failed and gets no more metrics") == 1
+
+
+def test_a_tracker_that_started_is_finished_if_the_next_cannot_start(tiny, tmp_path, monkeypatch):
+    first = []
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", fake_tracker(first))
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", fake_tracker([], "start"))
+    monkeypatch.setattr("postgrad.training.prepare.check_tracker", lambda config: None)
+    given = (*SMALL, f"runs={tmp_path}/runs", "track=wandb,tensorboard")
+    with pytest.raises(RunError, match="track=tensorboard could not start"):
+        train(config_of("grpo", tiny, *given), Reporter())
+    assert first == ["start", "finish"]
+
+
+def test_a_run_of_a_version_with_one_tracker_continues_with_two(tiny, tmp_path, monkeypatch):
+    """Its config.yaml has a text: track: wandb."""
+    calls = {"wandb": [], "tensorboard": []}
+    for name in calls:
+        monkeypatch.setitem(trackers.TRACKERS, name, fake_tracker(calls[name]))
+    monkeypatch.setattr("postgrad.training.prepare.check_tracker", lambda config: None)
+    given = (*SMALL, f"runs={tmp_path}/runs", "training.checkpoint_every=1")
+    train(config_of("grpo", tiny, *given, "track=wandb"), Reporter())
+    file = tmp_path / "runs" / "test" / "config.yaml"
+    stored = file.read_text()
+    assert "track:\n- wandb\n" in stored
+    file.write_text(stored.replace("track:\n- wandb\n", "track: wandb\n"))
+    more = (*given, "training.steps=3", "track=[wandb,tensorboard]")
+    assert train(config_of("grpo", tiny, *more), Reporter()).step == 3
+    assert calls["tensorboard"] == ["start", "log 3", "log 3", "finish"]
+    assert calls["wandb"][len(LOGS) + 2 :] == calls["tensorboard"]

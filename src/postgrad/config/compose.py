@@ -23,7 +23,7 @@ from omegaconf.errors import (
 )
 
 from postgrad.config.limits import check_limits
-from postgrad.config.overrides import apply_overrides, explain_wrong_type
+from postgrad.config.overrides import apply_overrides, explain_wrong_type, read_lists
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.config.suggestions import suggest, suggest_recipe
 from postgrad.errors import ConfigError, first_line
@@ -105,6 +105,7 @@ def _validate(
         )
     if not complete:
         _fill_required(raw)
+    read_lists(raw)
     known = [*_all_keys(Config), *(f"method.{key}" for key in method)]
     checked = _merge(_typed(Config), raw, "", known)
     settings_class = find_settings(str(method.name))

@@ -60,7 +60,7 @@ _OPENRLHF = {
     "optimizer.warmup_ratio": "0.03",
     "seed": "42",
 }
-_TRL_PAIRS = _TRAINER | {"training.problems_per_step": "8", "optimizer.lr": "1e-6"}
+_TRL_PAIRS = _TRAINER | _lengths(1024) | {"training.problems_per_step": "8", "optimizer.lr": "1e-6"}
 
 # By the kind of import_script.read_settings.
 DEFAULTS: dict[str, dict[str, str]] = {
@@ -100,9 +100,13 @@ DEFAULTS: dict[str, dict[str, str]] = {
         "method.kl_estimator": "k1",
         "method.kl_coef": "0.05",
     },
-    "SFTConfig": _TRAINER | {"training.problems_per_step": "8", "optimizer.lr": "2e-5"},
+    "SFTConfig": _TRAINER
+    | _lengths(1024)
+    | {"training.problems_per_step": "8", "optimizer.lr": "2e-5"},
     "DPOConfig": _TRL_PAIRS | {"method.beta": "0.1"},
-    "KTOConfig": _TRL_PAIRS | {"method.beta": "0.1"},
+    "KTOConfig": _TRL_PAIRS | {"method.beta": "0.1", "data.shuffle": "false"},
+    "CPOConfig": _TRL_PAIRS,
+    "ORPOConfig": _TRL_PAIRS | {"method.beta": "0.1"},
     "RewardConfig": _TRL_PAIRS | {"optimizer.lr": "1e-4", "method.centering": "0.0"},
     "openrlhf.cli.train_ppo_ray": _OPENRLHF
     | {

@@ -211,7 +211,6 @@ TRL_NAMES = {
     "max_new_tokens": "rollout.max_response_tokens",
     "temperature": "rollout.temperature",
     "num_iterations": "training.ppo_epochs",
-    "epsilon_high": "method.clip_high",
     "mask_truncated_completions": "method.mask_truncated",
     "num_train_epochs": "training.epochs",
     "save_steps": "training.checkpoint_every",
@@ -232,6 +231,7 @@ TRL_NAMES = {
     "center_rewards_coefficient": "method.centering",
     "lora_r": "model.lora.rank",
     "lora_alpha": "model.lora.alpha",
+    "trust_remote_code": "model.trust_remote_code",
 }
 # Arguments of TRL's PPOConfig with the same value here.
 TRL_PPO_NAMES = {
@@ -248,6 +248,10 @@ TRL_OPTIMIZERS = {
     "adamw_torch": "",
     "adamw_torch_fused": "",
     "adamw_hf": "",
+    "adamw_apex_fused": "",
+    "paged_adamw": "",
+    "paged_adamw_32bit": "",
+    "adamw_torch_8bit": "adamw_8bit",
     "adamw_8bit": "adamw_8bit",
     "adamw_bnb_8bit": "adamw_8bit",
     "paged_adamw_8bit": "adamw_8bit",
@@ -262,7 +266,7 @@ PEFT_NAMES = {
 # Settings of TRL that change no result here.
 TRL_NOT_NEEDED = (
     *("bf16", "fp16", "tf32", "use_cpu", "use_vllm", "vllm_gpu_memory_utilization"),
-    *("logging_steps", "logging_strategy", "log_completions", "packing", "padding_free"),
+    *("logging_steps", "logging_strategy", "log_completions", "padding_free"),
     *("save_strategy", "eval_strategy", "remove_unused_columns", "ddp_find_unused_parameters"),
     *("torch_dtype", "attn_implementation", "gradient_checkpointing_kwargs", "use_peft"),
     *("per_device_eval_batch_size", "dataloader_num_workers", "use_liger_kernel"),
@@ -271,6 +275,23 @@ TRL_NOT_NEEDED = (
     *("vllm_mode", "vllm_tensor_parallel_size", "vllm_max_model_length", "vllm_model_impl"),
     *("vllm_enable_sleep_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
     *("vllm_server_timeout", "vllm_group_port", "vllm_max_model_len"),
+    *("dtype", "device_map", "low_cpu_mem_usage", "use_cache", "use_kernels"),
+    *("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "activation_offloading"),
+    *("pad_to_multiple_of", "pad_token", "precompute_ref_batch_size", "eval_accumulation_steps"),
+    *("logging_first_step", "logging_dir", "log_level", "log_level_replica", "disable_tqdm"),
+    *("num_completions_to_print", "log_unique_prompts", "log_multimodal", "do_train", "do_eval"),
+    *("dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor"),
+    *("torch_compile", "torch_compile_backend", "torch_compile_mode", "torch_empty_cache_steps"),
+    *("ddp_timeout", "ddp_backend", "ddp_bucket_cap_mb", "overwrite_output_dir", "save_only_model"),
+    *("save_safetensors", "hub_strategy", "hub_private_repo", "hub_token", "num_labels"),
+    *(
+        "cache_implementation",
+        "use_transformers_paged",
+        "use_transformers_continuous_batching",
+        "bf16_full_eval",
+    ),
+    *("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max", "fp16_full_eval"),
+    *("vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"),
 )
 
 # Why an argument of TRL has no equivalent.
@@ -283,15 +304,31 @@ TRL_REASONS = {
     "packing_strategy": "rows are packed without padding and do not see each other",
     "generation_batch_size": "set training.problems_per_step, in problems",
     "lora_dropout": "dropout would make the trained policy differ from the sampled one",
+    "reward_model_name_or_path": "reward.verifier=model:FOLDER scores with a reward model",
+    "vllm_importance_sampling_correction": "method.correction=none is for engines with own weights",
+    "multi_objective_aggregation": "method.advantage=gdpo normalizes each part of the reward",
+    "project": "the project of trackers is postgrad",
+    "num_processes": "cluster=ray cluster.workers=N trains on N GPUs; TRL's sizes are per process",
+    "accelerate_config": "cluster=ray cluster.workers=N shards the training (FSDP2)",
+    "dataset_config": "data.train=hub:NAME:FOLDER/SPLIT names a folder of the data set",
+    "model_revision": "download the revision, and set model.path to its folder",
+    "revision": "download the revision, and set model.path to its folder",
+    "load_in_8bit": "model.quantization=4bit keeps the frozen weights in 4 bits",
+    "deepspeed": "cluster=ray cluster.workers=N shards the training (FSDP2)",
+    "fsdp": "cluster=ray cluster.workers=N shards the training (FSDP2)",
+    "fsdp_config": "cluster=ray cluster.workers=N shards the training (FSDP2)",
+    "resume_from_checkpoint": "the same command continues a run",
+    "disable_dropout": "models are trained without dropout, except that of LoRA",
+    "num_generations_eval": "training.validation_samples is the number in validations",
+    "max_tool_calling_iterations": "rollout.max_turns limits the model's turns",
     "vf_coef": "the critic has its own optimizer; set method.critic_lr",
-    "report_to": "track is one of wandb, tensorboard and trackio",
+    "report_to": "track takes wandb, tensorboard and trackio",
     "push_to_hub": "postgrad push RUN user/name uploads a run",
     "hub_model_id": "postgrad push RUN user/name uploads a run",
     "load_best_model_at_end": "training.keep_best=SET keeps the best checkpoint, by accuracy",
     "metric_for_best_model": "training.keep_best=SET chooses by the accuracy on a validation set",
     "chat_template_path": "the chat template is that of model.path",
     "eos_token": "the end of a turn is that of the chat template",
-    "loss_weights": "one loss per run; method.sft_coef adds an SFT term",
 }
 
 # TRL's configs and the recipes here.
@@ -318,10 +355,32 @@ TRL_COMMANDS = {
     "reward": "RewardConfig",
     "rloo": "RLOOConfig",
 }
+# Files of TRL's repository that train with the flags of their config.
+TRL_SCRIPTS = {
+    "sft": "SFTConfig",
+    "dpo": "DPOConfig",
+    "grpo": "GRPOConfig",
+    "kto": "KTOConfig",
+    "rloo": "RLOOConfig",
+    "reward": "RewardConfig",
+    "reward_modeling": "RewardConfig",
+    "orpo": "ORPOConfig",
+    "cpo": "CPOConfig",
+    "gkd": "GKDConfig",
+    "prm": "PRMConfig",
+    "online_dpo": "OnlineDPOConfig",
+    "dpo_online": "OnlineDPOConfig",
+}
 TRL_AGGREGATIONS = {
     "grpo": "seq-mean-token-mean",
     "dapo": "token-mean",
     "bnpo": "token-mean",
     "dr_grpo": "seq-mean-token-sum-norm",
+    "luspo": "seq-mean-token-sum",
 }
-TRL_DPO_LOSSES = {"sigmoid": "sigmoid", "ipo": "ipo", "hinge": "hinge"}
+TRL_DPO_LOSSES = {
+    "sigmoid": {"method.loss": "sigmoid"},
+    "ipo": {"method.loss": "ipo"},
+    "hinge": {"method.loss": "hinge"},
+    "sigmoid_norm": {"method.loss": "sigmoid", "method.length_normalized": "true"},
+}

@@ -17,6 +17,7 @@ from postgrad.config.import_result import (
     drop_lora,
     source_of,
     split_list,
+    track_of,
 )
 from postgrad.errors import ConfigError
 
@@ -118,7 +119,8 @@ def _translate_shared(result: Translation, flags: dict[str, str], is_ppo: bool) 
             if value.isdecimal() and int(value) > 0:
                 overrides[f"training.{name}"] = value
         elif key in ("logger.wandb.key", "logger.tensorboard_dir"):
-            overrides["track"] = "wandb" if "wandb" in key else "tensorboard"
+            tracker = "wandb" if "wandb" in key else "tensorboard"
+            overrides |= track_of([*split_list(overrides.get("track", "")), tracker])
         elif key not in _handled(is_ppo) and not key.startswith(NOT_NEEDED):
             _miss(result, key, value)
     if flags.get(f"{prefix}lr_scheduler", "cosine_with_min_lr") != "cosine_with_min_lr":

@@ -11,6 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from postgrad.config.import_names import PEFT_NAMES, TRL_NAMES, TRL_NOT_NEEDED, TRL_RECIPES
+from postgrad.config.import_python_objects import (
+    POSITIONS,
+    TRL_ARGUMENTS,
+    hub_name,
+    model_name,
+    quantization,
+)
 from postgrad.config.import_python_values import (
     TrlConfig,
     ValueReader,
@@ -20,14 +27,6 @@ from postgrad.config.import_python_values import (
 )
 from postgrad.errors import ConfigError
 
-# Arguments of TRL's trainers that are objects of the script, and what to write instead.
-TRL_ARGUMENTS = {
-    "model": "set model.path to its name or folder",
-    "reward_funcs": "set reward.verifier=FILE.py:FUNCTION, or reward= of postgrad.train",
-    "train_dataset": "set data.train to its file or to hub:NAME, or data= of postgrad.train",
-    "eval_dataset": "set data.validation to its file or to hub:NAME",
-    "peft_config": "set model.lora.rank and model.lora.alpha",
-}
 UNREAD = "these settings could not be read; add them by hand"
 # Sizes that are translated together: without one of them the others have no meaning.
 SIZES = (
@@ -41,8 +40,6 @@ SIZES = (
 )
 _CONFIG_CALL = re.compile(rf"\b(?:{'|'.join(TRL_RECIPES)})\(")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_LOAD_DATASET = ("load_dataset", "datasets.load_dataset")
-_HUB_SPLIT = re.compile(r"\w[\w.-]*/[\w.-]+:\w+")
 _PARTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
@@ -75,18 +72,6 @@ def read_trl_python(
     return reader.result(configs[0]) if configs else None
 
 
-def _hub_name(value: ast.expr | TrlConfig | None) -> str:
-    """OWNER/NAME:SPLIT of `load_dataset("OWNER/NAME", split="SPLIT")`; "" for anything else."""
-    if not isinstance(value, ast.Call) or ast.unparse(value.func) not in _LOAD_DATASET:
-        return ""
-    words = {word.arg: word.value for word in value.keywords}
-    if len(value.args) != 1 or set(words) != {"split"}:
-        return ""
-    texts = [one.value for one in (value.args[0], words["split"]) if isinstance(one, ast.Constant)]
-    name = ":".join(map(str, texts))
-    return name if _HUB_SPLIT.fullmatch(name) else ""
-
-
 @dataclass
 class _Reader(ValueReader):
     """Follows the statements of a script.
@@ -95,7 +80,7 @@ class _Reader(ValueReader):
         returned: configs that functions of the script return.
         configs: calls of TRL's configs.
         trainer: arguments of the trainer; `lora` has those of its LoraConfig.
-        dataset: OWNER/NAME:SPLIT of the training data, if it is a split of the hub as it is.
+        objects: arguments of TRL's configs that the trainer's objects stand for.
         several: names that are set under a condition, with their values.
         sources: names that the value of a name was made of.
         used: names whose value became part of an argument.
@@ -105,7 +90,7 @@ class _Reader(ValueReader):
     configs: dict[ast.Call, TrlConfig] = field(default_factory=dict)
     trainer: dict[str, ast.expr] = field(default_factory=dict)
     lora: dict[str, str] = field(default_factory=dict)
-    dataset: str = ""
+    objects: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     several: dict[str, list[str]] = field(default_factory=dict)
     sources: dict[str, set[str]] = field(default_factory=dict)
@@ -136,23 +121,27 @@ class _Reader(ValueReader):
         settings: dict[str, str] = {}
         notes = [*config.notes, *self.notes]
         for key, value in config.arguments.items():
+            if key == "model_init_kwargs":
+                value = self._without_not_needed(value)
             if is_literal(value) or key in SIZES:
                 settings[key] = text_of(value)
             elif key not in TRL_NOT_NEEDED:
                 notes.append(f"{key}={text_of(value)}: its value could not be read; set it by hand")
-        model = self.trainer.pop("model", None)
-        if isinstance(model, ast.Constant) and isinstance(model.value, str):
-            settings.setdefault("model_name_or_path", model.value)
-        elif model is not None:
-            self.trainer["model"] = model
-        if self.dataset:
-            settings.setdefault("dataset_name", self.dataset)
-            del self.trainer["train_dataset"]
+        for key, name in self.objects.items():
+            settings.setdefault(key, name)
         for key, reason in TRL_ARGUMENTS.items():
             value = self.trainer.get(key)
             if value is not None and text_of(value) != "None":
                 notes.append(f"{key}={text_of(value)}: {reason}")
         return config.kind, settings | self.lora, notes + self._notes_of_several()
+
+    def _without_not_needed(self, value: ast.expr) -> ast.expr:
+        """A dict without the entries that change nothing, such as dtype=torch.bfloat16."""
+        unread: list[str] = []
+        items = self.items_of(value, unread)
+        if items is None or unread:
+            return value
+        return dict_of({key: one for key, one in items.items() if key not in TRL_NOT_NEEDED}, [])
 
     def _notes_of_several(self) -> list[str]:
         used: set[str] = set()
@@ -281,7 +270,7 @@ class _Reader(ValueReader):
             self.configs[call] = TrlConfig(name, arguments, notes)
             self._take_lookups()
         elif name.removesuffix("Trainer") + "Config" in TRL_RECIPES:
-            self._read_trainer(call)
+            self._read_trainer(call, name.removesuffix("Trainer"))
         elif name == "get_peft_model" and call.args[1:]:
             self._read_lora(call.args[1])
         elif name == "setattr" and len(call.args) == 3:
@@ -296,17 +285,32 @@ class _Reader(ValueReader):
                 added = [(None, value) for value in rest] + given
                 self._add_items(items, ast.unparse(call.func.value), added, is_conditional)
 
-    def _read_trainer(self, call: ast.Call) -> None:
+    def _read_trainer(self, call: ast.Call, kind: str) -> None:
         unread: list[str] = []
         self.trainer |= self._keywords(call, unread)
         if "peft_config" in self.trainer:
             self._read_lora(self.trainer.pop("peft_config"))
-        if "train_dataset" in self.trainer:
-            self.dataset = _hub_name(self.value_of(self.trainer["train_dataset"]))
         self.notes += [f"{text}: {UNREAD}" for text in unread]
-        model = self.resolve(call.args[0]) if call.args else None
-        if isinstance(model, ast.Constant):
-            self.trainer.setdefault("model", model)
+        for name, value in zip(POSITIONS.get(kind, ("model",)), call.args, strict=False):
+            self.trainer.setdefault(name, self.resolve(value))
+        for key, argument in (
+            ("train_dataset", "dataset_name"),
+            ("eval_dataset", "eval_dataset_name"),
+        ):
+            name = hub_name(self.trainer.get(key), self.value_of)
+            if name:
+                self.objects[argument] = name
+                del self.trainer[key]
+        if "model" in self.trainer:
+            found, notes = model_name(self.trainer["model"], self.value_of, self.resolve)
+            self.objects |= found
+            self.notes += notes
+            if found:
+                del self.trainer["model"]
+        found = quantization(self.trainer.get("quantization_config"), self.value_of)
+        if found:
+            self.objects |= found
+            del self.trainer["quantization_config"]
         self._take_lookups()
 
     def _add_items(

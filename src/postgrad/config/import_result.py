@@ -1,7 +1,7 @@
 """The result of `postgrad import`, and what the translations of all projects share."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 # Learning rate schedules of transformers and verl, and the ones here.
@@ -50,6 +50,14 @@ def split_list(value: str) -> list[str]:
     """The items of a list of texts: `['a', "b"]`, `a,b` or `a`."""
     items = [item.strip().strip("\"'") for item in value.strip().strip("[]").split(",")]
     return [item for item in items if item]
+
+
+def track_of(names: Iterable[str]) -> dict[str, str]:
+    """The setting for those of the names that are trackers here; {} if none is."""
+    trackers = [name for name in dict.fromkeys(names) if name in TRACKERS]
+    if len(trackers) > 1:
+        return {"track": f"[{','.join(trackers)}]"}
+    return {"track": trackers[0]} if trackers else {}
 
 
 def source_of(files: Sequence[str], columns: Mapping[str, str]) -> str:

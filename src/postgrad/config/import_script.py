@@ -5,11 +5,12 @@ and overrides and lists what has no equivalent. Nothing of a script is executed.
 table of names and a file that translates.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from postgrad.config.import_hydra import read_hydra_file, read_trl_file
-from postgrad.config.import_names import TRL_COMMANDS
+from postgrad.config.import_names import TRL_COMMANDS, TRL_SCRIPTS
 from postgrad.config.import_openrlhf import translate_openrlhf
 from postgrad.config.import_python import read_trl_python
 from postgrad.config.import_result import Translation
@@ -25,6 +26,7 @@ OPENRLHF = "openrlhf.cli."
 # Programs of verl and its forks whose training is the one of the recipes here.
 _KNOWN_MAINS = ("main_ppo", "main_dapo", "main_mix_ppo")
 _ASYNC = ("fully_async_policy", "one_step_off_policy")
+_PARSER = re.compile(r"\b(?:TrlParser|HfArgumentParser)\(")
 # Sections of verl's configuration that only RL has.
 _RL_SECTIONS = ("actor_rollout_ref.", "algorithm.")
 
@@ -48,10 +50,15 @@ def read_settings(
     trl = read_trl_python(text, is_python)
     if trl is not None:
         return trl
+    if is_python and _PARSER.search(text):
+        raise ConfigError(
+            "the script takes its config from its command line; put the command that starts it "
+            "(accelerate launch ...py --learning_rate ...) into a .sh file and import that"
+        )
     script = read_script(text)
     trainers: list[tuple[str, Command]] = []
     for command in script.commands:
-        kind = _kind_of(command.program)
+        kind = _kind_of(command.program) or _trl_script(script, command)
         in_file, notes = read_hydra_file(command, script.variables, folder)
         is_rl = _has_rl(in_file | script.settings(command.program)) or notes
         if kind and (kind != VERL or is_rl):
@@ -77,6 +84,13 @@ def _kind_of(program: str) -> str:
         return VERL_SFT
     is_training = "main" in name and "generation" not in name and "eval" not in name
     return VERL if is_training else ""
+
+
+def _trl_script(script: Script, command: Command) -> str:
+    """The class of TRL's config if the program is one of TRL's scripts with its flags; else ""."""
+    name = command.program.rpartition("/")[2].removesuffix(".py")
+    is_trl = set(script.flags(command)) & {"config", "model_name_or_path", "dataset_name"}
+    return TRL_SCRIPTS.get(name, "") if is_trl else ""
 
 
 def _has_rl(settings: dict[str, str]) -> bool:

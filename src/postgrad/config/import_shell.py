@@ -25,6 +25,8 @@ _PROGRAM = re.compile(
     r"(?:-m|--module)\s+([A-Za-z_][\w.]+)|\b(openrlhf\.cli\.\w+)"
     r"|\b(trl (?:sft|dpo|grpo|kto|reward|rloo))\b"
     r"|\bpython3?\s+(?:-u\s+)?([\w./${}-]+\.py)\b"
+    r"|\b(?:accelerate launch|torchrun)\s(?:(?!-m\s|--module\s|\btrl )[^\n])*?"
+    r"(?<=\s)([\w./${}-]+\.py)(?=\s|$)"
 )
 _END_OF_COMMAND = re.compile(r"\s(?:\|\|?|&&|;|&?>>?|2>&?1?|&)(?=\s|$)")
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {

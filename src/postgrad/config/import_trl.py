@@ -4,8 +4,6 @@ import yaml
 
 from postgrad.config.import_defaults import TRL_ROWS
 from postgrad.config.import_names import (
-    TRL_AGGREGATIONS,
-    TRL_DPO_LOSSES,
     TRL_NAMES,
     TRL_NOT_NEEDED,
     TRL_OPTIMIZERS,
@@ -13,7 +11,14 @@ from postgrad.config.import_names import (
     TRL_REASONS,
     TRL_RECIPES,
 )
-from postgrad.config.import_result import SCHEDULES, TRACKERS, drop_epochs, split_list
+from postgrad.config.import_result import (
+    SCHEDULES,
+    TRACKERS,
+    drop_epochs,
+    track_of,
+)
+from postgrad.config.import_trl_arguments import prepare_arguments
+from postgrad.config.import_trl_losses import translate_losses, words
 
 # Arguments that only one of TRL's configs has.
 KINDS = {
@@ -21,6 +26,7 @@ KINDS = {
     "reward_funcs": "GRPOConfig",
     "desirable_weight": "KTOConfig",
     "rpo_alpha": "DPOConfig",
+    "loss_weights": "DPOConfig",
     "precompute_ref_log_probs": "DPOConfig",
     "beta": "DPOConfig",
 }
@@ -29,6 +35,8 @@ PAIR_RECIPES = ("dpo", "kto", "orpo", "simpo", "online_dpo")
 # The arguments that make the number of problems and updates per step. TRL takes one of GENERATION.
 GENERATION = ("steps_per_generation", "generation_batch_size")
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", *GENERATION)
+# Arguments whose line _differences writes.
+_IN_DIFFERENCES = ("packing", "lmbda")
 # TRL counts them in updates.
 IN_UPDATES = ("max_steps", "save_steps", "eval_steps", "warmup_steps", "ref_model_sync_steps")
 # Of a reference that follows the policy; the first switches it on.
@@ -61,14 +69,19 @@ def translate_trl(kind: str, settings: dict[str, str]) -> tuple[str, dict[str, s
     recipe = TRL_RECIPES[kind]
     settings = {key: value for key, value in settings.items() if value != "None"}
     settings = _with_lora(settings)
+    settings, prepared, unprepared = prepare_arguments(recipe, settings)
     overrides, missing = _batch_sizes(recipe, settings)
     has_sizes = bool(overrides)
     settings, rounded = _count_in_steps(settings, overrides)
-    missing += [*rounded, *_differences(recipe, settings)]
+    losses = translate_losses(recipe, settings, overrides)
+    overrides |= prepared | losses.overrides
+    missing += [*rounded, *unprepared, *losses.missing, *_differences(recipe, settings)]
     names = TRL_NAMES | (TRL_PPO_NAMES if recipe == "ppo" else {})
     for key, value in settings.items():
         if key == "model_name_or_path" and "sft_model_path" in settings and recipe == "ppo":
             continue  # the tokenizer's
+        if key in losses.read:
+            continue
         if key in names:
             overrides[names[key]] = value.lower() if value in ("True", "False") else value
         elif key in TRL_NOT_NEEDED or (key in BATCH and has_sizes):
@@ -112,10 +125,24 @@ def _differences(recipe: str, settings: dict[str, str]) -> list[str]:
             "target_modules of LoRA: PEFT chooses the layers by the model, most often q_proj and "
             "v_proj; here all linear layers, unless model.lora.targets is set"
         )
-    if recipe == "dpo" and "rpo_alpha" in settings:
+    trackers = words(settings.get("report_to", ""))
+    others = [name for name in trackers if name not in (*TRACKERS, "none")]
+    if others and others != trackers:
+        lines.append(f"report_to={','.join(others)}: {TRL_REASONS['report_to']}")
+    if recipe == "orpo":
         lines.append(
-            f"rpo_alpha={settings['rpo_alpha']}: TRL's SFT term is a mean over all tokens of the "
-            "batch; that of method.sft_coef is one per response"
+            "beta of ORPO: TRL's SFT term also counts the tokens of the prompt, that of "
+            "method.sft_coef the chosen response's only"
+        )
+    if recipe == "gkd" and settings.get("lmbda", "0.5") not in ("1", "1.0"):
+        lines.append(
+            f"lmbda={settings.get('lmbda', '0.5')}: TRL samples this share of the batches and "
+            "takes the others from the data; here all responses are sampled"
+        )
+    if "packing" in settings:
+        lines.append(
+            f"packing={settings['packing']}: TRL's batch sizes then count packed rows of "
+            "max_length tokens; training.problems_per_step counts rows of the data"
         )
     if recipe in GIVEN_RECIPES and "max_length" in settings:
         lines.append(
@@ -204,13 +231,8 @@ def _translate_special(
     recipe: str, key: str, value: str, settings: dict[str, str]
 ) -> dict[str, str] | None:
     """The overrides of an argument whose meaning depends on the config; None if it has none."""
-    if key == "dataset_name":
-        return {"data.train": f"hub:{value}"}
     if key == "beta":
         return _translate_beta(recipe, value)
-    if key == "epsilon":  # of both sides, unless epsilon_high is set
-        clips = {"method.clip_low": value}
-        return clips if "epsilon_high" in settings else clips | {"method.clip_high": value}
     if key in ("adam_beta1", "adam_beta2"):
         betas = settings.get("adam_beta1", "0.9"), settings.get("adam_beta2", "0.999")
         return {"optimizer.betas": f"[{','.join(betas)}]"}
@@ -220,22 +242,10 @@ def _translate_special(
         return {"optimizer.schedule": SCHEDULES[value]}
     if key in ("completion_only_loss", "assistant_only_loss"):  # the loss never reads the prompt
         return {} if value in ("True", "") else None
-    if key == "dataset_text_field" and value == "text":
+    if (key, value) == ("dataset_text_field", "text") or key in _IN_DIFFERENCES:
         return {}
-    if key == "scale_rewards":
-        return {"method.normalize_by_std": str(value not in ("False", "none")).lower()}
-    if key == "loss_type" and recipe == "grpo" and value in TRL_AGGREGATIONS:
-        return {"method.aggregation": TRL_AGGREGATIONS[value]}
-    if key == "loss_type" and recipe == "dpo" and value in TRL_DPO_LOSSES:
-        return {"method.loss": TRL_DPO_LOSSES[value]}
-    if key == "loss_type" and recipe == "simpo" and value == "simpo":
-        return {}
-    if key == "importance_sampling_level":
-        return {"token": {}, "sequence": {"method.loss": "gspo"}}.get(value)
     if key in SYNCED_REFERENCE and recipe in ("grpo", "rloo", "dpo"):
         return _translate_synced_reference(settings)
-    if key == "rpo_alpha" and recipe == "dpo":
-        return {"method.sft_coef": value}
     if key == "optim" and value in TRL_OPTIMIZERS:
         kind = TRL_OPTIMIZERS[value]
         return {"optimizer.kind": kind} if kind else {}
@@ -257,25 +267,17 @@ def _translate_synced_reference(settings: dict[str, str]) -> dict[str, str]:
 
 
 def _translate_report_to(value: str) -> dict[str, str] | None:
-    """A run has one tracker, so a list of several is translated by none."""
-    trackers = [name for name in _words(value) if name != "none"]
-    if not trackers:
-        return {}
-    return {"track": trackers[0]} if len(trackers) == 1 and trackers[0] in TRACKERS else None
+    names = [name for name in words(value) if name != "none"]
+    return track_of(names) or (None if names else {})
 
 
 def _translate_lora(recipe: str, key: str, value: str) -> dict[str, str] | None:
     if key == "lora_target_modules":
         is_pattern = any(mark in value for mark in "*|(\\")
-        return None if is_pattern else {"model.lora.targets": ",".join(_words(value))}
+        return None if is_pattern else {"model.lora.targets": ",".join(words(value))}
     if value in ("0", "0.0"):
         return {}
     return {"model.lora.dropout": value} if recipe in GIVEN_RECIPES else None
-
-
-def _words(value: str) -> list[str]:
-    """The items of a list in Python, or of words as the values of a flag."""
-    return split_list(value.replace(" ", ","))
 
 
 def _translate_ppo(
@@ -314,4 +316,4 @@ def _translate_beta(recipe: str, value: str) -> dict[str, str] | None:
         return {"method.kl": "none"} if recipe == "rloo" else {}
     if recipe == "rloo":  # TRL subtracts the KL from the reward
         return {"method.kl": "reward", "method.kl_estimator": "k1", "method.kl_coef": value}
-    return {"method.kl": "loss", "method.kl_coef": value} if recipe == "grpo" else None
+    return None

@@ -28,6 +28,7 @@ from postgrad.config.import_result import (
     lower_bool,
     source_of,
     split_list,
+    track_of,
 )
 
 _UNSET = ("null", "None", "none", "")
@@ -267,9 +268,7 @@ def _translate_special(
     elif leaf in ("lr_scheduler_type", "warmup_style", "lr_decay_style") and value in SCHEDULES:
         overrides["optimizer.schedule"] = SCHEDULES[value]
     elif leaf == "logger":
-        for tracker in TRACKERS:
-            if tracker in value:
-                overrides["track"] = tracker
+        overrides |= track_of(name for name in TRACKERS if name in value)
     elif leaf == "off_policy_reshape" and value.startswith("p_div_p_"):
         overrides["method.off_shape"] = "p_div_p"
         overrides["method.off_options.gamma"] = value.removeprefix("p_div_p_")

@@ -10,6 +10,7 @@ from postgrad.config.import_result import (
     lower_bool,
     source_of,
     split_list,
+    track_of,
 )
 
 # Settings with the same value here.
@@ -123,9 +124,7 @@ def _translate_special(
         if nodes.isdecimal() and int(value) * int(nodes) > 1:
             overrides |= {"cluster": "ray", "cluster.workers": str(int(value) * int(nodes))}
     elif leaf == "logger":
-        for tracker in TRACKERS:
-            if tracker in value:
-                overrides["track"] = tracker
+        overrides |= track_of(name for name in TRACKERS if name in value)
     elif value not in _UNSET:
         reason = REASONS.get(leaf)
         result.missing.append(f"{key}={value}: {reason}" if reason else f"{key}={value}")

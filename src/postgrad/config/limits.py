@@ -39,14 +39,16 @@ def check_limits(section: Any, prefix: str) -> None:
 
 
 def _check_choice(key: str, value: Any, limits: Any) -> None:
+    """Checks a value, or each value of a list."""
     choices = limits.get("choices")
-    if not choices or value in choices:
+    if not choices:
         return
-    if limits.get("or_path") and ":" in str(value):
-        return
-    raise ConfigError(
-        f"{key}={value} is not one of its values; {suggest_value(key, str(value), choices)}"
-    )
+    for item in value if isinstance(value, list) else [value]:
+        if item in choices or (limits.get("or_path") and ":" in str(item)):
+            continue
+        raise ConfigError(
+            f"{key}={item} is not one of its values; {suggest_value(key, str(item), choices)}"
+        )
 
 
 def _check_size(key: str, value: Any, may_be_infinite: bool, largest: float) -> None:

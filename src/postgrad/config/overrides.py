@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from postgrad.errors import ConfigError, first_line
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 COMMAND_KEYS = ("agent", "agent.command")  # their value is a command, not Hydra's grammar
+LIST_KEYS = ("track",)  # lists that may be written as texts: track=wandb, track=wandb,tensorboard
 
 # Sections that may be written for one of their settings: method=NAME.
 SHORT_FORMS = {
@@ -69,6 +70,18 @@ def parse_override(override: str) -> "Override":
     return parsed
 
 
+def read_lists(values: DictConfig) -> None:
+    """Makes lists of those LIST_KEYS that are texts or null; drops empty and repeated names."""
+    for key in LIST_KEYS:
+        if key not in values:
+            continue
+        value = values[key]
+        items = value.split(",") if isinstance(value, str) else value or []
+        if isinstance(items, list | ListConfig) and all(isinstance(one, str) for one in items):
+            names = [one.strip() for one in items]
+            values[key] = list(dict.fromkeys(name for name in names if name))
+
+
 def _split_override(override: str) -> tuple[str, str]:
     """Returns key and value, with short forms such as method=NAME expanded. Raises ConfigError."""
     key, equals, value = override.lstrip("+").partition("=")
@@ -86,6 +99,8 @@ def _split_override(override: str) -> tuple[str, str]:
     if key in COMMAND_KEYS:
         escaped = value.replace("'", "\\'")
         return "agent.command", f"'{escaped}'"
+    if key in LIST_KEYS and value != "null" and not value.startswith(("[", "'", '"')):
+        return key, f"'{value}'"  # Hydra would read a,b as a sweep
     if key == "cluster":
         key = SHORT_FORMS[key]
     is_url = value.startswith(("http://", "https://"))

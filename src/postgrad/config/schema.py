@@ -338,9 +338,10 @@ class Config:
     )
     runs: str = setting("runs", "folder that contains the run folders")
     seed: int = setting(0, "random seed", at_least=0)
-    track: str = setting(
-        "",
-        "also send the metrics to this tracker; empty: none",
+    track: list[str] = setting(
+        [],
+        "also send the metrics to this tracker, or to several: track=wandb,tensorboard; "
+        "empty: none",
         choices=("", "wandb", "tensorboard", "trackio"),
     )
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -69,8 +69,8 @@ def announced(opened: OpenRun, log: RunLog, start: int) -> Iterator[None]:
     """
     reporter = opened.reporter
     with closing(log):
-        reporter.started(opened.folder, opened.config, start)
         try:
+            reporter.started(opened.folder, opened.config, start)
             for note in opened.inputs.notes if start == 0 else ():
                 reporter.note(note)
             if missing := missing_steps(opened.folder, start):

@@ -1,4 +1,4 @@
-"""`track=wandb|tensorboard|trackio`: sends the metrics of a run to a tracker as well.
+"""`track=wandb,tensorboard,trackio`: sends the metrics of a run to these trackers as well.
 
 The run folder stays the source of truth.
 """
@@ -29,17 +29,19 @@ class Tracker(NamedTuple):
 
 
 def check_tracker(config: Config) -> None:
-    """Raise ConfigError if the package of the tracker is not installed."""
-    if config.track and not is_installed(config.track):
+    """Raise ConfigError if the package of a tracker is not installed."""
+    missing = [name for name in config.track if not is_installed(name)]
+    if missing:
+        noun = "package" if len(missing) == 1 else "packages"
         raise ConfigError(
-            f"track={config.track} needs the package {config.track}; "
-            f"pip install {config.track}, or pip install 'postgrad[track]'"
+            f"track={','.join(config.track)} needs the {noun} {' and '.join(missing)}; "
+            f"pip install {' '.join(missing)}, or pip install 'postgrad[track]'"
         )
 
 
 def tracker_reporters(config: Config) -> list[Reporter]:
-    """Return the reporter of `track`, or none."""
-    return [TrackerReporter(config.track)] if config.track else []
+    """Return one reporter per tracker of `track`: if one fails, the others go on."""
+    return [TrackerReporter(name) for name in config.track]
 
 
 class TrackerReporter(Reporter):
