@@ -22,6 +22,7 @@ from postgrad.data.messages import (
     text_of_only_message,
     without_weights,
 )
+from postgrad.data.passages import question_of
 from postgrad.data.rows import (
     Row,
     RowError,
@@ -29,7 +30,6 @@ from postgrad.data.rows import (
     data_source_of,
     only_text,
     optional_truth,
-    question_of,
     text_of,
     truth_of,
     type_name,
@@ -41,7 +41,8 @@ from postgrad.data.sharegpt import sharegpt_messages
 from postgrad.problem import Conversation, Message, Problem
 
 NO_ANSWER = ("proof", "notfound")  # what NuminaMath-1.5 has as the answer of a proof
-OPTION_COLUMNS = ("options", "choices", "option_a", "option_1", "option1", "opa")
+# Columns of options, in lower case: options, choice_A, option1, opa, ending0, or A beside B.
+OPTIONS = re.compile(r"options?|choices?|endings|(option|choice|ending|distractor)_?([a-j]|\d)|opa")
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
 
 
@@ -114,7 +115,7 @@ def read_prompt_response(
     A response of several messages is no demonstration, which is one text. `prompt` and `response`
     name the columns.
     """
-    messages = read_messages(row, prompt)
+    messages = _read_question(row, prompt)
     tools = read_tools(row)
     conversation = None
     if isinstance(row.get(response), list):
@@ -262,18 +263,25 @@ def read_math(row: Row, stem: str) -> Problem:
 
 def _check_options(row: Row, question: str) -> None:
     """Raises RowError if the row has options that the prompt would not have."""
-    names = [name for name in row if name.lower() in OPTION_COLUMNS and row[name]]
+    names = [name for name in row if OPTIONS.fullmatch(name.lower()) and row[name]]
+    if row.get("A") and row.get("B"):
+        names.append("A")
     if names and question != "prompt":
         raise RowError(
             f"{names[0]} would not be in the prompt; write the options as a list in a column "
-            "options and their letter in answer, or leave the column out "
-            f"(FILE:{names[0]}=unused)"
+            "options, or as option_a, option_b, ..., and the letter in answer; or leave the "
+            f"column out (FILE:{names[0]}=unused)"
         )
 
 
 def _read_question(row: Row, name: str) -> tuple[Message, ...]:
-    """The messages of a question: `prompt` may be a list of messages, other columns are text."""
-    return read_messages(row, name) if name == "prompt" else user_turn(question_of(row, name))
+    """The messages of a question: a text after its passages, or a list of messages.
+
+    The text of `prompt` and `inputs` is the whole prompt.
+    """
+    if name in ("prompt", "inputs") or isinstance(row.get(name), list):
+        return read_messages(row, name)
+    return user_turn(question_of(row, name))
 
 
 def read_instruction(row: Row, stem: str, output: str = "output") -> Problem:

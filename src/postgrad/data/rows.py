@@ -6,9 +6,6 @@ from typing import Any
 
 Row = dict[str, Any]
 
-# What a question is about: the columns of SQuAD, BoolQ, RACE, ASDiv, MuSR and ZebraLogic.
-PASSAGE_COLUMNS = ("context", "passage", "article", "body", "narrative", "puzzle")
-
 
 class RowError(ValueError):
     """What is wrong with a row and how to fix it; the caller adds the file and the row number."""
@@ -41,17 +38,6 @@ def text_of(row: Row, name: str) -> str:
     if not checked_text(row[name], name).strip():
         raise RowError(f"{name} is empty; fill it or remove the row")
     return row[name]
-
-
-def question_of(row: Row, name: str) -> str:
-    """The text of a question, after the passage that it is about if the row has one."""
-    question = text_of(row, name)
-    for column in PASSAGE_COLUMNS:
-        passage = row.get(column)
-        if isinstance(passage, str) and passage.strip() and passage.strip() not in question:
-            checked_text(passage, column)
-            return f"{passage.strip()}\n\n{question}"
-    return question
 
 
 def truth_of(value: Any, name: str) -> str:

@@ -19,6 +19,7 @@ from postgrad.problem import Conversation, Problem
 
 INFO_COLUMNS = ("difficulty", "subject", "level", "topic", "options")  # moved to extra_info
 KEPT_COLUMNS = ("chosen", "rejected", *LABEL_COLUMNS)
+STEP_COLUMNS = ("completions", "labels")  # the steps of a response and a label for each
 REPLACED_INFO = ("split", "index", "question", "raw_problem")  # `prepare` writes its own
 
 
@@ -41,10 +42,18 @@ def draft_of_problem(problem: Problem) -> Draft:
         reward={
             key: str(value) for key, value in reward.items() if key != "style" and value is not None
         },
-        columns={key: extra[key] for key in KEPT_COLUMNS if key in extra},
+        columns=_kept_columns(extra),
         dialogue=problem.messages,
         data_source=problem.data_source,
     )
+
+
+def _kept_columns(extra: Row) -> Row:
+    """The replies of a pair, the label of a response, and the steps of a response."""
+    kept = {name: extra[name] for name in KEPT_COLUMNS if name in extra}
+    if all(isinstance(extra.get(name), list) for name in STEP_COLUMNS):
+        kept |= {name: extra[name] for name in STEP_COLUMNS}
+    return kept
 
 
 def _check_fits_schema(problem: Problem) -> None:

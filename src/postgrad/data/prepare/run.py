@@ -160,7 +160,7 @@ def _make_row(request: PrepareRequest, draft: Draft, context: Context) -> tuple[
     source = request.options["data_source"] or data_set.data_source or draft.data_source
     draft = replace(draft, question=draft.question.strip())
     target = [{"role": "assistant", "content": text} for text in draft.demonstrations]
-    has_replies = bool(target) or "chosen" in draft.columns
+    has_replies = bool(target) or "chosen" in draft.columns or "completions" in draft.columns
     row = {
         "uid": "",
         "data_source": source,
