@@ -137,6 +137,8 @@ def _answer_index(row: Row, options: Sequence[str]) -> int:
         value = row.get(name)
         if value in (None, "") or value != value:  # pandas writes NaN for an empty cell
             continue
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         index = _option_index(value, options, name)
         if options[index] != answer and _option_index(answer, options) != index:
             raise RowError(f"answer and {name} name different options; correct one of them")
@@ -147,8 +149,6 @@ def _answer_index(row: Row, options: Sequence[str]) -> int:
 def _option_index(answer: Any, options: Sequence[str], name: str = "answer") -> int:
     """The index of an answer that is an index from 0, a letter, or the text of one option."""
     count = len(options)
-    if isinstance(answer, float) and answer.is_integer():  # of a column with empty cells
-        answer = int(answer)
     letter = answer.strip() if isinstance(answer, str) else ""
     is_text = isinstance(answer, str) and list(options).count(answer) == 1
     if letter in tuple(LETTERS):

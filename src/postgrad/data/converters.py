@@ -28,6 +28,7 @@ from postgrad.data.rows import (
     RowError,
     checked_text,
     data_source_of,
+    is_missing,
     only_text,
     optional_truth,
     text_of,
@@ -43,6 +44,9 @@ from postgrad.problem import Conversation, Message, Problem
 NO_ANSWER = ("proof", "notfound")  # what NuminaMath-1.5 has as the answer of a proof
 # Columns of options, in lower case: options, choice_A, option1, opa, ending0, or A beside B.
 OPTIONS = re.compile(r"options?|choices?|endings|(option|choice|ending|distractor)_?([a-j]|\d)|opa")
+# Other columns with the short answer to a question, beside a longer one or a response.
+TRUTHS = ("ground_truth", "reference_answer", "final_answer", "expected_answer", "correct_answer")
+NO_SOLUTION = "n/a"  # what OpenMathReasoning has as the solution of a problem without one
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
 
 
@@ -206,6 +210,7 @@ def read_question_answer(
     if question == "problem" and truth in NO_ANSWER:
         truth = ""
     _check_options(row, question)
+    _check_only_truth(row, truth, question, answer)
     if GSM8K_TRUTH.search(truth):
         raise RowError(
             f"{answer} ends in `####` and the truth, but the first row's does not; "
@@ -231,13 +236,14 @@ def read_question_answer(
 
 def read_open_math_reasoning(row: Row, stem: str) -> Problem:
     """OpenMathReasoning: the expected answer is the truth, the solution a demonstration."""
-    solution = text_of(row, "generated_solution").removeprefix("<think>")
+    solution = text_of(row, "generated_solution")
+    has_solution = solution.strip().lower() != NO_SOLUTION
     return Problem(
         uid=uid_of(row),
         messages=user_turn(text_of(row, "problem")),
         ground_truth=truth_of(row.get("expected_answer"), "expected_answer"),
         data_source=data_source_of(row, "omr12k"),
-        demonstrations=(solution,),
+        demonstrations=(solution,) if has_solution else (),
         extra=unused_columns(row, "problem", "expected_answer", "generated_solution"),
     )
 
@@ -259,6 +265,20 @@ def read_math(row: Row, stem: str) -> Problem:
         demonstrations=(solution,),
         extra=unused_columns(row, "problem", "solution"),
     )
+
+
+def _check_only_truth(row: Row, truth: str, question: str, answer: str) -> None:
+    """Raises RowError if another column has another answer, as MegaScience's reference_answer."""
+    for name in TRUTHS:
+        value = row.get(name)
+        if name == answer or not isinstance(value, str | int | float) or is_missing(value):
+            continue
+        if truth and truth_of(value, name).strip() != truth.strip():
+            prompt = "" if question in ("question", "prompt") else f":{question}=prompt"
+            raise RowError(
+                f"{answer} and {name} hold different texts; leave one out (FILE:{name}=unused), or "
+                f"read one as the response (FILE{prompt}:{answer}=response:{name}=ground_truth)"
+            )
 
 
 def _check_options(row: Row, question: str) -> None:
@@ -285,7 +305,7 @@ def _read_question(row: Row, name: str) -> tuple[Message, ...]:
 
 
 def read_instruction(row: Row, stem: str, output: str = "output") -> Problem:
-    """Alpaca: `output` is a demonstration, and the ground truth of a row without ground_truth.
+    """Alpaca: `output` is a demonstration, and the ground truth of a row without an answer.
 
     The replies of LLaMA-Factory's `history` are trained on, too, as those of a conversation.
     """
@@ -298,12 +318,21 @@ def read_instruction(row: Row, stem: str, output: str = "output") -> Problem:
     return Problem(
         uid=uid_of(row),
         messages=messages,
-        ground_truth=optional_truth(row) or truth_of(text, output),
+        ground_truth=_short_answer(row) or truth_of(text, output),
         data_source=data_source_of(row, stem),
         demonstrations=(text,),
         extra=unused_columns(row, *INSTRUCTION_COLUMNS, output, "ground_truth", "tools"),
         conversation=conversation,
     )
+
+
+def _short_answer(row: Row) -> str:
+    """The answer in a column of its own beside a response; "" if there is none."""
+    for name in ("ground_truth", "answer", *TRUTHS):
+        value = row.get(name)
+        if isinstance(value, str | int | float) and not is_missing(value):
+            return truth_of(value, name)
+    return optional_truth(row)
 
 
 def read_chat(row: Row, stem: str, column: str = "messages") -> Problem:

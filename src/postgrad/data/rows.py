@@ -40,12 +40,19 @@ def text_of(row: Row, name: str) -> str:
     return row[name]
 
 
+def is_missing(value: Any) -> bool:
+    """Whether a value is null, NaN (which pandas writes for an empty cell), or a blank text."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
 def truth_of(value: Any, name: str) -> str:
     """A ground truth as text: numbers as Python prints them, lists and objects as JSON.
 
     Whole numbers have no ".0": a column of integers with an empty cell is one of floats in pandas.
     """
-    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+    if is_missing(value):
         raise RowError(f"no ground truth: {name} is empty; fill it or remove the row")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -77,9 +84,9 @@ def unused_columns(row: Row, *used: str) -> Row:
 
 
 def optional_truth(row: Row) -> str:
-    """The text of the column ground_truth, or "" if the row has none."""
+    """The text of the column ground_truth, or "" if the row has none: null or NaN."""
     truth = row.get("ground_truth")
-    return "" if truth is None else truth_of(truth, "ground_truth")
+    return "" if is_missing(truth) and not isinstance(truth, str) else truth_of(truth, "ground_truth")
 
 
 def data_source_of(row: Row, default: str) -> str:

@@ -29,6 +29,7 @@ from postgrad.data.converters import (
 )
 from postgrad.data.dialogue import HUMAN_MARK, is_open_transcript, is_transcript
 from postgrad.data.instructions import is_history
+from postgrad.data.lost_texts import check_texts
 from postgrad.data.messages import (
     SHAREGPT_COLUMNS,
     parse_nested,
@@ -97,7 +98,7 @@ class Schema:
         """The problem of a row, with the columns `system` or `system_prompt`, and `tools`.
 
         Raises:
-            RowError: the row does not fit, or its `history` would be lost.
+            RowError: the row does not fit, or a text of it would be lost.
         """
         problem = with_conversation_column(row, self.convert(row, stem))
         problem = with_rejected_reply(row, problem)
@@ -106,6 +107,7 @@ class Schema:
                 "history has turns before the prompt, and is only read beside instruction; write "
                 "the row as a conversation in a column messages"
             )
+        check_texts(row, problem)
         return with_tools_column(row, with_system_column(row, problem))
 
 
