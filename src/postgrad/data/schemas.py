@@ -261,7 +261,12 @@ SCHEMAS = (
         read_dialogue_pair,
         matches=lambda row: isinstance(row["chosen"], list),
     ),
-    Schema("HH-RLHF", ("chosen", "rejected"), read_transcript_pair),
+    Schema(
+        "HH-RLHF",
+        ("chosen", "rejected"),
+        read_transcript_pair,
+        matches=lambda row: is_transcript(row["chosen"]) or is_transcript(row["rejected"]),
+    ),
     Schema("SHP", SHP_COLUMNS, read_shp),
     *(Schema(one.name, one.columns, one.read) for one in COMPARISONS),
     Schema("prompt and response", ("prompt", "response"), _read_only_prompt),
