@@ -50,7 +50,9 @@ def read_choices(row: Row, stem: str = "") -> Choices:
         return _read_arc(row, question)
     if "options" in row:
         options = _read_options(row["options"], "options")
-        return _make_choices(question, options, _answer_index(row, options), str(row.get("category") or ""))
+        return _make_choices(
+            question, options, _answer_index(row, options), str(row.get("category") or "")
+        )
     subject = str(row.get("subject") or _subject_of_file(stem))
     if "choices" in row:
         options = _read_options(row["choices"], "choices")
@@ -140,7 +142,8 @@ def _answer_index(row: Row, options: Sequence[str]) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         index = _option_index(value, options, name)
-        if options[index] != answer and _option_index(answer, options) != index:
+        letter = answer.strip() if isinstance(answer, str) else answer
+        if answer != options[index] and letter not in (LETTERS[index], index):
             raise RowError(f"answer and {name} name different options; correct one of them")
         return index
     return _option_index(answer, options)

@@ -28,7 +28,9 @@ def _check_prompt(problem: Problem) -> None:
     has_reply = bool(problem.demonstrations or problem.conversation or "chosen" in problem.extra)
     has_text = any(texts) or any("tool_calls" in message for message in asked)
     if asked and has_reply and not has_text:  # environments write the text of other prompts
-        raise RowError("the prompt is empty: its messages have no text; fill them or remove the row")
+        raise RowError(
+            "the prompt is empty: its messages have no text; fill them or remove the row"
+        )
     if texts == [PLACEHOLDER]:
         raise RowError(
             f"the prompt is {PLACEHOLDER!r}, a placeholder for a text that the file does not have; "

@@ -54,7 +54,7 @@ def _passage_text(value: Any, column: str) -> str:
 
 def _parse_json(text: str) -> Any:
     """The list or object that a text holds as JSON (2WikiMultihopQA's context), or None."""
-    if text.lstrip()[:2] not in ('[[', '[{', '["', '{"'):
+    if text.lstrip()[:2] not in ("[[", "[{", '["', '{"'):
         return None
     try:
         return json.loads(text)

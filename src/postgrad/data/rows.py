@@ -86,7 +86,9 @@ def unused_columns(row: Row, *used: str) -> Row:
 def optional_truth(row: Row) -> str:
     """The text of the column ground_truth, or "" if the row has none: null or NaN."""
     truth = row.get("ground_truth")
-    return "" if is_missing(truth) and not isinstance(truth, str) else truth_of(truth, "ground_truth")
+    return (
+        "" if is_missing(truth) and not isinstance(truth, str) else truth_of(truth, "ground_truth")
+    )
 
 
 def data_source_of(row: Row, default: str) -> str:

@@ -93,7 +93,9 @@ def _name_of_turns(row: Row, value: Any) -> str:
     if not isinstance(value, list) or not value:
         return ""
     forms = ({"role", "content"}, {"from", "value"})
-    if not all(isinstance(one, dict) and any(one.keys() >= form for form in forms) for one in value):
+    if not all(
+        isinstance(one, dict) and any(one.keys() >= form for form in forms) for one in value
+    ):
         return ""
     has_reply = value[-1].get("role", value[-1].get("from")) in ("assistant", "gpt")
     return "messages" if has_reply or "chosen" in row else "prompt"
