@@ -19,7 +19,7 @@ REFUSED: list[tuple[Row, str]] = [
     ({"messages": [{"role": "user", "content": ""}, YES]}, "prompt is empty"),
     ({"prompt": [{"role": "user", "content": ""}], "chosen": "a", "rejected": "b"}, "is empty"),
     ({"input": "-", "output": "<think>a</think> b"}, "placeholder"),  # OpenCodeReasoning
-    ({"prompt": "Why?", "response": "Yes.", "reasoning_content": THOUGHT}, "FILE:reasoning_content"),
+    ({"prompt": "Why?", "response": "Yes.", "thinking": THOUGHT}, "FILE:thinking=unused"),
     ({"question": "Why?", "response": "Yes.", "reasoning": THOUGHT}, "FILE:reasoning=unused"),
     ({"code": "def f(x): return x", "input": "1", "output": "1"}, "FILE:code=unused"),  # CRUXEval
     ({"question": "Why?", "answer": "Long. 4", "reference_answer": "4"}, "FILE:answer=response"),
@@ -114,6 +114,7 @@ RENAMED: list[tuple[Row, str]] = [
     ({"question": "Q", "long_answer": "l", "final_decision": "yes", "context": None}, "yes"),
     ({"responses_create_params": {"input": [ASK]}, "expected_answer": "4"}, "4"),
     ({"problem": "Q", "ground_truth": "4"}, "4"),
+    ({"context": "C c", "question": "Q", "answers": {"text": ["4", "5"]}}, "4"),
 ]
 
 

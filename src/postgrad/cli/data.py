@@ -293,6 +293,8 @@ def _print_report(report: Any, against: str | None, limit: int) -> None:
     print(f"{report.num_problems} problems, {report.num_checked} gold answers scored")
     for reason, count in report.unchecked.items():
         print(f"  not scored {count}: {reason}")
+    for note in report.notes:
+        print(note)
     _print_rows("gold answers that the verifier rejects", report.rejected_golds, limit)
     _print_rows(
         f"wrong answers that the verifier accepts, of {report.num_near_misses} near misses",

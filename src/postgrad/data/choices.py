@@ -110,7 +110,7 @@ def _make_choices(
 
 
 def _subject_of_file(stem: str) -> str:
-    """The subject in the name of one of MMLU's csv files, such as mmlu_nutrition, nutrition_test."""
+    """The subject in the name of one of MMLU's csv files: mmlu_nutrition or nutrition_test."""
     subject = stem.removeprefix("mmlu_")
     for split in ("_test", "_val", "_dev"):
         subject = subject.removesuffix(split)

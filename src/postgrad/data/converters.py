@@ -28,7 +28,6 @@ from postgrad.data.rows import (
     RowError,
     checked_text,
     data_source_of,
-    is_missing,
     only_text,
     optional_truth,
     text_of,
@@ -39,13 +38,12 @@ from postgrad.data.rows import (
     user_turn,
 )
 from postgrad.data.sharegpt import sharegpt_messages
+from postgrad.data.short_answers import check_only_truth, short_answer
 from postgrad.problem import Conversation, Message, Problem
 
 NO_ANSWER = ("proof", "notfound")  # what NuminaMath-1.5 has as the answer of a proof
 # Columns of options, in lower case: options, choice_A, option1, opa, ending0, or A beside B.
 OPTIONS = re.compile(r"options?|choices?|endings|(option|choice|ending|distractor)_?([a-j]|\d)|opa")
-# Other columns with the short answer to a question, beside a longer one or a response.
-TRUTHS = ("ground_truth", "reference_answer", "final_answer", "expected_answer", "correct_answer")
 NO_SOLUTION = "n/a"  # what OpenMathReasoning has as the solution of a problem without one
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
 
@@ -210,7 +208,7 @@ def read_question_answer(
     if question == "problem" and truth in NO_ANSWER:
         truth = ""
     _check_options(row, question)
-    _check_only_truth(row, truth, question, answer)
+    check_only_truth(row, truth, question, answer)
     if GSM8K_TRUTH.search(truth):
         raise RowError(
             f"{answer} ends in `####` and the truth, but the first row's does not; "
@@ -267,20 +265,6 @@ def read_math(row: Row, stem: str) -> Problem:
     )
 
 
-def _check_only_truth(row: Row, truth: str, question: str, answer: str) -> None:
-    """Raises RowError if another column has another answer, as MegaScience's reference_answer."""
-    for name in TRUTHS:
-        value = row.get(name)
-        if name == answer or not isinstance(value, str | int | float) or is_missing(value):
-            continue
-        if truth and truth_of(value, name).strip() != truth.strip():
-            prompt = "" if question in ("question", "prompt") else f":{question}=prompt"
-            raise RowError(
-                f"{answer} and {name} hold different texts; leave one out (FILE:{name}=unused), or "
-                f"read one as the response (FILE{prompt}:{answer}=response:{name}=ground_truth)"
-            )
-
-
 def _check_options(row: Row, question: str) -> None:
     """Raises RowError if the row has options that the prompt would not have."""
     names = [name for name in row if OPTIONS.fullmatch(name.lower()) and row[name]]
@@ -318,21 +302,12 @@ def read_instruction(row: Row, stem: str, output: str = "output") -> Problem:
     return Problem(
         uid=uid_of(row),
         messages=messages,
-        ground_truth=_short_answer(row) or truth_of(text, output),
+        ground_truth=short_answer(row) or truth_of(text, output),
         data_source=data_source_of(row, stem),
         demonstrations=(text,),
         extra=unused_columns(row, *INSTRUCTION_COLUMNS, output, "ground_truth", "tools"),
         conversation=conversation,
     )
-
-
-def _short_answer(row: Row) -> str:
-    """The answer in a column of its own beside a response; "" if there is none."""
-    for name in ("ground_truth", "answer", *TRUTHS):
-        value = row.get(name)
-        if isinstance(value, str | int | float) and not is_missing(value):
-            return truth_of(value, name)
-    return optional_truth(row)
 
 
 def read_chat(row: Row, stem: str, column: str = "messages") -> Problem:

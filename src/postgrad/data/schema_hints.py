@@ -25,9 +25,7 @@ KNOWN_SETS = {
     ("responses_create_params", "expected_answer"): (  # NeMo Gym
         "type FILE:responses_create_params.input=prompt:expected_answer=ground_truth"
     ),
-    ("context", "question", "answers"): (  # SQuAD
-        "write the text of the first answer into a column answer"
-    ),
+    ("context", "question", "answers"): "type FILE:answers.text.0=answer",  # SQuAD
 }
 RENAMES = (
     "rename them to prompt and ground_truth, question and answer, prompt and completion, messages, "
