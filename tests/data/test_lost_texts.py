@@ -31,6 +31,10 @@ REFUSED: list[tuple[Row, str]] = [
     ({"prompt": str([ASK]), "ground_truth": "4"}, "as Python prints it"),
     ({"messages": "[{'content': 'Why?', 'role': 'user'}\n {'content': 'Yes.'}]"}, "Python"),
     ({"messages": [ASK, YES], "metadata": '{"tools": [{"name": "f"}]}'}, "FILE:metadata.tools"),
+    ({"Prompt": "Why?", "Answer": "4"}, r"FILE:Prompt=prompt:Answer=answer\)"),  # FRAMES
+    ({"prompt": "Why?", "Answer": "4"}, r"FILE:Answer=answer\)"),
+    ({"messages": [ASK, {**YES, "role": "gpt"}]}, "no role of a chat"),
+    ({"question": "Why?", "answer": "a", "Picture": "b"}, "text only"),
     ({"trajectory": [ASK, YES], "id": 1}, "FILE:trajectory=messages"),
     ({"trajectory": [ASK], "chosen": "a", "rejected": "b"}, "FILE:trajectory=messages"),
     ({"dialog": [ASK], "id": 1}, "FILE:dialog=prompt"),

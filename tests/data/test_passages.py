@@ -24,6 +24,7 @@ PASSAGES: list[tuple[dict[str, Any], str]] = [
     ({"context": ["a b", "c d"]}, "a b\n\nc d\n\nWho?"),
     ({"ctxs": [{"title": "One", "text": "a b"}]}, "One\na b\n\nWho?"),
     ({"story": "Ann ran.", "table": "| a |"}, "Ann ran.\n\n| a |\n\nWho?"),
+    ({"Body": "Ann ran."}, "Ann ran.\n\nWho?"),  # SVAMP
     ({"document": "doc-17.pdf"}, "Who?"),
     ({"context": '["Ann ran"] is code.'}, '["Ann ran"] is code.\n\nWho?'),
     ({"context": {}, "passages": []}, "Who?"),

@@ -13,6 +13,7 @@ from postgrad.data.boxes import last_box
 from postgrad.data.choices import plain_prompt, read_choices, sentence_prompt
 from postgrad.data.instructions import INSTRUCTION_COLUMNS, read_instruction_messages
 from postgrad.data.messages import (
+    ROLES,
     SHAREGPT_COLUMNS,
     check_last_is_assistant,
     check_reply,
@@ -315,6 +316,11 @@ def read_chat(row: Row, stem: str, column: str = "messages") -> Problem:
     messages = read_conversation(row, column)
     if messages[-1]["role"] == "user" and row.get("ground_truth") is not None:
         return read_prompt(row, stem, column)  # Tulu's RLVR sets
+    if messages[-1]["role"] not in ROLES:
+        raise RowError(
+            f"{column} ends in a message of {messages[-1]['role']!r}, which is no role of a chat; "
+            "the model's messages are those of the role assistant"
+        )
     if messages[-1]["role"] != "assistant":
         raise RowError(
             f"{column} must end in an assistant message, not {messages[-1]['role']}; add it, or "

@@ -23,9 +23,10 @@ def question_of(row: Row, name: str) -> str:
         RowError: the question is no text, or a passage has a form that is not read.
     """
     question = text_of(row, name)
+    names = {str(column).lower(): column for column in row}  # SVAMP's is called Body
     passages: list[str] = []
     for column in PASSAGE_COLUMNS:
-        passage = _passage_text(row.get(column), column)
+        passage = _passage_text(row.get(names.get(column)), column)
         if passage and passage not in question and passage not in passages:
             passages.append(passage)
     return "\n\n".join([*passages, question])

@@ -44,12 +44,14 @@ def rename_hint(
         fits: whether a row fits one of them.
     """
     known = sorted({column for _, columns in schemas for column in columns})
+    if fits({str(column).lower(): value for column, value in row.items()}):
+        capital = [name for name in map(str, row) if name.lower() in known and name not in known]
+        renames = "".join(f":{name}={name.lower()}" for name in capital)
+        return f"write the names of the columns in lower case (FILE{renames})"
     for column in map(str, row):
         similar = difflib.get_close_matches(column, known, n=1, cutoff=0.8)
         if similar and similar[0] not in row and _is_fixed(row, column, similar[0], fits):
             return f"did you mean {similar[0]} instead of {column}?"
-    if fits({str(column).lower(): value for column, value in row.items()}):
-        return "write the names of the columns in lower case (FILE:Answer=answer)"
     for columns, renames in KNOWN_SETS.items():
         if set(columns) <= row.keys():
             return renames

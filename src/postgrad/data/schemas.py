@@ -166,7 +166,7 @@ def _label_is_truth(row: Row) -> bool:
 
 
 def _has_ground_truth_or_no_answer(row: Row) -> bool:
-    return "ground_truth" in row or not ANSWER_COLUMNS & row.keys()
+    return "ground_truth" in row or not ANSWER_COLUMNS & {str(name).lower() for name in row}
 
 
 def _is_text_alone(row: Row) -> bool:

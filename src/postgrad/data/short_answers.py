@@ -8,6 +8,8 @@ SHORT_ANSWERS = (
     "final_answer",
     "expected_answer",
     "correct_answer",
+    "gold_answer",
+    "answer_number",  # MGSM's
 )
 
 

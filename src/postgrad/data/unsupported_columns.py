@@ -11,7 +11,9 @@ from postgrad.data.messages import MESSAGE_COLUMNS
 from postgrad.data.rows import Row, RowError
 
 # image, images, decoded_image, image_1, image_path, video_url and the like.
-MEDIA = re.compile(r"(decoded_|input_)?(image|img|video|audio)s?(_?\d+|_(path|url|file|bytes)s?)?")
+MEDIA = re.compile(
+    r"(decoded_|input_)?(image|img|picture|video|audio)s?(_?\d+|_(path|url|file|bytes)s?)?"
+)
 # Python's text of a list of messages: pandas writes it to csv, with or without commas.
 PYTHON_MESSAGES = re.compile(r"\s*\[\s*\{\s*'(role|content|from|value)'\s*:")
 
