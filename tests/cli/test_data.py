@@ -173,3 +173,22 @@ def test_lists_as_truths_are_reported_and_their_first_text_is_read(
     assert "ground truth: 4" in run(capsys, "show", renamed)[1]
     code, _, error = run(capsys, "show", "lists.jsonl:ground_truth.1=ground_truth")
     assert code == 2 and "no column 1 in ground_truth" in error
+
+
+def test_prepare_renames_columns(folder: Path, capsys: pytest.CaptureFixture[str]):
+    for name in ("one", "two"):
+        row = {"trajectory": [{"role": "user", "content": name}], "chosen": "a", "rejected": "b"}
+        (folder / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    columns = ":trajectory=messages"
+    files = f"from=one.jsonl{columns},two.jsonl{columns}"
+    code, _, _ = run(capsys, "prepare", "own", files, "out=pairs.parquet")
+    assert code == 0
+    asked = [problem.messages[-1]["content"] for problem in load_problems("pairs.parquet")]
+    assert asked == ["one", "two"]
+    assert (
+        b'"trajectory": "messages"' in parquet.read_metadata("pairs.parquet").metadata[b"postgrad"]
+    )
+    code, _, error = run(
+        capsys, "prepare", "own", f"from=one.jsonl{columns},two.jsonl", "out=a.parquet"
+    )
+    assert code == 2 and "rename the same columns" in error

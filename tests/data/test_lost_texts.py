@@ -19,8 +19,6 @@ REFUSED: list[tuple[Row, str]] = [
     ({"messages": [{"role": "user", "content": ""}, YES]}, "prompt is empty"),
     ({"prompt": [{"role": "user", "content": ""}], "chosen": "a", "rejected": "b"}, "is empty"),
     ({"input": "-", "output": "<think>a</think> b"}, "placeholder"),  # OpenCodeReasoning
-    ({"prompt": "Why?", "response": "Yes.", "thinking": THOUGHT}, "FILE:thinking=unused"),
-    ({"question": "Why?", "response": "Yes.", "reasoning": THOUGHT}, "FILE:reasoning=unused"),
     ({"code": "def f(x): return x", "input": "1", "output": "1"}, "FILE:code=unused"),  # CRUXEval
     ({"question": "Why?", "answer": "Long. 4", "reference_answer": "4"}, "FILE:answer=response"),
     ({"problem": "Why?", "answer": "Long. 4", "ground_truth": 4}, "FILE:problem=prompt:answer"),

@@ -1,4 +1,4 @@
-"""Refuses rows whose text would be missing where it is read: blank prompts, replies, and thinking.
+"""Refuses rows whose text would be missing where it is read: blank prompts and replies, programs.
 
 Each of them would otherwise be trained on without a word.
 """
@@ -6,19 +6,17 @@ Each of them would otherwise be trained on without a word.
 from collections.abc import Iterator
 from typing import Any
 
-from postgrad.data.messages import REASONING_FIELDS, is_trained, reasoning_field
+from postgrad.data.messages import is_trained, reasoning_field
 from postgrad.data.rows import Row, RowError
 from postgrad.problem import Message, Problem
 
 PLACEHOLDER = "-"  # OpenCodeReasoning has it for questions that other data sets have
-MIN_THINKING = 10  # characters; Nemotron's `reasoning` is on or off
 
 
 def check_texts(row: Row, problem: Problem) -> None:
     """Raises RowError if the row has a text that the problem lacks, or none where one is needed."""
     _check_prompt(problem)
     _check_replies(problem)
-    _check_thinking(row, problem)
     _check_code(row, problem)
 
 
@@ -52,21 +50,6 @@ def _check_replies(problem: Problem) -> None:
             )
 
 
-def _check_thinking(row: Row, problem: Problem) -> None:
-    """Raises RowError for thinking in a column beside a response, whose text alone is read."""
-    for name in REASONING_FIELDS:
-        thinking = row.get(name)
-        if not isinstance(thinking, str) or len(thinking) < MIN_THINKING:
-            continue
-        texts = list(_responses(problem))
-        if texts and not any(thinking.strip() in text for text in texts):
-            raise RowError(
-                f"{name} holds the thinking of a response, and only the response would be read; "
-                f"write it into the response, as <think>...</think>, or leave {name} out "
-                f"(FILE:{name}=unused)"
-            )
-
-
 def _check_code(row: Row, problem: Problem) -> None:
     """Raises RowError for a program that input and output belong to, as in CRUXEval."""
     code = row.get("code")
@@ -87,7 +70,6 @@ def _responses(problem: Problem) -> Iterator[str]:
     for message in conversation.messages if conversation else ():
         if message["role"] == "assistant":
             yield _text(message)
-            yield from (str(message[name]) for name in REASONING_FIELDS if message.get(name))
 
 
 def _text(message: Message) -> str:
