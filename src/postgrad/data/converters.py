@@ -7,6 +7,7 @@ in schemas without an answer to check a response against.
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from postgrad.data.boxes import last_box
@@ -266,9 +267,14 @@ def read_math(row: Row, stem: str) -> Problem:
     )
 
 
+@lru_cache(maxsize=1024)  # every row of a file has the same columns
+def _is_option(name: str) -> bool:
+    return OPTIONS.fullmatch(str(name).lower()) is not None
+
+
 def _check_options(row: Row, question: str) -> None:
     """Raises RowError if the row has options that the prompt would not have."""
-    names = [name for name in row if OPTIONS.fullmatch(name.lower()) and row[name]]
+    names = [name for name in row if row[name] and _is_option(name)]
     if row.get("A") and row.get("B"):
         names.append("A")
     if names and question != "prompt":

@@ -11,6 +11,7 @@ PASSAGE_COLUMNS = (
     *("context", "passage", "article", "body", "narrative", "puzzle", "story", "document"),
     *("paragraph", "table", "contexts", "passages", "documents", "paragraphs", "ctxs"),
 )
+ORDER = {column: i for i, column in enumerate(PASSAGE_COLUMNS)}
 TEXT_FIELDS = ("text", "paragraph_text", "passage_text", "content", "body", "sentences")
 MAY_BE_NAMES = ("document", "table")  # columns that may hold the name of what they are called
 NAME = re.compile(r"[\w.:/#-]+", re.ASCII)
@@ -23,10 +24,10 @@ def question_of(row: Row, name: str) -> str:
         RowError: the question is no text, or a passage has a form that is not read.
     """
     question = text_of(row, name)
-    names = {str(column).lower(): column for column in row}  # SVAMP's is called Body
+    columns = [column for column in row if str(column).lower() in ORDER]  # SVAMP's is called Body
     passages: list[str] = []
-    for column in PASSAGE_COLUMNS:
-        passage = _passage_text(row.get(names.get(column)), column)
+    for column in sorted(columns, key=lambda column: ORDER[str(column).lower()]):
+        passage = _passage_text(row[column], column)
         if passage and passage not in question and passage not in passages:
             passages.append(passage)
     return "\n\n".join([*passages, question])

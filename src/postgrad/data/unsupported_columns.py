@@ -5,7 +5,7 @@ Other columns that no schema knows are kept in `problem.extra`. These would be l
 
 import json
 import re
-from typing import Any
+from functools import lru_cache
 
 from postgrad.data.messages import MESSAGE_COLUMNS
 from postgrad.data.rows import Row, RowError
@@ -24,13 +24,14 @@ def refuse_unsupported(row: Row) -> None:
     A column that is null or empty in this row is no reason to refuse it.
     """
     for name, value in row.items():
-        if value and isinstance(name, str) and MEDIA.fullmatch(name.lower()):
+        if value and isinstance(name, str) and _is_media(name):
             raise RowError(
                 f"column {name}: models are trained on text only; remove the rows with {name}, "
                 f"or leave the column out if the text is enough (FILE:{name}=unused)"
             )
     for name in MESSAGE_COLUMNS:
-        if _is_python_text(row.get(name)):
+        value = row.get(name)
+        if isinstance(value, str) and PYTHON_MESSAGES.match(value):
             raise RowError(
                 f"{name} is a list of messages as Python prints it, which pandas writes to csv; "
                 "write the file as parquet, or the column as JSON (json.dumps)"
@@ -63,8 +64,9 @@ def refuse_unsupported(row: Row) -> None:
         )
 
 
-def _is_python_text(value: Any) -> bool:
-    return isinstance(value, str) and PYTHON_MESSAGES.match(value) is not None
+@lru_cache(maxsize=1024)  # every row of a file has the same columns
+def _is_media(name: str) -> bool:
+    return MEDIA.fullmatch(name.lower()) is not None
 
 
 def _refuse_hidden_tools(row: Row) -> None:
