@@ -158,3 +158,37 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert key in err
     assert err.count("\n") == 1
     assert [path.name for path in folder.iterdir()] == ["train.jsonl"]
+
+
+def test_lists_as_truths_are_reported_and_their_first_text_is_read(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    row = {"prompt": "2+2?", "ground_truth": ["4"]}
+    (folder / "lists.jsonl").write_text(json.dumps(row) + "\n")
+    code, out, _ = run(capsys, "check", "lists.jsonl", "verifier=math")
+    assert code == 0 and "1 of 1 ground truths are lists or objects" in out
+    renamed = "lists.jsonl:ground_truth.0=ground_truth"
+    code, out, _ = run(capsys, "check", renamed, "verifier=math")
+    assert code == 0 and "ground truths are" not in out
+    assert "ground truth: 4" in run(capsys, "show", renamed)[1]
+    code, _, error = run(capsys, "show", "lists.jsonl:ground_truth.1=ground_truth")
+    assert code == 2 and "no column 1 in ground_truth" in error
+
+
+def test_prepare_renames_columns(folder: Path, capsys: pytest.CaptureFixture[str]):
+    for name in ("one", "two"):
+        row = {"trajectory": [{"role": "user", "content": name}], "chosen": "a", "rejected": "b"}
+        (folder / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    columns = ":trajectory=messages"
+    files = f"from=one.jsonl{columns},two.jsonl{columns}"
+    code, _, _ = run(capsys, "prepare", "own", files, "out=pairs.parquet")
+    assert code == 0
+    asked = [problem.messages[-1]["content"] for problem in load_problems("pairs.parquet")]
+    assert asked == ["one", "two"]
+    assert (
+        b'"trajectory": "messages"' in parquet.read_metadata("pairs.parquet").metadata[b"postgrad"]
+    )
+    code, _, error = run(
+        capsys, "prepare", "own", f"from=one.jsonl{columns},two.jsonl", "out=a.parquet"
+    )
+    assert code == 2 and "rename the same columns" in error

@@ -693,7 +693,9 @@ def test_math_in_its_own_columns(tmp_path: Path):
     problem = load_problems(str(source))[0]
     assert (problem.ground_truth, problem.data_source) == ("3", "competition_math")
     omr_problem = load_problems(str(write(tmp_path / "omr.jsonl", omr(1, "0.5"))))[0]
-    assert omr_problem.ground_truth == "3" and omr_problem.demonstrations[0].startswith("so<")
+    assert omr_problem.ground_truth == "3" and omr_problem.demonstrations[0].startswith(
+        "<think>so<"
+    )
 
 
 def test_similar_problems_are_paired(tmp_path: Path):

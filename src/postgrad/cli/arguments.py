@@ -118,7 +118,7 @@ class Parser(argparse.ArgumentParser):
             if not value:
                 self.error(f"{key}= has no value; write {key}=VALUE")
             return f"--{word}"
-        if self.takes_overrides or "/" in key or Path(word).exists():
+        if self.takes_overrides or "/" in key or ":" in key or Path(word).exists():
             return word
         raise ConfigError(f"unknown setting {word}; {did_you_mean(key, self.settings)}")
 

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,18 +135,19 @@ def prepare_command(argv: list[str]) -> int:
         return 0
     options = _data_set_options(arguments)
     from postgrad.data.prepare.output import describe
-    from postgrad.data.prepare.request import find_files, parse_request
+    from postgrad.data.prepare.request import find_files, parse_request, source_columns
     from postgrad.data.prepare.run import prepare
     from postgrad.data.readers import count_rows
 
     count_tokens = _token_counter(arguments.tokenizer) if arguments.tokenizer else None
-    request = parse_request(arguments.name, options, count_tokens)
+    source, columns = source_columns(arguments.source)
+    request = replace(parse_request(arguments.name, options, count_tokens), columns=columns)
     if "max_tokens" in options and count_tokens is None:
         raise ConfigError("max_tokens= needs a tokenizer; add tokenizer=MODEL")
     other_source = {
         key: getattr(arguments, key) for key in ("repo", "revision") if getattr(arguments, key)
     }
-    files, commit = find_files(request, arguments.source, arguments.files, **other_source)
+    files, commit = find_files(request, source, arguments.files, **other_source)
     out = Path(arguments.out or f"{request.name}-{request.split}.parquet").expanduser()
     total = _sum_if_known([count_rows(path) for _, path in files])
     with progress(f"reading {request.name}", total) as advance:
@@ -293,6 +295,8 @@ def _print_report(report: Any, against: str | None, limit: int) -> None:
     print(f"{report.num_problems} problems, {report.num_checked} gold answers scored")
     for reason, count in report.unchecked.items():
         print(f"  not scored {count}: {reason}")
+    for note in report.notes:
+        print(note)
     _print_rows("gold answers that the verifier rejects", report.rejected_golds, limit)
     _print_rows(
         f"wrong answers that the verifier accepts, of {report.num_near_misses} near misses",

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from postgrad.data.rows import Row, RowError, checked_text, question_of, text_of, type_name
+from postgrad.data.passages import question_of
+from postgrad.data.rows import Row, RowError, checked_text, text_of, type_name
 
 LETTERS = "ABCDEFGHIJ"
 LETTERED_COLUMNS = ("option_a", "option_b", "option_c", "option_d")  # Global-MMLU's
+# Columns that name the answer once more: SuperGPQA's, MedQA's and MMLU-Pro's.
+SECOND_ANSWERS = ("answer_letter", "answer_idx", "answer_index")
 GPQA_WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
@@ -47,19 +50,27 @@ def read_choices(row: Row, stem: str = "") -> Choices:
         return _read_arc(row, question)
     if "options" in row:
         options = _read_options(row["options"], "options")
-        correct = _option_index(row["answer"], options)
-        return _make_choices(question, options, correct, str(row.get("category") or ""))
+        return _make_choices(
+            question, options, _answer_index(row, options), str(row.get("category") or "")
+        )
     subject = str(row.get("subject") or _subject_of_file(stem))
     if "choices" in row:
         options = _read_options(row["choices"], "choices")
-        correct = _option_index(row["answer"], options)
-        return _make_choices(question, options, correct, subject)
-    names = LETTERED_COLUMNS if LETTERED_COLUMNS[0] in row else tuple("ABCD")
-    options = [text_of(row, name) for name in names]
-    letter = text_of(row, "answer").strip()
-    if letter not in tuple("ABCD"):
-        raise RowError(f"answer must be A, B, C or D, not {letter!r}")
-    return _make_choices(question, options, "ABCD".index(letter), subject)
+        return _make_choices(question, options, _answer_index(row, options), subject)
+    options = _read_lettered(row)
+    return _make_choices(question, options, _answer_index(row, options), subject)
+
+
+def _read_lettered(row: Row) -> list[str]:
+    """The options in columns of their own: A to D and on, or option_a to option_d and on."""
+    form = "option_{}" if LETTERED_COLUMNS[0] in row else "{}"
+    letters = LETTERS.lower() if LETTERED_COLUMNS[0] in row else LETTERS
+    names = [form.format(letter) for letter in letters]
+    count = 4
+    for i, name in enumerate(names[4:], 5):
+        if row.get(name) not in (None, ""):
+            count = i
+    return [text_of(row, name) for name in names[:count]]
 
 
 def sentence_prompt(item: Choices) -> str:
@@ -99,10 +110,11 @@ def _make_choices(
 
 
 def _subject_of_file(stem: str) -> str:
+    """The subject in the name of one of MMLU's csv files: mmlu_nutrition or nutrition_test."""
     subject = stem.removeprefix("mmlu_")
     for split in ("_test", "_val", "_dev"):
         subject = subject.removesuffix(split)
-    return subject
+    return "" if subject == stem else subject
 
 
 def _read_options(value: Any, name: str) -> list[str]:
@@ -116,19 +128,49 @@ def _read_options(value: Any, name: str) -> list[str]:
     return [checked_text(option, f"{name}[{i}]") for i, option in enumerate(value)]
 
 
-def _option_index(answer: Any, options: Sequence[str]) -> int:
+def _answer_index(row: Row, options: Sequence[str]) -> int:
+    """The index of the answer, which a second column may name, too.
+
+    Raises:
+        RowError: the two name different options, or the answer is no option.
+    """
+    answer = row["answer"]
+    for name in SECOND_ANSWERS:
+        value = row.get(name)
+        if value in (None, "") or value != value:  # pandas writes NaN for an empty cell
+            continue
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        index = _option_index(value, options, name)
+        letter = answer.strip() if isinstance(answer, str) else answer
+        if answer != options[index] and letter not in (LETTERS[index], index):
+            raise RowError(f"answer and {name} name different options; correct one of them")
+        return index
+    return _option_index(answer, options)
+
+
+def _option_index(answer: Any, options: Sequence[str], name: str = "answer") -> int:
     """The index of an answer that is an index from 0, a letter, or the text of one option."""
     count = len(options)
-    if isinstance(answer, str) and list(options).count(answer) == 1 and len(answer) > 1:
-        return list(options).index(answer)
-    if isinstance(answer, str) and len(answer.strip()) == 1 and answer.strip() in LETTERS:
-        answer = LETTERS.index(answer.strip())
-    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < count:
+    letter = answer.strip() if isinstance(answer, str) else ""
+    is_text = isinstance(answer, str) and list(options).count(answer) == 1
+    if letter in tuple(LETTERS):
+        index = LETTERS.index(letter)
+        if is_text and name == "answer" and options[index] != answer:
+            raise RowError(
+                f"answer {answer!r} is the letter of one option and the text of another; "
+                "write its index from 0"
+            )
+    elif is_text:
+        index = list(options).index(answer)
+    else:
+        index = answer
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
         raise RowError(
-            f"answer must be an index from 0, a letter or the text of one of the {count} options, "
+            f"{name} must be an index from 0, a letter or the text of one of the {count} options, "
             f"not {answer!r}"
         )
-    return answer
+    return index
 
 
 def _read_arc(row: Row, question: str) -> Choices:

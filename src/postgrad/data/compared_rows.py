@@ -3,6 +3,7 @@
 HelpSteer, PKU-SafeRLHF, WebGPT and the Chatbot Arena each name the better reply in their own way.
 """
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Comparison:
             raise RowError(f"{names}: not a known value; {DROP_ADVICE}") from error
         if better is None:  # the reason has no values: `prepare` counts the rows of each reason
             raise RowError(f"{names}: neither reply is better; {DROP_ADVICE}")
+        row = self._with_only_turns(row)
         pair = {
             "chosen": row.get(self.replies[better]),
             "rejected": row.get(self.replies[1 - better]),
@@ -61,6 +63,34 @@ class Comparison:
             prompt = prompt.get("full_text")
         messages = read_messages({self.prompt: prompt}, self.prompt)
         return read_pair_of(row, stem, messages, used=(self.prompt,))
+
+    def _with_only_turns(self, row: Row) -> Row:
+        """The row with texts for the prompt and the replies, if each is a JSON list of one text.
+
+        Raises RowError if they are lists of several turns, in which each reply has its own.
+        """
+        names = tuple(filter(None, (self.prompt, *self.replies)))
+        turns = {name: turns_of(row.get(name)) for name in names}
+        if not all(turns.values()):
+            return row
+        if any(len(texts) > 1 for texts in turns.values()):
+            raise RowError(
+                f"{' and '.join(self.replies)} have several turns, so they differ before the last "
+                f"reply; {DROP_ADVICE}"
+            )
+        return row | {name: texts[0] for name, texts in turns.items()}
+
+
+def turns_of(value: Any) -> list[Any]:
+    """The turns in a text that is a JSON list (lmsys-arena-human-preference-55k); [] for others."""
+    if not isinstance(value, str) or not value.startswith("["):
+        return []
+    try:
+        turns = json.loads(value)
+    except (ValueError, RecursionError):
+        return []
+    is_list = isinstance(turns, list) and all(isinstance(turn, str | None) for turn in turns)
+    return turns if is_list else []
 
 
 def _by_sign(strength: Any) -> int | None:
@@ -82,6 +112,11 @@ def _by_scores(first: Any, second: Any) -> int | None:
     return _by_sign(float(second) - float(first))
 
 
+def _by_flags(first: Any, second: Any) -> int | None:
+    """Chatbot Arena's 55k: 1 in the column of the better reply; 0 in both is a tie."""
+    return {(1, 0): 0, (0, 1): 1}.get((int(first), int(second)))
+
+
 def _by_winner(winner: Any) -> int | None:
     """Chatbot Arena: model_a or model_b; others are ties."""
     return {"model_a": 0, "model_b": 1}.get(winner)
@@ -99,4 +134,14 @@ COMPARISONS = (
     ),
     Comparison("WebGPT", "question", ("answer_0", "answer_1"), ("score_0", "score_1"), _by_scores),
     Comparison("Chatbot Arena", "", ("conversation_a", "conversation_b"), ("winner",), _by_winner),
+    Comparison(
+        "Chatbot Arena's 55k",
+        "prompt",
+        ("response_a", "response_b"),
+        ("winner_model_a", "winner_model_b"),
+        _by_flags,
+    ),
+    Comparison(
+        "replies of the Arena", "prompt", ("response_a", "response_b"), ("winner",), _by_winner
+    ),
 )

@@ -7,12 +7,14 @@ in schemas without an answer to check a response against.
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from postgrad.data.boxes import last_box
 from postgrad.data.choices import plain_prompt, read_choices, sentence_prompt
 from postgrad.data.instructions import INSTRUCTION_COLUMNS, read_instruction_messages
 from postgrad.data.messages import (
+    ROLES,
     SHAREGPT_COLUMNS,
     check_last_is_assistant,
     check_reply,
@@ -22,6 +24,7 @@ from postgrad.data.messages import (
     text_of_only_message,
     without_weights,
 )
+from postgrad.data.passages import question_of
 from postgrad.data.rows import (
     Row,
     RowError,
@@ -29,7 +32,6 @@ from postgrad.data.rows import (
     data_source_of,
     only_text,
     optional_truth,
-    question_of,
     text_of,
     truth_of,
     type_name,
@@ -38,10 +40,13 @@ from postgrad.data.rows import (
     user_turn,
 )
 from postgrad.data.sharegpt import sharegpt_messages
+from postgrad.data.short_answers import check_only_truth, short_answer
 from postgrad.problem import Conversation, Message, Problem
 
 NO_ANSWER = ("proof", "notfound")  # what NuminaMath-1.5 has as the answer of a proof
-OPTION_COLUMNS = ("options", "choices", "option_a", "option_1", "option1", "opa")
+# Columns of options, in lower case: options, choice_A, option1, opa, ending0, or A beside B.
+OPTIONS = re.compile(r"options?|choices?|endings|(option|choice|ending|distractor)_?([a-j]|\d)|opa")
+NO_SOLUTION = "n/a"  # what OpenMathReasoning has as the solution of a problem without one
 GSM8K_TRUTH = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")  # in the last line of a solution
 
 
@@ -114,7 +119,7 @@ def read_prompt_response(
     A response of several messages is no demonstration, which is one text. `prompt` and `response`
     name the columns.
     """
-    messages = read_messages(row, prompt)
+    messages = _read_question(row, prompt)
     tools = read_tools(row)
     conversation = None
     if isinstance(row.get(response), list):
@@ -205,6 +210,7 @@ def read_question_answer(
     if question == "problem" and truth in NO_ANSWER:
         truth = ""
     _check_options(row, question)
+    check_only_truth(row, truth, question, answer)
     if GSM8K_TRUTH.search(truth):
         raise RowError(
             f"{answer} ends in `####` and the truth, but the first row's does not; "
@@ -230,13 +236,14 @@ def read_question_answer(
 
 def read_open_math_reasoning(row: Row, stem: str) -> Problem:
     """OpenMathReasoning: the expected answer is the truth, the solution a demonstration."""
-    solution = text_of(row, "generated_solution").removeprefix("<think>")
+    solution = text_of(row, "generated_solution")
+    has_solution = solution.strip().lower() != NO_SOLUTION
     return Problem(
         uid=uid_of(row),
         messages=user_turn(text_of(row, "problem")),
         ground_truth=truth_of(row.get("expected_answer"), "expected_answer"),
         data_source=data_source_of(row, "omr12k"),
-        demonstrations=(solution,),
+        demonstrations=(solution,) if has_solution else (),
         extra=unused_columns(row, "problem", "expected_answer", "generated_solution"),
     )
 
@@ -260,24 +267,36 @@ def read_math(row: Row, stem: str) -> Problem:
     )
 
 
+@lru_cache(maxsize=1024)  # every row of a file has the same columns
+def _is_option(name: str) -> bool:
+    return OPTIONS.fullmatch(str(name).lower()) is not None
+
+
 def _check_options(row: Row, question: str) -> None:
     """Raises RowError if the row has options that the prompt would not have."""
-    names = [name for name in row if name.lower() in OPTION_COLUMNS and row[name]]
+    names = [name for name in row if row[name] and _is_option(name)]
+    if row.get("A") and row.get("B"):
+        names.append("A")
     if names and question != "prompt":
         raise RowError(
             f"{names[0]} would not be in the prompt; write the options as a list in a column "
-            "options and their letter in answer, or leave the column out "
-            f"(FILE:{names[0]}=unused)"
+            "options, or as option_a, option_b, ..., and the letter in answer; or leave the "
+            f"column out (FILE:{names[0]}=unused)"
         )
 
 
 def _read_question(row: Row, name: str) -> tuple[Message, ...]:
-    """The messages of a question: `prompt` may be a list of messages, other columns are text."""
-    return read_messages(row, name) if name == "prompt" else user_turn(question_of(row, name))
+    """The messages of a question: a text after its passages, or a list of messages.
+
+    The text of `prompt` and `inputs` is the whole prompt.
+    """
+    if name in ("prompt", "inputs") or isinstance(row.get(name), list):
+        return read_messages(row, name)
+    return user_turn(question_of(row, name))
 
 
 def read_instruction(row: Row, stem: str, output: str = "output") -> Problem:
-    """Alpaca: `output` is a demonstration, and the ground truth of a row without ground_truth.
+    """Alpaca: `output` is a demonstration, and the ground truth of a row without an answer.
 
     The replies of LLaMA-Factory's `history` are trained on, too, as those of a conversation.
     """
@@ -290,7 +309,7 @@ def read_instruction(row: Row, stem: str, output: str = "output") -> Problem:
     return Problem(
         uid=uid_of(row),
         messages=messages,
-        ground_truth=optional_truth(row) or truth_of(text, output),
+        ground_truth=short_answer(row) or truth_of(text, output),
         data_source=data_source_of(row, stem),
         demonstrations=(text,),
         extra=unused_columns(row, *INSTRUCTION_COLUMNS, output, "ground_truth", "tools"),
@@ -303,6 +322,11 @@ def read_chat(row: Row, stem: str, column: str = "messages") -> Problem:
     messages = read_conversation(row, column)
     if messages[-1]["role"] == "user" and row.get("ground_truth") is not None:
         return read_prompt(row, stem, column)  # Tulu's RLVR sets
+    if messages[-1]["role"] not in ROLES:
+        raise RowError(
+            f"{column} ends in a message of {messages[-1]['role']!r}, which is no role of a chat; "
+            "the model's messages are those of the role assistant"
+        )
     if messages[-1]["role"] != "assistant":
         raise RowError(
             f"{column} must end in an assistant message, not {messages[-1]['role']}; add it, or "

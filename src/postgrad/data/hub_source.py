@@ -84,12 +84,14 @@ def rename_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[s
 
 
 def _nested_value(row: Mapping[str, Any], name: str) -> Any:
-    """The value of `COLUMN.KEY.KEY`. Raises RowError."""
+    """The value of `COLUMN.KEY.KEY`; a key of a list is an index from 0. Raises RowError."""
     value: Any = row
     path: list[str] = []
     for key in name.split("."):
-        if isinstance(value, str) and value.lstrip().startswith("{"):
+        if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
             value = _parse_object(value)
+        if isinstance(value, list):
+            value = {str(i): item for i, item in enumerate(value)}
         if not isinstance(value, Mapping) or key not in value:
             inside = f" in {'.'.join(path)}" if path else ""
             known = value if isinstance(value, Mapping) else {}
@@ -101,7 +103,7 @@ def _nested_value(row: Mapping[str, Any], name: str) -> Any:
 
 
 def _parse_object(text: str) -> Any:
-    """The object of a column that is JSON text; other texts stay as they are."""
+    """The object or list of a column that is JSON text; other texts stay as they are."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -25,8 +25,9 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 WEIGHT = "weight"
 LOSS = "loss"  # ms-swift's field of the same meaning: false or true
 
-# Fields of a message that describe it (AM-DeepSeek-R1-Distilled), as objects.
-NOTE_FIELDS = ("info", "metadata")
+# Fields of a message that describe it, as objects or lists: those of AM-DeepSeek-R1-Distilled,
+# WildChat and SWE-smith.
+NOTE_FIELDS = ("info", "metadata", "header", "usage", "tool_call_ids", "annotations")
 
 # Columns of conversations in ShareGPT's turns or in messages.
 SHAREGPT_COLUMNS = ("conversations", "conversation")

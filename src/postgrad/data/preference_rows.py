@@ -19,6 +19,7 @@ from postgrad.data.messages import (
     text_of_only_message,
     without_weights,
 )
+from postgrad.data.passages import question_of
 from postgrad.data.rows import (
     Row,
     RowError,
@@ -57,7 +58,9 @@ def read_preference(row: Row, stem: str, prompt: str = "prompt") -> Problem:
         return read_pair_of(row, stem, messages, used=INSTRUCTION_COLUMNS)
     if _dialogues_hold_prompt(row, prompt):
         return read_dialogue_pair(row, stem)
-    messages = read_messages(row, prompt) if prompt == "prompt" else user_turn(text_of(row, prompt))
+    messages = (
+        read_messages(row, prompt) if prompt == "prompt" else user_turn(question_of(row, prompt))
+    )
     return read_pair_of(row, stem, messages, used=(prompt,))
 
 

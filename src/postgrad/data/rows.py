@@ -6,9 +6,6 @@ from typing import Any
 
 Row = dict[str, Any]
 
-# What a question is about: the columns of SQuAD, BoolQ, RACE, ASDiv, MuSR and ZebraLogic.
-PASSAGE_COLUMNS = ("context", "passage", "article", "body", "narrative", "puzzle")
-
 
 class RowError(ValueError):
     """What is wrong with a row and how to fix it; the caller adds the file and the row number."""
@@ -43,15 +40,11 @@ def text_of(row: Row, name: str) -> str:
     return row[name]
 
 
-def question_of(row: Row, name: str) -> str:
-    """The text of a question, after the passage that it is about if the row has one."""
-    question = text_of(row, name)
-    for column in PASSAGE_COLUMNS:
-        passage = row.get(column)
-        if isinstance(passage, str) and passage.strip() and passage.strip() not in question:
-            checked_text(passage, column)
-            return f"{passage.strip()}\n\n{question}"
-    return question
+def is_missing(value: Any) -> bool:
+    """Whether a value is null, NaN (which pandas writes for an empty cell), or a blank text."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def truth_of(value: Any, name: str) -> str:
@@ -59,7 +52,7 @@ def truth_of(value: Any, name: str) -> str:
 
     Whole numbers have no ".0": a column of integers with an empty cell is one of floats in pandas.
     """
-    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+    if is_missing(value):
         raise RowError(f"no ground truth: {name} is empty; fill it or remove the row")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -91,9 +84,11 @@ def unused_columns(row: Row, *used: str) -> Row:
 
 
 def optional_truth(row: Row) -> str:
-    """The text of the column ground_truth, or "" if the row has none."""
+    """The text of the column ground_truth, or "" if the row has none: null or NaN."""
     truth = row.get("ground_truth")
-    return "" if truth is None else truth_of(truth, "ground_truth")
+    return (
+        "" if is_missing(truth) and not isinstance(truth, str) else truth_of(truth, "ground_truth")
+    )
 
 
 def data_source_of(row: Row, default: str) -> str:

@@ -29,6 +29,7 @@ from postgrad.data.converters import (
 )
 from postgrad.data.dialogue import HUMAN_MARK, is_open_transcript, is_transcript
 from postgrad.data.instructions import is_history
+from postgrad.data.lost_texts import check_texts
 from postgrad.data.messages import (
     SHAREGPT_COLUMNS,
     parse_nested,
@@ -48,6 +49,7 @@ from postgrad.data.preference_rows import (
 )
 from postgrad.data.rows import Row, RowError
 from postgrad.data.schema_hints import rename_hint
+from postgrad.data.stepwise_rows import is_tagged, read_tagged_steps
 from postgrad.data.unsupported_columns import refuse_unsupported
 from postgrad.problem import Problem
 
@@ -96,7 +98,7 @@ class Schema:
         """The problem of a row, with the columns `system` or `system_prompt`, and `tools`.
 
         Raises:
-            RowError: the row does not fit, or its `history` would be lost.
+            RowError: the row does not fit, or a text of it would be lost.
         """
         problem = with_conversation_column(row, self.convert(row, stem))
         problem = with_rejected_reply(row, problem)
@@ -105,6 +107,7 @@ class Schema:
                 "history has turns before the prompt, and is only read beside instruction; write "
                 "the row as a conversation in a column messages"
             )
+        check_texts(row, problem)
         return with_tools_column(row, with_system_column(row, problem))
 
 
@@ -163,7 +166,7 @@ def _label_is_truth(row: Row) -> bool:
 
 
 def _has_ground_truth_or_no_answer(row: Row) -> bool:
-    return "ground_truth" in row or not ANSWER_COLUMNS & row.keys()
+    return "ground_truth" in row or not ANSWER_COLUMNS & {str(name).lower() for name in row}
 
 
 def _is_text_alone(row: Row) -> bool:
@@ -258,7 +261,12 @@ SCHEMAS = (
         read_dialogue_pair,
         matches=lambda row: isinstance(row["chosen"], list),
     ),
-    Schema("HH-RLHF", ("chosen", "rejected"), read_transcript_pair),
+    Schema(
+        "HH-RLHF",
+        ("chosen", "rejected"),
+        read_transcript_pair,
+        matches=lambda row: is_transcript(row["chosen"]) or is_transcript(row["rejected"]),
+    ),
     Schema("SHP", SHP_COLUMNS, read_shp),
     *(Schema(one.name, one.columns, one.read) for one in COMPARISONS),
     Schema("prompt and response", ("prompt", "response"), _read_only_prompt),
@@ -333,6 +341,7 @@ SCHEMAS = (
         matches=_label_is_truth,
         truth="label",
     ),
+    Schema("Math-Shepherd", ("input", "label"), read_tagged_steps, matches=is_tagged),
     Schema(
         "input and label",
         ("input", "label"),

@@ -76,6 +76,8 @@ class DataReport:
     duplicates: list[Finding] = field(default_factory=list)
     in_test_set: list[Finding] = field(default_factory=list)
     unchecked: dict[str, int] = field(default_factory=dict)  # reason -> number of problems
+    checked: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what the verifier makes of the truths
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ def check_data(
         chunk = problems[start : start + CHUNK]
         _check_verifier(chunk, locations[start : start + CHUNK], scorer, report)
         on_progress(len(chunk))
+    report.notes = scorer.json_notes(report.checked)
     _find_duplicates(problems, locations, report)
     test_uids = {question_key(problem): problem.uid for problem in test_set}
     for problem, location in zip(problems, locations, strict=True):
@@ -176,6 +179,7 @@ def _make_trials(
     problem: Problem, location: str, verifier: str, report: DataReport
 ) -> list[_Trial]:
     report.num_checked += 1
+    report.checked.append(problem)
     gold = gold_response(verifier, problem)
     trials = [_Trial(problem, location, gold, True, report.rejected_golds)]
     if verifier.startswith("code"):

@@ -229,13 +229,19 @@ class Scorer:
         if AUTO in self.rules:
             chosen = {choose(problem) for problem in problems}
             notes += [note for name, note in NOTES.items() if name in chosen]
-        lists = [p for p in problems if is_list(p.ground_truth) and self._compares_text(p)]
-        if lists:
-            notes.append(
-                f"warning: {len(lists)} of {len(problems)} ground truths are lists, such as "
-                f"{lists[0].ground_truth[:60]}; {self.name_for(lists[0])} takes each as one answer"
-            )
-        return notes
+        return notes + self.json_notes(problems)
+
+    def json_notes(self, problems: Sequence[Problem]) -> list[str]:
+        """Return a line about truths that are JSON, if their verifier takes them as they are."""
+        found = [p for p in problems if is_json(p.ground_truth) and self._compares_text(p)]
+        if not found:
+            return []
+        return [
+            f"warning: {len(found)} of {len(problems)} ground truths are lists or objects, such as "
+            f"{found[0].ground_truth[:60]}; {self.name_for(found[0])} takes each as one answer "
+            "(FILE:COLUMN.0=COLUMN reads the first of a list, FILE:COLUMN.KEY=COLUMN a value of an "
+            "object)"
+        ]
 
     def truth_notes(self, sets: Mapping[str, Sequence[Problem]]) -> list[str]:
         """Return a line about the sets, by name, of which only some rows have a ground truth."""
@@ -376,15 +382,15 @@ def _scorers_of(functions: FunctionScorer) -> Iterator[Scorer]:
             yield from _scorers_of(reward.reward)
 
 
-def is_list(truth: str) -> bool:
-    """Return whether a ground truth is the JSON text of a list that has texts."""
-    if not truth.startswith("[") or not truth.endswith("]"):
+def is_json(truth: str) -> bool:
+    """Return whether a ground truth is the JSON text of an object, or of a list that has texts."""
+    if truth[:1] + truth[-1:] not in ("[]", "{}"):
         return False
     try:
         values = json.loads(truth)
     except ValueError:
         return False
-    return isinstance(values, list) and any(isinstance(value, str) for value in values)
+    return isinstance(values, dict) or any(isinstance(value, str) for value in values)
 
 
 def _replace_auto(verifier: str, name: str) -> str:

@@ -11,6 +11,7 @@ from postgrad.data.prepare.choice import CHOICE
 from postgrad.data.prepare.code import CODE
 from postgrad.data.prepare.math import MATH
 from postgrad.data.prepare.open_math import OPEN_MATH
+from postgrad.data.ranked_replies import BEST_RANDOM, BEST_WORST, with_ranked_pair
 from postgrad.data.rows import Row, RowError
 from postgrad.data.schemas import normalize_row, recognize
 from postgrad.data.styles import question_of
@@ -19,6 +20,7 @@ from postgrad.problem import Conversation, Problem
 
 INFO_COLUMNS = ("difficulty", "subject", "level", "topic", "options")  # moved to extra_info
 KEPT_COLUMNS = ("chosen", "rejected", *LABEL_COLUMNS)
+STEP_COLUMNS = ("completions", "labels")  # the steps of a response and a label for each
 REPLACED_INFO = ("split", "index", "question", "raw_problem")  # `prepare` writes its own
 
 
@@ -41,10 +43,18 @@ def draft_of_problem(problem: Problem) -> Draft:
         reward={
             key: str(value) for key, value in reward.items() if key != "style" and value is not None
         },
-        columns={key: extra[key] for key in KEPT_COLUMNS if key in extra},
+        columns=_kept_columns(extra),
         dialogue=problem.messages,
         data_source=problem.data_source,
     )
+
+
+def _kept_columns(extra: Row) -> Row:
+    """The replies of a pair, the label of a response, and the steps of a response."""
+    kept = {name: extra[name] for name in KEPT_COLUMNS if name in extra}
+    if all(isinstance(extra.get(name), list) for name in STEP_COLUMNS):
+        kept |= {name: extra[name] for name in STEP_COLUMNS}
+    return kept
 
 
 def _check_fits_schema(problem: Problem) -> None:
@@ -66,6 +76,8 @@ def _check_fits_schema(problem: Problem) -> None:
 def convert_own(row: Row, context: Context) -> Draft:
     """A row of any schema that training reads."""
     row = normalize_row(row)
+    if pairs := context.options["pairs"]:
+        row = normalize_row(with_ranked_pair(row, pairs, context.options["rating"]))
     problem = recognize(row).read(row, context.stem)
     if context.options["kind"] == "pairs" and "rejected" not in problem.extra:
         raise Drop("has no chosen and rejected reply")
@@ -84,7 +96,15 @@ SETS: dict[str, DataSet] = {
         {"train": ()},
         convert_own,
         "",
-        options={"kind": Option("all", "keep all rows, or pairs only", ("all", "pairs"))},
+        options={
+            "kind": Option("all", "keep all rows, or pairs only", ("all", "pairs")),
+            "pairs": Option(
+                "",
+                "of a list of ranked or rated replies, the two that make a pair",
+                (BEST_WORST, BEST_RANDOM),
+            ),
+            "rating": Option("", "with pairs=, the ratings of the replies, if they have several"),
+        },
         compares_replies=True,
     ),
 }

@@ -63,7 +63,8 @@ class Prepared:
 def make_provenance(
     request: PrepareRequest, files: list[tuple[str, Path]], commit: str, counts: RowCounts
 ) -> dict[str, Any]:
-    """The provenance of a prepared file."""
+    """The provenance of a prepared file; `columns` only if some were renamed."""
+    renamed = {"columns": request.columns} if request.columns else {}
     return {
         "set": request.name,
         "split": request.split,
@@ -72,6 +73,7 @@ def make_provenance(
         "commit": commit,
         "files": {name: _digest(path) for name, path in files},
         "options": {key: value for key, value in request.options.items() if value not in ("", 0)},
+        **renamed,
         "read": counts.read,
         "kept": counts.kept,
         "dropped": counts.dropped,

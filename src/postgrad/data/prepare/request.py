@@ -1,7 +1,7 @@
 """The arguments of `postgrad data prepare`, checked, and the files they name."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from postgrad.data.prepare.base import DataSet
 from postgrad.data.prepare.catalog import COMMON, find_set
 from postgrad.data.prepare.hub import data_files, fetch, matching_files
-from postgrad.data.readers import exists, missing_file_message
+from postgrad.data.readers import exists, missing_file_message, split_columns
 from postgrad.data.styles import Style, find_style
 from postgrad.errors import ConfigError, did_you_mean
 
@@ -26,6 +26,7 @@ class PrepareRequest:
         style: the prompt style.
         options: all options with their values.
         count_tokens: counts the tokens of a text, if a tokenizer was given.
+        columns: new names of the files' columns by their old ones.
     """
 
     name: str
@@ -35,6 +36,7 @@ class PrepareRequest:
     style: Style
     options: dict[str, Any]
     count_tokens: Callable[[str], int] | None = None
+    columns: dict[str, str] = field(default_factory=dict)
 
 
 def parse_request(
@@ -59,6 +61,24 @@ def parse_request(
         raise ConfigError(f"{name} has no split {split}; {did_you_mean(split, data_set.splits)}")
     style = find_style(style_name, "style")
     return PrepareRequest(name.lower(), data_set, split, style_name, style, options, count_tokens)
+
+
+def source_columns(source: str) -> tuple[str, dict[str, str]]:
+    """(the files of `from=`, new names of their columns by their old ones).
+
+    Raises ConfigError if the columns of one file are renamed in another way than those of another.
+    """
+    parts = [split_columns(part) for part in _parts(source)]
+    columns = parts[0][1]
+    if any(others != columns for _, others in parts):
+        raise ConfigError("from=: rename the same columns (FILE:COLUMN=NEW_NAME) of every file")
+    return ",".join(name for name, _ in parts), columns
+
+
+def _parts(source: str) -> list[str]:
+    if exists(Path(source).expanduser()):  # an existing path may hold a comma
+        return [source]
+    return [part.strip() for part in source.split(",")]
 
 
 def find_files(
@@ -86,11 +106,8 @@ def find_files(
             raise ConfigError(f"{request.name} is not on the hub; give from=FILE or from=FOLDER")
         folder, paths, commit = fetch(repo, chosen_patterns, revision)
         return [(path.relative_to(folder).as_posix(), path) for path in paths], commit
-    parts = [source]  # an existing path may hold a comma
-    if not exists(Path(source).expanduser()):
-        parts = [part.strip() for part in source.split(",")]
     files: list[tuple[str, Path]] = []
-    for part in parts:
+    for part in _parts(source):
         path = Path(part).expanduser()
         if not exists(path):
             raise ConfigError(missing_file_message(path))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from postgrad.data.hub_source import rename_columns
 from postgrad.data.message_trees import join_trees
 from postgrad.data.prepare.base import Context, Draft, Drop
 from postgrad.data.prepare.catalog import draft_of_problem
@@ -109,6 +110,8 @@ def _convert_rows(
             if counts.read % CHUNK == 0:
                 on_progress(CHUNK)
             try:
+                if request.columns:
+                    row = rename_columns(row, request.columns)
                 draft = _make_draft(request, row, context, sources)
                 uid, new_row = _make_row(request, draft, context)
                 replies = (new_row["target"], *draft.columns.values())
@@ -160,7 +163,7 @@ def _make_row(request: PrepareRequest, draft: Draft, context: Context) -> tuple[
     source = request.options["data_source"] or data_set.data_source or draft.data_source
     draft = replace(draft, question=draft.question.strip())
     target = [{"role": "assistant", "content": text} for text in draft.demonstrations]
-    has_replies = bool(target) or "chosen" in draft.columns
+    has_replies = bool(target) or "chosen" in draft.columns or "completions" in draft.columns
     row = {
         "uid": "",
         "data_source": source,
