@@ -108,6 +108,34 @@ def test_ppo_has_a_critic_and_its_defaults():
     assert [line.split()[0] for line in result.missing] == ["--data.max_len"]
 
 
+GROUPS = "--actor.model_name_or_path m --algo.advantage.estimator group_norm"
+CORRECTED = f"{GROUPS} --algo.advantage.is_correction_enable"
+
+
+def test_gspo_is_a_mean_over_responses_and_its_ratio_may_be_to_vllm():
+    gspo = of("train_ppo_ray", f"{GROUPS} --actor.policy_loss_type gspo").overrides
+    assert gspo["method.aggregation"] == "seq-mean-token-mean"
+    assert "method.correction" not in gspo
+    corrected = of("train_ppo_ray", f"{CORRECTED} --actor.policy_loss_type gspo").overrides
+    assert corrected["method.correction"] == "bypass"
+    assert "method.correction_bound" not in corrected
+
+
+def test_corrections():
+    """tis clamps weights, icepop sets those outside to 0, seq-mask-tis masks responses."""
+    tis = of("train_ppo_ray", CORRECTED)
+    assert tis.overrides["method.correction_bound"] == "5.0"
+    assert any(line.startswith("--algo.advantage.is_correction_thr") for line in tis.missing)
+    kind = f"{CORRECTED} --algo.advantage.is_correction_threshold 0.8 2 " + (
+        "--algo.advantage.is_correction_type"
+    )
+    ice = of("train_ppo_ray", f"{kind} icepop").overrides
+    assert (ice["method.correction"], ice["method.correction_bound"]) == ("token", "0.8_2")
+    masked = of("train_ppo_ray", f"{kind} seq-mask-tis").overrides
+    assert masked["method.correction_bound"] == "1e9"
+    assert masked["method.rejection.seq_mean_k1"] == "0.8_2.0"
+
+
 def test_supervised_programs():
     model = "--model.model_name_or_path m --data.apply_chat_template --data.max_len 64"
     limits = {"data.max_prompt_tokens": "64", "rollout.max_response_tokens": "64"}

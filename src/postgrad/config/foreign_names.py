@@ -3,7 +3,8 @@
 Each value starts with a setting, a value or a recipe; a note may follow.
 """
 
-from postgrad.config.import_names import ADVANTAGES, KL_TYPES, LOSSES, TRL_AGGREGATIONS
+from postgrad.config.import_names import ADVANTAGES, KL_TYPES, LOSSES
+from postgrad.config.import_trl_losses import GRPO_LOSSES
 
 # Full names. Their last part alone would be mistaken for another setting here.
 FOREIGN_KEYS = {
@@ -191,7 +192,7 @@ FOREIGN_NAMES = {
     "adv_estimator": "method.advantage",
     "advantage_estimator": "method.advantage",
     "norm_adv_by_std_in_grpo": "method.normalize_by_std",
-    "scale_rewards": "method.normalize_by_std",
+    "scale_rewards": "method.normalize_by_std (of batch: method.advantage=lite_ppo)",
     "gamma": "method.gamma",
     "lam": "method.lam (of ppo)",
     "lambd": "method.lam (of ppo)",
@@ -207,6 +208,7 @@ FOREIGN_NAMES = {
     "rollout_is": "method.correction",
     "rollout_is_threshold": "method.correction_bound",
     "rollout_rs": "method.rejection",
+    "use_bias_correction_kl": "method.kl_ratio",
     "vllm_importance_sampling_correction": "method.correction",
     "vllm_importance_sampling_cap": "method.correction_bound",
     "off_policy_mask_threshold": "method.sequence_mask",
@@ -270,13 +272,14 @@ FOREIGN_VALUES: dict[str, dict[str, str]] = {
         "dapo": "ppo_clip (DAPO is the recipe dapo)",
         "bnpo": "ppo_clip (with method.aggregation=token-mean)",
         "dr_grpo": "ppo_clip (Dr. GRPO is the recipe drgrpo)",
+        "luspo": "gspo (with method.aggregation=seq-mean-token-sum)",
         "dpo": "sigmoid",
         "simpo": "sigmoid (SimPO is the recipe simpo)",
         "orpo": "odds_ratio (ORPO is the recipe orpo)",
         "slic": "hinge",
     },
     "method.kl_estimator": KL_TYPES,
-    "method.aggregation": TRL_AGGREGATIONS
+    "method.aggregation": {name: aggregation for name, (_, aggregation) in GRPO_LOSSES.items()}
     | {
         "seq-mean": "seq-mean-token-mean",
         "sample-mean": "seq-mean-token-mean",

@@ -211,7 +211,6 @@ TRL_NAMES = {
     "max_new_tokens": "rollout.max_response_tokens",
     "temperature": "rollout.temperature",
     "num_iterations": "training.ppo_epochs",
-    "epsilon_high": "method.clip_high",
     "mask_truncated_completions": "method.mask_truncated",
     "num_train_epochs": "training.epochs",
     "save_steps": "training.checkpoint_every",
@@ -225,7 +224,6 @@ TRL_NAMES = {
     "top_p": "rollout.top_p",
     "top_k": "rollout.top_k",
     "min_p": "rollout.min_p",
-    "delta": "method.dual_clip",
     "desirable_weight": "method.desirable_weight",
     "undesirable_weight": "method.undesirable_weight",
     "simpo_gamma": "method.target_margin",
@@ -273,6 +271,11 @@ TRL_NOT_NEEDED = (
     *("vllm_server_timeout", "vllm_group_port", "vllm_max_model_len"),
 )
 
+VLLM_CORRECTION = (
+    "the native engine samples from the trainer's weights and needs no correction; for "
+    "rollout.engine=vllm set method.correction (token or sequence) and method.correction_bound "
+    "(C truncates, low_high masks)"
+)
 # Why an argument of TRL has no equivalent.
 TRL_REASONS = {
     "reward_funcs": "reward.verifier=file.py:function takes TRL's functions as they are",
@@ -294,6 +297,14 @@ TRL_REASONS = {
     "sync_ref_model": "the reference is the starting model at every step",
     "ref_model_mixup_alpha": "the reference is the starting model at every step",
     "ref_model_sync_steps": "the reference is the starting model at every step",
+    "normalize_advantages": "advantages of rloo have the scale of the rewards",
+    "multi_objective_aggregation": "method.advantage=gdpo, with method.reward_weights.PART",
+    "entropy_target": "the coefficient of the entropy bonus is fixed: method.entropy_coef",
+    "vllm_importance_sampling_correction": VLLM_CORRECTION,
+    "vllm_importance_sampling_mode": VLLM_CORRECTION,
+    "vllm_importance_sampling_cap": VLLM_CORRECTION,
+    "vllm_importance_sampling_clip_max": VLLM_CORRECTION,
+    "vllm_importance_sampling_clip_min": VLLM_CORRECTION,
     "loss_weights": "one loss per run; method.sft_coef adds an SFT term",
 }
 
@@ -320,11 +331,5 @@ TRL_COMMANDS = {
     "kto": "KTOConfig",
     "reward": "RewardConfig",
     "rloo": "RLOOConfig",
-}
-TRL_AGGREGATIONS = {
-    "grpo": "seq-mean-token-mean",
-    "dapo": "token-mean",
-    "bnpo": "token-mean",
-    "dr_grpo": "seq-mean-token-sum-norm",
 }
 TRL_DPO_LOSSES = {"sigmoid": "sigmoid", "ipo": "ipo", "hinge": "hinge"}

@@ -40,6 +40,7 @@ ESTIMATORS = {
     "dr_grpo": ("grpo", "drgrpo"),
 }
 _NORMALIZED = ("gae", "reinforce", "reinforce_baseline")  # over the batch
+UNBOUNDED = "1e9"  # above the largest weight, exp(20)
 _CORRECTIONS = ("is_correction_enable", "is_correction_threshold", "is_correction_type")
 _KL = ("algo.kl.use_loss", "algo.kl.estimator", "algo.kl.init_coef")
 # Flags that _sources reads.
@@ -177,8 +178,8 @@ def _translate_ppo(result: Translation, flags: dict[str, str]) -> None:
         reward_model = flags.get("reward.model_name_or_path", "").split(",")[0]
         if reward_model and "reward.remote_url" not in flags:
             overrides["method.critic_path"] = reward_model
-    if flags.get("actor.policy_loss_type") == "gspo":
-        overrides["method.loss"] = "gspo"
+    if flags.get("actor.policy_loss_type") == "gspo":  # always a mean over responses
+        overrides |= {"method.loss": "gspo", "method.aggregation": "seq-mean-token-mean"}
     _add_sources(result, flags, "data.prompt_dataset", {"data.label_key": "ground_truth"})
     _translate_sizes(result, flags)
     _translate_kl(result, flags)
@@ -259,8 +260,11 @@ def _translate_reward_model(result: Translation, flags: dict[str, str]) -> None:
 
 
 def _translate_correction(result: Translation, flags: dict[str, str]) -> None:
-    """Importance weights between vLLM's and the trainer's log-probs."""
+    """Importance weights between vLLM's and the trainer's log-probs; gspo's ratio is to vLLM's."""
     if "algo.advantage.is_correction_enable" not in flags:
+        return
+    if flags.get("actor.policy_loss_type") == "gspo":
+        result.overrides["method.correction"] = "bypass"
         return
     kind = flags.get("algo.advantage.is_correction_type", "tis")
     bounds = flags.get("algo.advantage.is_correction_threshold", "0.5 5.0").split()
@@ -272,11 +276,9 @@ def _translate_correction(result: Translation, flags: dict[str, str]) -> None:
             f"--algo.advantage.is_correction_threshold {' '.join(bounds)}: weights are limited to "
             f"at most {high} here, not to at least {bounds[0]}"
         )
-    elif kind == "seq-mask-tis":
-        result.missing.append(
-            "--algo.advantage.is_correction_type seq-mask-tis: responses are not masked by the "
-            "mean of their weights; see method.rejection"
-        )
+    elif kind == "seq-mask-tis" and len(bounds) == 2:  # weights without a bound
+        result.overrides["method.correction_bound"] = UNBOUNDED
+        result.overrides["method.rejection.seq_mean_k1"] = "_".join(str(float(x)) for x in bounds)
 
 
 # ---- train_sft, train_dpo, train_rm, train_kto

@@ -4,7 +4,6 @@ import yaml
 
 from postgrad.config.import_defaults import TRL_ROWS
 from postgrad.config.import_names import (
-    TRL_AGGREGATIONS,
     TRL_DPO_LOSSES,
     TRL_NAMES,
     TRL_NOT_NEEDED,
@@ -14,6 +13,7 @@ from postgrad.config.import_names import (
     TRL_RECIPES,
 )
 from postgrad.config.import_result import SCHEDULES, TRACKERS, drop_epochs, split_list
+from postgrad.config.import_trl_losses import HANDLED, translate_grpo_loss, translate_rloo_clip
 
 # Arguments that only one of TRL's configs has.
 KINDS = {
@@ -29,6 +29,10 @@ PAIR_RECIPES = ("dpo", "kto", "orpo", "simpo", "online_dpo")
 # The arguments that make the number of problems and updates per step. TRL takes one of GENERATION.
 GENERATION = ("steps_per_generation", "generation_batch_size")
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", *GENERATION)
+GRPO_ONLY = {
+    "entropy_coef": "method.entropy_coef",
+    "off_policy_mask_threshold": "method.sequence_mask",
+}
 # TRL counts them in updates.
 IN_UPDATES = ("max_steps", "save_steps", "eval_steps", "warmup_steps")
 
@@ -64,7 +68,12 @@ def translate_trl(kind: str, settings: dict[str, str]) -> tuple[str, dict[str, s
     settings, rounded = _count_in_steps(settings, overrides)
     missing += [*rounded, *_differences(recipe, settings)]
     names = TRL_NAMES | (TRL_PPO_NAMES if recipe == "ppo" else {})
+    found, lines = _loss_and_clip(recipe, settings, overrides)
+    overrides |= found
+    missing += lines
     for key, value in settings.items():
+        if recipe in ("grpo", "rloo") and key in HANDLED:
+            continue  # see _loss_and_clip
         if key == "model_name_or_path" and "sft_model_path" in settings and recipe == "ppo":
             continue  # the tokenizer's
         if key in names:
@@ -84,6 +93,18 @@ def translate_trl(kind: str, settings: dict[str, str]) -> tuple[str, dict[str, s
         overrides.setdefault("data.max_prompt_tokens", settings["max_length"])
     drop_epochs(overrides)
     return recipe, overrides, missing
+
+
+def _loss_and_clip(
+    recipe: str, settings: dict[str, str], sizes: dict[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """(overrides, lines) of the arguments that choose the policy loss."""
+    if recipe == "grpo":
+        return translate_grpo_loss(settings)
+    if recipe != "rloo":
+        return {}, []
+    has_updates = "training.updates_per_step" in sizes
+    return {}, translate_rloo_clip(settings, has_updates or "num_iterations" in settings)
 
 
 def _with_lora(settings: dict[str, str]) -> dict[str, str]:
@@ -206,9 +227,6 @@ def _translate_special(
         return {"data.train": f"hub:{value}"}
     if key == "beta":
         return _translate_beta(recipe, value)
-    if key == "epsilon":  # of both sides, unless epsilon_high is set
-        clips = {"method.clip_low": value}
-        return clips if "epsilon_high" in settings else clips | {"method.clip_high": value}
     if key in ("adam_beta1", "adam_beta2"):
         betas = settings.get("adam_beta1", "0.9"), settings.get("adam_beta2", "0.999")
         return {"optimizer.betas": f"[{','.join(betas)}]"}
@@ -221,17 +239,20 @@ def _translate_special(
     if key == "dataset_text_field" and value == "text":
         return {}
     if key == "scale_rewards":
+        if value == "batch":
+            return {"method.advantage": "lite_ppo"}
         return {"method.normalize_by_std": str(value not in ("False", "none")).lower()}
-    if key == "loss_type" and recipe == "grpo" and value in TRL_AGGREGATIONS:
-        return {"method.aggregation": TRL_AGGREGATIONS[value]}
     if key == "loss_type" and recipe == "dpo" and value in TRL_DPO_LOSSES:
         return {"method.loss": TRL_DPO_LOSSES[value]}
     if key == "loss_type" and recipe == "simpo" and value == "simpo":
         return {}
-    if key == "importance_sampling_level":
-        return {"token": {}, "sequence": {"method.loss": "gspo"}}.get(value)
+    if key == "use_bias_correction_kl":
+        is_on = (_translate_beta(recipe, settings.get("beta", "0")) or {}).get("method.kl")
+        return {"method.kl_ratio": str(value != "False").lower()} if is_on == "loss" else {}
     if key == "rpo_alpha" and recipe == "dpo":
         return {"method.sft_coef": value}
+    if key in ("entropy_coef", "off_policy_mask_threshold") and recipe == "grpo":
+        return {GRPO_ONLY[key]: value}
     if key == "optim" and value in TRL_OPTIMIZERS:
         kind = TRL_OPTIMIZERS[value]
         return {"optimizer.kind": kind} if kind else {}
