@@ -1,4 +1,4 @@
-"""`postgrad import`: policy losses, their options and rollout corrections of verl and TRL."""
+"""`postgrad import`: policy losses with their options, corrections and schedules."""
 
 import pytest
 
@@ -231,3 +231,30 @@ def test_what_trl_does_otherwise_is_listed(script):
 
 def test_the_clip_of_rloo_acts_on_later_updates_only():
     assert translate(*read_settings("RLOOConfig(epsilon=0.1)")).overrides == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "overrides", "lines"),
+    [
+        ("lr_scheduler_type='constant', warmup_ratio=0.1", {"warmup_steps": "0"}, ["warmup_ratio"]),
+        ("lr_scheduler_type='constant'", {"warmup_steps": "0"}, []),
+        ("lr_scheduler_type='constant_with_warmup', warmup_steps=5", {"warmup_steps": "5"}, []),
+        (
+            "lr_scheduler_type='cosine_with_min_lr', lr_scheduler_kwargs={'min_lr_rate': 0.1}",
+            {"final_lr_ratio": "0.1"},
+            [],
+        ),
+        (
+            "lr_scheduler_type='warmup_stable_decay', lr_scheduler_kwargs=dict(num_decay_steps=9)",
+            {},
+            ["lr_scheduler_type", "lr_scheduler_kwargs"],
+        ),
+        ("weight_decay=0.1", {"weight_decay": "0.1"}, ["weight_decay"]),
+        ("weight_decay=0.0", {"weight_decay": "0.0"}, []),
+    ],
+)
+def test_schedules_of_transformers(arguments, overrides, lines):
+    result = translate(*read_settings(f"GRPOConfig({arguments})"))
+    found = {key: value for key, value in result.overrides.items() if key != "optimizer.schedule"}
+    assert found == {f"optimizer.{key}": value for key, value in overrides.items()}
+    assert [line.partition("=")[0] for line in result.missing] == lines

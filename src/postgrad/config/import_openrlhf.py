@@ -15,8 +15,10 @@ from postgrad.config.import_result import (
     SCHEDULES,
     Translation,
     drop_lora,
+    drop_warmup,
     source_of,
     split_list,
+    undecayed,
 )
 from postgrad.errors import ConfigError
 
@@ -124,6 +126,11 @@ def _translate_shared(result: Translation, flags: dict[str, str], is_ppo: bool) 
             _miss(result, key, value)
     if flags.get(f"{prefix}lr_scheduler", "cosine_with_min_lr") != "cosine_with_min_lr":
         overrides["optimizer.final_lr_ratio"] = "0.0"  # only that schedule reads min_lr_ratio
+    if flags.get(f"{prefix}lr_scheduler") == "constant":
+        result.missing += drop_warmup(overrides)
+    decay = overrides.get("optimizer.weight_decay", "0")
+    if decay.strip("0."):
+        result.missing.append(undecayed(decay))
     if "data.apply_chat_template" not in flags and "model.pretrain_mode_enable" not in flags:
         overrides["data.template"] = "plain"
         if result.recipe in ("sft", "kto") and "data.input_template" not in flags:

@@ -1,5 +1,7 @@
 """Translates the arguments of a TRL config."""
 
+import re
+
 import yaml
 
 from postgrad.config.import_defaults import TRL_ROWS
@@ -12,7 +14,14 @@ from postgrad.config.import_names import (
     TRL_REASONS,
     TRL_RECIPES,
 )
-from postgrad.config.import_result import SCHEDULES, TRACKERS, drop_epochs, split_list
+from postgrad.config.import_result import (
+    SCHEDULES,
+    TRACKERS,
+    drop_epochs,
+    drop_warmup,
+    split_list,
+    undecayed,
+)
 from postgrad.config.import_trl_losses import HANDLED, translate_grpo_loss, translate_rloo_clip
 
 # Arguments that only one of TRL's configs has.
@@ -92,7 +101,25 @@ def translate_trl(kind: str, settings: dict[str, str]) -> tuple[str, dict[str, s
     if recipe in GIVEN_RECIPES and "max_length" in settings:
         overrides.setdefault("data.max_prompt_tokens", settings["max_length"])
     drop_epochs(overrides)
-    return recipe, overrides, missing
+    return recipe, overrides, missing + _translate_optimizer(settings, overrides)
+
+
+def _translate_optimizer(settings: dict[str, str], overrides: dict[str, str]) -> list[str]:
+    """Sets the schedule's details; lines about what differs. Numbers may be names of a script."""
+    lines: list[str] = []
+    least = re.search(r"min_lr_rate\W+([\d.e-]+)", settings.get("lr_scheduler_kwargs", ""))
+    if least and settings.get("lr_scheduler_type", "").endswith("with_min_lr"):
+        overrides["optimizer.final_lr_ratio"] = least[1]
+    elif "lr_scheduler_kwargs" in settings:
+        lines.append(f"lr_scheduler_kwargs={settings['lr_scheduler_kwargs']}")
+    try:
+        if float(settings.get("weight_decay", "0")) > 0:
+            lines.append(undecayed(settings["weight_decay"]))
+        if settings.get("lr_scheduler_type") == "constant":
+            lines += drop_warmup(overrides)
+    except ValueError:
+        pass
+    return lines
 
 
 def _loss_and_clip(
@@ -232,6 +259,8 @@ def _translate_special(
         return {"optimizer.betas": f"[{','.join(betas)}]"}
     if key == "max_steps":
         return {} if value.startswith("-") else {"training.steps": value}
+    if key == "lr_scheduler_kwargs":  # see _translate_optimizer
+        return {}
     if key == "lr_scheduler_type" and value in SCHEDULES:
         return {"optimizer.schedule": SCHEDULES[value]}
     if key in ("completion_only_loss", "assistant_only_loss"):  # the loss never reads the prompt
