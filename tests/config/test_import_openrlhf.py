@@ -153,6 +153,7 @@ def test_supervised_programs():
     dpo = of("train_dpo", f"{model} --model.ipo_enable --model.beta 0.2 --data.chosen_key win")
     assert (dpo.recipe, dpo.overrides["method.loss"]) == ("dpo", "ipo")
     assert dpo.overrides["method.beta"] == "0.2"
+    assert any(line.startswith("--model.ipo_enable: ") for line in dpo.missing)
     assert of("train_rm", f"{model} --model.loss_type sigmoid").recipe == "reward_model"
     kto = of("train_kto", "--pretrain m --apply_chat_template --desirable_loss_weight 1.5")
     assert (kto.recipe, kto.overrides["method.desirable_weight"]) == ("kto", "1.5")

@@ -295,6 +295,10 @@ def _translate_supervised(result: Translation, flags: dict[str, str]) -> None:
     overrides = result.overrides
     if "model.ipo_enable" in flags:
         overrides["method.loss"] = "ipo"
+        result.missing.append(
+            "--model.ipo_enable: OpenRLHF adds up the log-probs of a response, here IPO has their "
+            "mean, as in TRL; method.beta has another scale"
+        )
     if flags.get("model.loss_type", "sigmoid") != "sigmoid":
         _miss(result, "model.loss_type", flags["model.loss_type"])
     columns = {
