@@ -194,6 +194,7 @@ def test_what_verl_corrects_otherwise_is_listed():
         ),
         ("scale_rewards='batch'", {"advantage": "lite_ppo"}),
         ("off_policy_mask_threshold=0.5", {"sequence_mask": "0.5"}),
+        ("top_entropy_quantile=0.2", {"top_entropy": "0.2"}),
         ("entropy_coef=0.01", {"entropy_coef": "0.01"}),
         (
             "beta=0.1, use_bias_correction_kl=False",

@@ -208,6 +208,7 @@ FOREIGN_NAMES = {
     "rollout_is": "method.correction",
     "rollout_is_threshold": "method.correction_bound",
     "rollout_rs": "method.rejection",
+    "top_entropy_quantile": "method.top_entropy",
     "use_bias_correction_kl": "method.kl_ratio",
     "vllm_importance_sampling_correction": "method.correction",
     "vllm_importance_sampling_cap": "method.correction_bound",

@@ -297,8 +297,8 @@ TRL_REASONS = {
     "sync_ref_model": "the reference is the starting model at every step",
     "ref_model_mixup_alpha": "the reference is the starting model at every step",
     "ref_model_sync_steps": "the reference is the starting model at every step",
-    "lr_scheduler_type": "schedules are constant, linear and cosine; with optimizer.decay_ratio only "
-    "the last part of a run decays, as with warmup_stable_decay",
+    "lr_scheduler_type": "schedules are constant, linear and cosine; optimizer.decay_ratio keeps "
+    "the rate until the last part of a run, as warmup_stable_decay",
     "normalize_advantages": "advantages of rloo have the scale of the rewards",
     "multi_objective_aggregation": "method.advantage=gdpo, with method.reward_weights.PART",
     "entropy_target": "the coefficient of the entropy bonus is fixed: method.entropy_coef",

@@ -41,6 +41,7 @@ BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", *GENERATI
 GRPO_ONLY = {
     "entropy_coef": "method.entropy_coef",
     "off_policy_mask_threshold": "method.sequence_mask",
+    "top_entropy_quantile": "method.top_entropy",
 }
 # TRL counts them in updates.
 IN_UPDATES = ("max_steps", "save_steps", "eval_steps", "warmup_steps")
@@ -280,7 +281,7 @@ def _translate_special(
         return {"method.kl_ratio": str(value != "False").lower()} if is_on == "loss" else {}
     if key == "rpo_alpha" and recipe == "dpo":
         return {"method.sft_coef": value}
-    if key in ("entropy_coef", "off_policy_mask_threshold") and recipe == "grpo":
+    if key in GRPO_ONLY and recipe == "grpo":
         return {GRPO_ONLY[key]: value}
     if key == "optim" and value in TRL_OPTIMIZERS:
         kind = TRL_OPTIMIZERS[value]
