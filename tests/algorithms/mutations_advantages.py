@@ -27,6 +27,15 @@ MUTATIONS = [
         "turns[own] < turn",
         "turn_end_rewards",
     ),
+    Mutation("advantages", "lite_ppo", "rewards.std()", "offset.std()", "lite_ppo"),
+    Mutation("advantages", "lite_ppo", "rewards.numel() < 2", "False", "lite_ppo"),
+    Mutation(
+        "advantages",
+        "maxrl",
+        "torch.where(counts < 2, 1.0, index.sum(rewards) / counts)",
+        "index.sum(rewards) / counts",
+        "maxrl",
+    ),
     # groups
     Mutation("groups", "centered", "(counts - 1).clamp(min=1)", "counts", "grpo"),
     Mutation(
@@ -87,7 +96,13 @@ MUTATIONS = [
     Mutation(
         "advantages", "grpo_passk", "best - torch.where(alone, 0.0, second)", "best", "grpo_passk"
     ),
-    Mutation("advantages", "maxrl", "offset / (mean + eps)", "offset / (mean + 1)", "maxrl"),
+    Mutation(
+        "advantages",
+        "maxrl",
+        "offset / (index.expand(mean) + eps)",
+        "offset / (index.expand(mean) + 1)",
+        "maxrl",
+    ),
     Mutation("advantages", "rloo", "offset * counts / (counts - 1).clamp(min=1)", "offset", "rloo"),
     Mutation(
         "advantages",

@@ -3,6 +3,8 @@
 from .mutation import Mutation
 
 MUTATIONS = [
+    Mutation("entropy", "highest", "1 - share", "share", "highest"),
+    Mutation("entropy", "highest", "values[mask]", "values", "highest"),
     Mutation(
         "correction",
         "geometric_row_weights",

@@ -48,6 +48,17 @@ def check_maxrl(a):
     close(a.advantages.maxrl(REWARDS, GROUPS), [0.999998, -0.999998, -0.999998, 0.999998, 0, 0])
     close(a.advantages.maxrl(column(1, 0, 0, 0), same_group(4)), [2.999988, -1, -1, -1], digits=5)
     exactly(a.advantages.maxrl(column(0, 0), same_group(2)), [0, 0])
+    close(a.advantages.maxrl(column(0.5), same_group(1)), [0.5])
+
+
+def check_lite_ppo(a):
+    """The batch's variance is (4 · 1/9 + 2 · 4/9) / 5, its std 0.516398; 0.5 / 0.516399."""
+    close(a.advantages.lite_ppo(REWARDS, GROUPS), [0.968244, -0.968244, -0.968244, 0.968244, 0, 0])
+    # A group of one keeps its reward: 3 / sqrt(7/3), and 0.5 / sqrt(7/3).
+    rewards, groups = column(3, 0, 1), torch.tensor([4, 8, 8])
+    close(a.advantages.lite_ppo(rewards, groups), [1.96396, -0.32733, 0.32733], digits=5)
+    exactly(a.advantages.lite_ppo(column(3), same_group(1)), [3])
+    exactly(a.advantages.lite_ppo(column(0.1, 0.1, 0.1), same_group(3)), [0, 0, 0])
 
 
 def check_no_baseline(a):

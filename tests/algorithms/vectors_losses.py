@@ -128,6 +128,33 @@ def check_aggregation_leaves_out_masked_rows(a):
     )
 
 
+def check_aggregation_by_prompt(a):
+    """Rows of 2, 1 and 1 tokens; the first two are of one prompt, so each prompt weighs 1/2."""
+    rows, groups = row_index(2, 1, 1), torch.tensor([9, 9, -4])
+    weigh = a.aggregation.token_weights
+    mode, sixth = "prompt-mean-token-mean", 1 / 6
+    close(weigh(mode, trues(4), rows, 3, groups=groups), [sixth, sixth, sixth, 0.5])
+    # Without the last row's token there is one prompt.
+    mask = torch.tensor([1, 0, 1, 0]).bool()
+    close(weigh(mode, mask, rows, 3, groups=groups), [0.5, 0, 0.5, 0])
+    close(weigh(mode, trues(4), rows, 3), [sixth, sixth, 2 * sixth, 2 * sixth])
+
+
+def check_vespo(a):
+    """w is 1.1 · 1.5 · 0.7 = 1.155 where A = 1, and 0.5 · 4 = 2 where A = -1.
+
+    phi = 1.155^2 · e^(3 · -0.155) = 0.837948, and 2^3 · e^(2 · -1) = 1.082682.
+    """
+    out = a.losses.vespo(NEW, OLD, ADV, MASK, ROWS, 2)
+    close(out.metrics["phi"], [0.837948] * 3 + [1.082682] * 2)
+    loss, grad = t5(a, "vespo", extra=(MASK, ROWS, 2))
+    close(loss, 0.166798)
+    close(grad, [-0.167590] * 3 + [0.216536] * 2)
+    # Without the last token, w = 0.5 in the second row: 0.125 · e.
+    mask = torch.tensor([1, 1, 1, 1, 0]).bool()
+    close(a.losses.vespo(NEW, OLD, ADV, mask, ROWS, 2).metrics["phi"][3], 0.339785)
+
+
 def check_gspo(a):
     extra = (MASK, ROWS, 2)
     loss, grad = t5(a, "gspo", extra=extra, clip_low=0.2, clip_high=0.2)

@@ -65,6 +65,7 @@ def test_a_script_of_train_ppo_ray():
         "optimizer.betas": "[0.9,0.99]",
         "optimizer.schedule": "constant",
         "optimizer.final_lr_ratio": "0.0",
+        "optimizer.warmup_steps": "0",  # the schedule constant of transformers has no warm-up
     }
     names = [line.split()[0].rstrip(":") for line in result.missing]
     assert names == ["--reward.normalize_enable", "--my.flag"]
@@ -73,7 +74,8 @@ def test_a_script_of_train_ppo_ray():
 
 def test_flags_without_sections():
     result = translate(*read_settings(FLAT))
-    assert (result.recipe, result.missing) == ("grpo", [])
+    assert result.recipe == "grpo"
+    assert [line.partition(":")[0] for line in result.missing] == ["weight_decay=0.1"]
     assert result.overrides == {
         "method.advantage": "reinforce_pp_baseline",
         "data.train": "rows.jsonl:input=prompt",
@@ -108,6 +110,34 @@ def test_ppo_has_a_critic_and_its_defaults():
     assert [line.split()[0] for line in result.missing] == ["--data.max_len"]
 
 
+GROUPS = "--actor.model_name_or_path m --algo.advantage.estimator group_norm"
+CORRECTED = f"{GROUPS} --algo.advantage.is_correction_enable"
+
+
+def test_gspo_is_a_mean_over_responses_and_its_ratio_may_be_to_vllm():
+    gspo = of("train_ppo_ray", f"{GROUPS} --actor.policy_loss_type gspo").overrides
+    assert gspo["method.aggregation"] == "seq-mean-token-mean"
+    assert "method.correction" not in gspo
+    corrected = of("train_ppo_ray", f"{CORRECTED} --actor.policy_loss_type gspo").overrides
+    assert corrected["method.correction"] == "bypass"
+    assert "method.correction_bound" not in corrected
+
+
+def test_corrections():
+    """tis clamps weights, icepop sets those outside to 0, seq-mask-tis masks responses."""
+    tis = of("train_ppo_ray", CORRECTED)
+    assert tis.overrides["method.correction_bound"] == "5.0"
+    assert any(line.startswith("--algo.advantage.is_correction_thr") for line in tis.missing)
+    kind = f"{CORRECTED} --algo.advantage.is_correction_threshold 0.8 2 " + (
+        "--algo.advantage.is_correction_type"
+    )
+    ice = of("train_ppo_ray", f"{kind} icepop").overrides
+    assert (ice["method.correction"], ice["method.correction_bound"]) == ("token", "0.8_2")
+    masked = of("train_ppo_ray", f"{kind} seq-mask-tis").overrides
+    assert masked["method.correction_bound"] == "1e9"
+    assert masked["method.rejection.seq_mean_k1"] == "0.8_2.0"
+
+
 def test_supervised_programs():
     model = "--model.model_name_or_path m --data.apply_chat_template --data.max_len 64"
     limits = {"data.max_prompt_tokens": "64", "rollout.max_response_tokens": "64"}
@@ -123,6 +153,7 @@ def test_supervised_programs():
     dpo = of("train_dpo", f"{model} --model.ipo_enable --model.beta 0.2 --data.chosen_key win")
     assert (dpo.recipe, dpo.overrides["method.loss"]) == ("dpo", "ipo")
     assert dpo.overrides["method.beta"] == "0.2"
+    assert any(line.startswith("--model.ipo_enable: ") for line in dpo.missing)
     assert of("train_rm", f"{model} --model.loss_type sigmoid").recipe == "reward_model"
     kto = of("train_kto", "--pretrain m --apply_chat_template --desirable_loss_weight 1.5")
     assert (kto.recipe, kto.overrides["method.desirable_weight"]) == ("kto", "1.5")
@@ -155,4 +186,5 @@ def test_printed_command_passes_the_checks(text, tmp_path, capsys):
     assert main(["import", str(script)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("postgrad train grpo") and "needs a change" not in out, out
-    assert "optimizer.warmup_ratio=0.03" in out and "seed=42" in out  # OpenRLHF's defaults
+    assert "seed=42" in out  # OpenRLHF's defaults
+    assert ("optimizer.warmup_ratio=0.03" in out) == ("lr_scheduler constant" not in text)

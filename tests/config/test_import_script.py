@@ -400,6 +400,9 @@ def test_columns_rewards_and_validation_of_verl():
         "training.validation_temperature": "0",
         "training.steps": "7",
         "method.loss": "gspo",
+        "method.clip_low": "0.2",
+        "method.clip_high": "0.2",
+        "method.aggregation": "seq-mean-token-mean",
     }
     assert result.missing == ["reward_model.reward_manager=batch"]
 
@@ -563,6 +566,8 @@ def test_defaults_follow_what_the_script_sets():
     assert not [key for key in rloo if key.startswith("method.kl")]
     assert defaults_of("verl", "luffy", {}) == {}  # the recipe has the fork's values
     assert defaults_of("GKDConfig", "gkd", {}) == {}
+    with_kl = defaults_of("GRPOConfig", "grpo", {"method.kl": "loss"})
+    assert with_kl["method.kl_ratio"] == "true"  # use_bias_correction_kl
     small = defaults_of("verl", "grpo", {"training.problems_per_step": "128"})
     assert small["training.updates_per_step"] == "1"
     assert "training.validation_temperature" not in small

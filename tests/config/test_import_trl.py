@@ -147,7 +147,7 @@ def test_a_list_of_losses_on_the_command_line(text):
             {"method.loss": "gspo", "method.clip_low": "0.2", "method.clip_high": "0.2"},
             [],
         ),
-        ("loss_type='vespo'", {}, ["loss_type"]),
+        ("loss_type='new'", {}, ["loss_type"]),
         ("loss_type='luspo'", {"method.aggregation": "seq-mean-token-sum"}, []),
         ("loss_type='bnpo'", {"method.aggregation": "token-mean"}, []),
         (
@@ -160,7 +160,7 @@ def test_a_list_of_losses_on_the_command_line(text):
             {"method.kl": "loss", "method.kl_coef": "0.1"},
             [],
         ),
-        ("scale_rewards='batch'", {}, ["scale_rewards"]),
+        ("scale_rewards='batch'", {"method.advantage": "lite_ppo"}, []),
         ("scale_rewards='none'", {"method.normalize_by_std": "false"}, []),
         ("scale_rewards='group'", {"method.normalize_by_std": "true"}, []),
         (
@@ -214,7 +214,7 @@ def test_a_clip_of_rloo_counts_after_the_first_update_only():
         ("warmup_steps=10", {"optimizer.warmup_steps": "10"}, []),
         (
             "warmup_ratio=0.1, lr_scheduler_type='constant'",
-            {"optimizer.schedule": "constant"},
+            {"optimizer.schedule": "constant", "optimizer.warmup_steps": "0"},
             ["warmup_ratio"],
         ),
         (

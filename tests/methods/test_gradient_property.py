@@ -64,6 +64,8 @@ def batch_with_all_columns(seed: int = 101) -> Batch:
     batch.rows["desirable"] = (torch.arange(len(batch)) % 2).float()
     batch.tokens["step_label"] = torch.arange(batch.num_tokens).remainder(3).sub(1).float()
     batch.rows["kl"] = torch.full((len(batch),), 0.1)
+    # Drawn last, so that the columns above keep their numbers. Ties are selected together.
+    batch.tokens["entropy"] = (column(0.0, 2.0) > 0.5).float()
     batch.tokens["advantages"] *= 3  # wide enough for clip_cov's band to hold candidates
     return batch
 

@@ -9,6 +9,8 @@ from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.step import Step
 from postgrad.methods.support.dynamic_sampling import _informative_rows
+from postgrad.model.metrics import MetricAccumulator
+from postgrad.model.passes.head import TokenOutputs
 from postgrad.types import Batch, Trajectory
 
 
@@ -80,6 +82,7 @@ OPTIONS = [
     ["method.sequence_mask=0.001", "training.ppo_epochs=2"],
     ["method.kl=loss", "method.kl_ratio=true", "training.ppo_epochs=2"],
     ["method.mask_truncated=true"],
+    ["method.top_entropy=0.2", "training.updates_per_step=2"],
     [
         "method.loss=clip_cov",
         "method.loss_options.cov_share=0.5",
@@ -112,6 +115,22 @@ def test_bypass_compares_with_the_engine_and_skips_a_pass(tiny):
     assert "compute_old_logprobs" not in b.stages() and "correct" in b.stages()
     batch = b.until("estimate")
     assert torch.equal(batch.tokens["old_logprobs"], batch.tokens["behavior_logprobs"])
+
+
+def test_tokens_of_low_entropy_have_no_gradient_but_count(tiny):
+    b = bound("grpo", tiny, "method.top_entropy=0.5")
+    batch = b.until("estimate")  # computes the entropies, also for a single update
+    batch.tokens["advantages"] = torch.ones(batch.num_tokens)
+    batch = b.method.prepare(batch)
+    entropy, mask = batch.tokens["entropy"], batch.tokens["loss_mask"]
+    logprobs = batch.tokens["old_logprobs"].clone().requires_grad_()
+    outputs = TokenOutputs(logprobs, entropy, torch.zeros_like(entropy))
+    b.method.loss(batch, outputs, MetricAccumulator()).backward()
+    assert logprobs.grad is not None
+    used = logprobs.grad != 0
+    assert torch.equal(used, mask & (entropy >= entropy[mask].quantile(0.5)))
+    assert torch.equal(logprobs.grad[used], -batch.tokens["loss_weight"][used])
+    assert float(batch.tokens["loss_weight"].sum()) == pytest.approx(1.0)
 
 
 def test_truncated_rows_have_no_gradient_but_count_in_their_group(tiny):

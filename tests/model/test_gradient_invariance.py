@@ -80,6 +80,8 @@ def weights_by_hand(aggregation: str, batch: Batch) -> torch.Tensor:
     ]
     total = sum(map(sum, masks))
     rows = sum(any(mask) for mask in masks)
+    if aggregation == "prompt-mean-token-mean":
+        return weights_by_prompt(masks, batch.rows["group"].tolist())
     weight = {
         "token-mean": lambda count: 1 / max(1, total),
         "token-sum": lambda count: 1.0,
@@ -88,6 +90,20 @@ def weights_by_hand(aggregation: str, batch: Batch) -> torch.Tensor:
         "seq-mean-token-sum-norm": lambda count: 1 / (max(1, rows) * LENGTH),
     }[aggregation]
     weights = [is_trained * weight(sum(mask)) for mask in masks for is_trained in mask]
+    return torch.tensor(weights, dtype=torch.float64)
+
+
+def weights_by_prompt(masks: list[list[bool]], groups: list[int]) -> torch.Tensor:
+    """Return the weights that give each prompt with a trained token the same sum."""
+    totals = dict.fromkeys(groups, 0)
+    for group, mask in zip(groups, masks, strict=True):
+        totals[group] += sum(mask)
+    prompts = sum(total > 0 for total in totals.values())
+    weights = [
+        is_trained / (max(1, totals[group]) * max(1, prompts))
+        for group, mask in zip(groups, masks, strict=True)
+        for is_trained in mask
+    ]
     return torch.tensor(weights, dtype=torch.float64)
 
 

@@ -40,6 +40,17 @@ def drgrpo(rewards: Tensor, groups: Tensor) -> Tensor:
     return grpo(rewards, groups, normalize_by_std=False)
 
 
+def lite_ppo(rewards: Tensor, groups: Tensor, *, eps: float = STD_EPS) -> Tensor:
+    """(rows,) (R_i - mean_g) / (std of all rewards of the batch + eps), std with n - 1: Lite PPO.
+
+    A batch of one row has standard deviation 1. The standard deviation of a group makes small
+    differences of easy and hard problems large; that of the batch does not.
+    """
+    rewards = finite("rewards", rewards)
+    offset, _ = centered(rewards, Groups.of(groups, rewards.device))
+    return offset if rewards.numel() < 2 else offset / (rewards.std() + eps)
+
+
 def no_baseline(rewards: Tensor) -> Tensor:
     """(rows,) the reward itself: REINFORCE without a baseline (`no_baseline` of CS336)."""
     return finite("rewards", rewards)
@@ -49,8 +60,8 @@ def maxrl(rewards: Tensor, groups: Tensor, *, eps: float = STD_EPS) -> Tensor:
     """(rows,) (R_i - mean_g) / (mean_g + eps): MaxRL, for rewards from 0 (wrong) to 1 (right).
 
     The division weighs problems by 1 / success rate, as the gradient of log success rate does. A
-    group without a success gives 0. Raises: ValueError for a negative reward, for which dividing
-    by the mean has no meaning.
+    group without a success gives 0, and a group of one has divisor 1. Raises: ValueError for a
+    negative reward, for which dividing by the mean has no meaning.
     """
     rewards = finite("rewards", rewards)
     if bool((rewards < 0).any()):
@@ -58,8 +69,8 @@ def maxrl(rewards: Tensor, groups: Tensor, *, eps: float = STD_EPS) -> Tensor:
     index = Groups.of(groups, rewards.device)
     offset, _ = centered(rewards, index)
     counts = index.sum(torch.ones_like(rewards))
-    mean = index.expand(index.sum(rewards) / counts)
-    return offset / (mean + eps)
+    mean = torch.where(counts < 2, 1.0, index.sum(rewards) / counts)
+    return offset / (index.expand(mean) + eps)
 
 
 def grpo_passk(
@@ -272,6 +283,7 @@ _TURNS = ("turn_rewards", "turns", "mask", "rows", "groups")
 ADVANTAGES: dict[str, Advantage] = {
     "grpo": Advantage(grpo, _REWARDS, options=_BY_STD),
     "drgrpo": Advantage(drgrpo, _REWARDS),
+    "lite_ppo": Advantage(lite_ppo, _REWARDS),
     "no_baseline": Advantage(no_baseline, ("rewards",)),
     "maxrl": Advantage(maxrl, _REWARDS),
     "grpo_passk": Advantage(grpo_passk, _REWARDS, options=_BY_STD, needs=("group>=2",)),

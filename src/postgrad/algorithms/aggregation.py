@@ -13,6 +13,7 @@ gradients; if a backend averages them, multiply the loss by the number of ranks.
 import torch
 from torch import Tensor
 
+from postgrad.algorithms.groups import Groups
 from postgrad.errors import ConfigError, did_you_mean
 
 AGGREGATIONS = (
@@ -21,6 +22,7 @@ AGGREGATIONS = (
     "seq-mean-token-sum",
     "seq-mean-token-mean",
     "seq-mean-token-sum-norm",
+    "prompt-mean-token-mean",
 )
 
 
@@ -31,17 +33,20 @@ def token_weights(
     num_rows: int,
     length: float | None = None,
     *,
+    groups: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """(tokens,) weights w such that the loss of the whole optimizer step is sum(loss · w).
 
-    With m the mask, N = sum(m), L_i the unmasked tokens of row i, B the rows that have one or more:
+    With m the mask, N = sum(m), L_i the unmasked tokens of row i, B the rows that have one or more,
+    N_g the unmasked tokens of the rows of a prompt, P the prompts that have one or more:
 
         token-mean               m / N
         token-sum                m
         seq-mean-token-sum       m / B
         seq-mean-token-mean      m / (L_i · B)
         seq-mean-token-sum-norm  m / (length · B)      Dr. GRPO; `length` is a constant
+        prompt-mean-token-mean   m / (N_g · P)         ScaleRL; all prompts have equal weight
 
     Args:
         mode: one of AGGREGATIONS.
@@ -50,6 +55,7 @@ def token_weights(
         num_rows: the number of rows.
         length: the constant of seq-mean-token-sum-norm, such as the longest response allowed. Other
             modes ignore it.
+        groups: (rows,) the prompt of each row, for prompt-mean-token-mean; None: one per row.
 
     A fully masked row has no weight and is not counted in B, so that rejected rows never shrink the
     gradient of the others (verl 0.9.1 counts them). An empty selection gives zeros. verl before 0.9
@@ -67,8 +73,11 @@ def token_weights(
     counts = counts.index_add(0, rows, weights)  # (rows,) L_i
     if mode == "token-mean":
         return weights / counts.sum().clamp(min=1)
+    if mode == "prompt-mean-token-mean" and groups is not None:
+        rows = Groups.of(groups, rows.device).index[rows]
+        counts = torch.zeros_like(counts).index_add(0, rows, weights)  # N_g, for each prompt
     weights = weights / (counts > 0).sum().clamp(min=1)
-    if mode == "seq-mean-token-mean":
+    if mode in ("seq-mean-token-mean", "prompt-mean-token-mean"):
         return weights / counts.clamp(min=1)[rows]
     if mode == "seq-mean-token-sum-norm":
         if length is None or not length > 0:

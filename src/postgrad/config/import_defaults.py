@@ -1,7 +1,7 @@
 """Defaults of verl, TRL and OpenRLHF: what a script means by the settings that it leaves out.
 
-The values are those of verl in January 2026, TRL in July 2026 and OpenRLHF in August 2026, written
-as settings here. `postgrad import` adds those that differ from the recipe's.
+The values are those of verl in January 2026, TRL 1.16 (October 2026) and OpenRLHF in August 2026,
+written as settings here. `postgrad import` adds those that differ from the recipe's.
 """
 
 from collections.abc import Mapping
@@ -176,6 +176,8 @@ def defaults_of(kind: str, recipe: str, overrides: Mapping[str, str]) -> dict[st
         values = {key: one for key, one in values.items() if not key.startswith("method.kl_")}
     if overrides.get("method.loss", "ppo_clip") != "ppo_clip":
         values.pop("method.dual_clip", None)
+    if kind == "GRPOConfig" and overrides.get("method.kl") == "loss":
+        values["method.kl_ratio"] = "true"
     samples = overrides.get("rollout.samples", "")
     if kind in ("GRPOConfig", "RLOOConfig") and samples.isdecimal() and int(samples):
         values["training.problems_per_step"] = str(max(1, TRL_ROWS // int(samples)))

@@ -290,10 +290,14 @@ TRL_NOT_NEEDED = (
         "use_transformers_continuous_batching",
         "bf16_full_eval",
     ),
-    *("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max", "fp16_full_eval"),
-    *("vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"),
+    "fp16_full_eval",
 )
 
+VLLM_CORRECTION = (
+    "the native engine samples from the trainer's weights and needs no correction; for "
+    "rollout.engine=vllm set method.correction (token or sequence) and method.correction_bound "
+    "(C truncates, low_high masks)"
+)
 # Why an argument of TRL has no equivalent.
 TRL_REASONS = {
     "reward_funcs": "reward.verifier=file.py:function takes TRL's functions as they are",
@@ -305,7 +309,17 @@ TRL_REASONS = {
     "generation_batch_size": "set training.problems_per_step, in problems",
     "lora_dropout": "dropout would make the trained policy differ from the sampled one",
     "reward_model_name_or_path": "reward.verifier=model:FOLDER scores with a reward model",
-    "vllm_importance_sampling_correction": "method.correction=none is for engines with own weights",
+    **dict.fromkeys(
+        ("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"), VLLM_CORRECTION
+    ),
+    **dict.fromkeys(
+        ("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"), VLLM_CORRECTION
+    ),
+    "vllm_importance_sampling_clip_min": VLLM_CORRECTION,
+    "entropy_target": "the coefficient of the entropy bonus is fixed: method.entropy_coef",
+    "normalize_advantages": "advantages of rloo have the scale of the rewards",
+    "lr_scheduler_type": "schedules are constant, linear and cosine; optimizer.decay_ratio keeps "
+    "the rate until the last part of a run, as warmup_stable_decay",
     "multi_objective_aggregation": "method.advantage=gdpo normalizes each part of the reward",
     "project": "the project of trackers is postgrad",
     "num_processes": "cluster=ray cluster.workers=N trains on N GPUs; TRL's sizes are per process",

@@ -15,9 +15,11 @@ from postgrad.config.import_result import (
     SCHEDULES,
     Translation,
     drop_lora,
+    drop_warmup,
     source_of,
     split_list,
     track_of,
+    undecayed,
 )
 from postgrad.errors import ConfigError
 
@@ -41,6 +43,7 @@ ESTIMATORS = {
     "dr_grpo": ("grpo", "drgrpo"),
 }
 _NORMALIZED = ("gae", "reinforce", "reinforce_baseline")  # over the batch
+UNBOUNDED = "1e9"  # above the largest weight, exp(20)
 _CORRECTIONS = ("is_correction_enable", "is_correction_threshold", "is_correction_type")
 _KL = ("algo.kl.use_loss", "algo.kl.estimator", "algo.kl.init_coef")
 # Flags that _sources reads.
@@ -125,6 +128,11 @@ def _translate_shared(result: Translation, flags: dict[str, str], is_ppo: bool) 
             _miss(result, key, value)
     if flags.get(f"{prefix}lr_scheduler", "cosine_with_min_lr") != "cosine_with_min_lr":
         overrides["optimizer.final_lr_ratio"] = "0.0"  # only that schedule reads min_lr_ratio
+    if flags.get(f"{prefix}lr_scheduler") == "constant":
+        result.missing += drop_warmup(overrides)
+    decay = overrides.get("optimizer.weight_decay", "0")
+    if decay.strip("0."):
+        result.missing.append(undecayed(decay))
     if "data.apply_chat_template" not in flags and "model.pretrain_mode_enable" not in flags:
         overrides["data.template"] = "plain"
         if result.recipe in ("sft", "kto") and "data.input_template" not in flags:
@@ -179,8 +187,8 @@ def _translate_ppo(result: Translation, flags: dict[str, str]) -> None:
         reward_model = flags.get("reward.model_name_or_path", "").split(",")[0]
         if reward_model and "reward.remote_url" not in flags:
             overrides["method.critic_path"] = reward_model
-    if flags.get("actor.policy_loss_type") == "gspo":
-        overrides["method.loss"] = "gspo"
+    if flags.get("actor.policy_loss_type") == "gspo":  # always a mean over responses
+        overrides |= {"method.loss": "gspo", "method.aggregation": "seq-mean-token-mean"}
     _add_sources(result, flags, "data.prompt_dataset", {"data.label_key": "ground_truth"})
     _translate_sizes(result, flags)
     _translate_kl(result, flags)
@@ -261,8 +269,11 @@ def _translate_reward_model(result: Translation, flags: dict[str, str]) -> None:
 
 
 def _translate_correction(result: Translation, flags: dict[str, str]) -> None:
-    """Importance weights between vLLM's and the trainer's log-probs."""
+    """Importance weights between vLLM's and the trainer's log-probs; gspo's ratio is to vLLM's."""
     if "algo.advantage.is_correction_enable" not in flags:
+        return
+    if flags.get("actor.policy_loss_type") == "gspo":
+        result.overrides["method.correction"] = "bypass"
         return
     kind = flags.get("algo.advantage.is_correction_type", "tis")
     bounds = flags.get("algo.advantage.is_correction_threshold", "0.5 5.0").split()
@@ -274,11 +285,9 @@ def _translate_correction(result: Translation, flags: dict[str, str]) -> None:
             f"--algo.advantage.is_correction_threshold {' '.join(bounds)}: weights are limited to "
             f"at most {high} here, not to at least {bounds[0]}"
         )
-    elif kind == "seq-mask-tis":
-        result.missing.append(
-            "--algo.advantage.is_correction_type seq-mask-tis: responses are not masked by the "
-            "mean of their weights; see method.rejection"
-        )
+    elif kind == "seq-mask-tis" and len(bounds) == 2:  # weights without a bound
+        result.overrides["method.correction_bound"] = UNBOUNDED
+        result.overrides["method.rejection.seq_mean_k1"] = "_".join(str(float(x)) for x in bounds)
 
 
 # ---- train_sft, train_dpo, train_rm, train_kto
@@ -288,6 +297,10 @@ def _translate_supervised(result: Translation, flags: dict[str, str]) -> None:
     overrides = result.overrides
     if "model.ipo_enable" in flags:
         overrides["method.loss"] = "ipo"
+        result.missing.append(
+            "--model.ipo_enable: OpenRLHF adds up the log-probs of a response, here IPO has their "
+            "mean, as in TRL; method.beta has another scale"
+        )
     if flags.get("model.loss_type", "sigmoid") != "sigmoid":
         _miss(result, "model.loss_type", flags["model.loss_type"])
     columns = {

@@ -16,6 +16,7 @@ from postgrad.config.import_result import (
     TRACKERS,
     drop_epochs,
     track_of,
+    undecayed,
 )
 from postgrad.config.import_trl_arguments import prepare_arguments
 from postgrad.config.import_trl_losses import translate_losses, words
@@ -125,6 +126,8 @@ def _differences(recipe: str, settings: dict[str, str]) -> list[str]:
             "target_modules of LoRA: PEFT chooses the layers by the model, most often q_proj and "
             "v_proj; here all linear layers, unless model.lora.targets is set"
         )
+    if settings.get("weight_decay", "").strip("0."):
+        lines.append(undecayed(settings["weight_decay"]))
     trackers = words(settings.get("report_to", ""))
     others = [name for name in trackers if name not in (*TRACKERS, "none")]
     if others and others != trackers:

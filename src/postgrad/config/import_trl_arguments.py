@@ -105,6 +105,8 @@ def _translate_schedule(
         if name in settings and kind == "constant" and settings[name] not in ("0", "0.0"):
             value = settings.pop(name)
             lines.append(f"{name}={value}: transformers' schedule constant has no warm-up")
+    if kind == "constant":
+        overrides["optimizer.warmup_steps"] = "0"  # a recipe here may have a warm-up
     if _is_share(settings.get("warmup_steps", "")):
         settings["warmup_ratio"] = settings.pop("warmup_steps")
     entries = read_dict(settings.get("lr_scheduler_kwargs", ""))

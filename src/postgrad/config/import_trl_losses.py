@@ -18,6 +18,12 @@ _SAPO = {
     "sapo_temperature_pos": "method.loss_options.temperature_positive",
     "sapo_temperature_neg": "method.loss_options.temperature_negative",
 }
+_VESPO = {
+    "vespo_k_pos": "method.loss_options.power_positive",
+    "vespo_lambda_pos": "method.loss_options.decay_positive",
+    "vespo_k_neg": "method.loss_options.power_negative",
+    "vespo_lambda_neg": "method.loss_options.decay_negative",
+}
 
 
 class LossTranslation:
@@ -202,9 +208,14 @@ def _translate_grpo(result: LossTranslation) -> None:
             _translate_sapo(result)
         else:
             _translate_cispo(result)
+    elif kind == "vespo":  # always one ratio per response, and no clip
+        level = "token"
+        result.overrides |= {"method.loss": "vespo", "method.aggregation": "token-mean"}
+        _translate_options(result, _VESPO)
     else:
-        result.miss("loss_type", f"known are {', '.join(TRL_AGGREGATIONS)}, cispo and sapo")
-    if kind not in ("cispo", "sapo"):
+        known = ", ".join(TRL_AGGREGATIONS)
+        result.miss("loss_type", f"known are {known}, cispo, sapo and vespo")
+    if kind not in ("cispo", "sapo", "vespo"):
         _translate_clips(result, level)
     if level not in ("token", "sequence"):
         result.miss("importance_sampling_level", "no equivalent")
@@ -212,7 +223,7 @@ def _translate_grpo(result: LossTranslation) -> None:
     _translate_entropy(result)
     scale = result.take("scale_rewards", "group")
     if scale == "batch":
-        result.miss("scale_rewards", "here rewards are divided by the std of their group")
+        result.overrides["method.advantage"] = "lite_ppo"
     elif "scale_rewards" in settings:
         is_on = scale.lower() not in ("false", "none")
         result.overrides["method.normalize_by_std"] = str(is_on).lower()
@@ -252,9 +263,14 @@ def _translate_cispo(result: LossTranslation) -> None:
 
 def _translate_sapo(result: LossTranslation) -> None:
     result.overrides |= {"method.loss": "sapo", "method.aggregation": "seq-mean-token-mean"}
+    _translate_options(result, _SAPO)
+
+
+def _translate_options(result: LossTranslation, options: Mapping[str, str]) -> None:
+    """The options of a loss that does not read the bounds of the ratio."""
     for name in ("epsilon", "epsilon_high", "delta"):
         result.take(name)
-    for name, key in _SAPO.items():
+    for name, key in options.items():
         if name in result.settings:
             result.overrides[key] = result.take(name)
 
@@ -278,6 +294,8 @@ def _translate_kl(result: LossTranslation, level: str) -> None:
 
 
 def _translate_entropy(result: LossTranslation) -> None:
+    if "top_entropy_quantile" in result.settings:
+        result.overrides["method.top_entropy"] = result.take("top_entropy_quantile")
     if "off_policy_mask_threshold" in result.settings:
         result.overrides["method.sequence_mask"] = result.take("off_policy_mask_threshold")
     is_adaptive = result.settings.get("use_adaptive_entropy", "False").lower() == "true"

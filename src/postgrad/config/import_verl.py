@@ -30,6 +30,7 @@ from postgrad.config.import_result import (
     split_list,
     track_of,
 )
+from postgrad.config.import_verl_losses import LOSS_OPTIONS, translate_correction, translate_loss
 
 _UNSET = ("null", "None", "none", "")
 _SCALED_RECIPES = ("luffy", "luffy_on_policy", "luffy_rl_sft", "exgrpo")
@@ -49,8 +50,11 @@ def translate_verl(settings: dict[str, str]) -> Translation:
     _note_reward(result, settings)
     drop_epochs(result.overrides)
     drop_lora(result.overrides)
-    if result.overrides.get("method.loss", "ppo_clip") != "ppo_clip":
-        result.overrides.pop("method.dual_clip", None)  # verl's other losses do not read it
+    try:
+        translate_loss(result, settings)
+        translate_correction(result, settings)
+    except ValueError as error:  # a bound that is no number
+        result.missing.append(f"algorithm.rollout_correction: {error}")
     return result
 
 
@@ -237,8 +241,8 @@ def _translate_special(
     batch = settings.get("data.train_batch_size", "")
     if "filter_groups" in key:
         _translate_dapo(result, key, leaf, value, settings)
-    elif key.startswith("algorithm.rollout_correction."):
-        _translate_correction(result, key, leaf, value)
+    elif key.startswith("algorithm.rollout_correction.") or leaf in LOSS_OPTIONS:
+        return  # see translate_correction and translate_loss
     elif "kl" in leaf or "kl_ctrl" in key:
         _translate_kl(result, key, leaf, value, settings)
     elif leaf == "ppo_mini_batch_size" and key.startswith("actor") and batch:
@@ -246,6 +250,12 @@ def _translate_special(
     elif leaf == "clip_ratio":
         overrides.setdefault("method.clip_low", value)
         overrides.setdefault("method.clip_high", value)
+        sides = [f"{key}_{side}" for side in ("low", "high")]
+        if float(value) != 0.2 and not any(side in settings for side in sides):
+            result.missing.append(
+                f"{key}={value}: verl clips at 0.2 unless clip_ratio_low and clip_ratio_high are "
+                f"set; here both are {value}"
+            )
     elif leaf == "adv_estimator":
         _translate_estimator(result, key, value)
     elif leaf == "loss_mode" and value in LOSSES:
@@ -305,18 +315,6 @@ def _translate_estimator(result: Translation, key: str, value: str) -> None:
     elif result.recipe == "luffy_rl_sft" and value == "grpo_split":
         return  # as in the recipe
     elif result.recipe not in ("grpo", "ppo") and ADVANTAGES[value] != "grpo":
-        _miss(result, key, value)
-
-
-def _translate_correction(result: Translation, key: str, leaf: str, value: str) -> None:
-    """Importance weights for the gap between engine and trainer."""
-    overrides = result.overrides
-    if leaf == "rollout_is" and value in ("token", "sequence"):
-        overrides["method.correction"] = value
-    elif leaf == "rollout_is_threshold":
-        if "method.correction" in overrides:
-            overrides["method.correction_bound"] = value
-    elif value not in _UNSET and value.lower() != "false":
         _miss(result, key, value)
 
 

@@ -320,6 +320,7 @@ class Method:
             batch.row_index,
             len(batch),
             self.config.rollout.max_response_tokens,
+            groups=batch.rows["group"],
         )
         return batch
 

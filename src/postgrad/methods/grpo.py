@@ -89,6 +89,7 @@ class Grpo(PolicyUpdate):
             or "old_logprobs" in self.advantage.reads
             or "cov_selected" in self.policy_loss.reads
             or self.settings.kl == "reward"
+            or self.settings.top_entropy < 1
             or needs_trainer_logprobs(self.settings, self.ports.engine)
         )
 

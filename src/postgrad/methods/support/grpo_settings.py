@@ -81,6 +81,13 @@ class GrpoSettings(ReferenceSettings):
         None, "adapt the coefficient to this KL (method.kl=reward only); null: fixed", above=0.0
     )
     entropy_coef: float = setting(0.0, "coefficient of the entropy bonus", at_least=0.0)
+    top_entropy: float = setting(
+        1.0,
+        "share of an update's tokens that the policy loss uses, those where the policy had the "
+        "highest entropy; 0.2 is the 80/20 rule, 1 is all",
+        above=0.0,
+        at_most=1.0,
+    )
     overlong_buffer: int = setting(
         0,
         "DAPO: tokens before the limit over which the length penalty grows from 0 to 1; 0 is off",

@@ -202,12 +202,14 @@ class MixedPolicy(Grpo):
             batch.tokens["loss_mask"] = mask
         off = off_policy(batch)
         shape = (batch.row_index, len(batch), self.config.rollout.max_response_tokens)
+        groups = batch.rows["group"]
         if settings.sft_coef:
-            policy_weight = token_weights(settings.aggregation, mask & ~off, *shape)
+            policy_mask = mask & ~off
+            policy_weight = token_weights(settings.aggregation, policy_mask, *shape, groups=groups)
             sft_weight = token_weights("token-mean", mask & off, *shape)
             weight = policy_weight + sft_weight
         else:
-            weight = token_weights(settings.aggregation, mask, *shape)
+            weight = token_weights(settings.aggregation, mask, *shape, groups=groups)
         batch.tokens["mixed_weight"] = weight
         batch.tokens["entropy_weight"] = token_weights("token-mean", mask, *shape)
         batch = super().prepare(batch)  # sets loss_weight, and may drop rows of all columns

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from postgrad.algorithms.entropy import highest
 from postgrad.algorithms.kl import kl_penalty
 from postgrad.algorithms.losses import log_ratio
 from postgrad.config.schema import Config
@@ -63,6 +64,10 @@ class PolicyUpdate(Method):
             batch.tokens["cov_selected"] = select_by_covariance(
                 batch, {**self.policy_loss.selection, **self.settings.loss_options}
             )
+        if self.settings.top_entropy < 1:
+            batch.tokens["entropy_selected"] = highest(
+                batch.tokens["entropy"], batch.tokens["loss_mask"], self.settings.top_entropy
+            )
         if self.needs_all_rows():
             return batch
         weighted = batch.tokens["advantages"] * batch.tokens["loss_weight"]
@@ -98,6 +103,8 @@ class PolicyUpdate(Method):
             keep = near_rollout_policy(batch, current.logprobs, self.settings.sequence_mask)
             metrics.mean("policy/sequence_masked", (~keep).float(), mask)
             values = torch.where(keep, values, 0.0)
+        if "entropy_selected" in batch.tokens:
+            values = torch.where(batch.tokens["entropy_selected"], values, 0.0)
         if self.settings.kl == "loss":
             values = values + self.kl_losses(batch, current.logprobs, metrics)
         total = torch.where(mask, values * weight, 0.0).sum()

@@ -22,7 +22,9 @@ BESIDE_MODEL = (
     *("loss", "token_losses", "kl_losses", "loss_options", "check_model"),
 )
 TOKEN_LOSS_SETTINGS = ("loss", "loss_options", "clip_low", "clip_high", "dual_clip")
-LOSS_SETTINGS = (*TOKEN_LOSS_SETTINGS, "entropy_coef", "sequence_mask", "kl_ratio")
+LOSS_SETTINGS = (
+    *(*TOKEN_LOSS_SETTINGS, "entropy_coef", "sequence_mask", "kl_ratio", "top_entropy"),
+)
 SCORE_SETTINGS = ("mask_truncated", "overlong_buffer")
 ADVANTAGE_SETTINGS = (
     *("advantage", "normalize_by_std", "gamma", "lam", "turn_weight", "reward_weights"),
