@@ -4,6 +4,7 @@ TR-DPO and TRL's sync_ref_model are this; so are the resets of ProRL, without th
 optimizer.
 """
 
+import re
 from dataclasses import dataclass
 
 from postgrad.config.schema import setting
@@ -11,6 +12,10 @@ from postgrad.errors import ConfigError
 from postgrad.methods.base import Method, MethodSettings
 from postgrad.methods.ports import Role
 from postgrad.methods.support.checks import refuse_unread
+
+# A checkpoint has each synced model in a folder of its role's name, beside these of other models.
+FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+TAKEN_NAMES = ("policy", "adapter", "critic", "engine")
 
 
 @dataclass
@@ -51,9 +56,13 @@ def check_reference(method: Method, reason: str, fix: str = "") -> None:
         fix: the setting that adds a reference.
     """
     settings = method.settings
-    if "reference" not in method.roles():
-        names = ["reference_sync_every", "reference_mixup"]
+    names = ["reference_sync_every", "reference_mixup"]
+    role = method.roles().get("reference")
+    if role is None:
         refuse_unread("method", settings, names, reason, fix)
+    elif role != reference_role(settings):
+        reason = f"because {type(method).__name__}.roles() has a reference of its own"
+        refuse_unread("method", settings, names, reason)
     elif not settings.reference_sync_every:
         reason = "with method.reference_sync_every=0"
         fix = "add method.reference_sync_every=100"
@@ -61,12 +70,17 @@ def check_reference(method: Method, reason: str, fix: str = "") -> None:
 
 
 def check_synced_roles(method: Method) -> None:
-    """Refuses copies of the policy that never follow it, because the run ends before."""
+    """Refuses copies of the policy that a checkpoint cannot hold, or that never follow it."""
     num_steps = method.config.training.steps
     for name, role in method.roles().items():
+        if role.kind == "synced" and (name in TAKEN_NAMES or not FOLDER_NAME.fullmatch(name)):
+            raise ConfigError(
+                f"{type(method).__name__}.roles(): a checkpoint cannot hold a synced model in a "
+                f"folder called {name!r}; use another name of letters, digits, - and _"
+            )
         if role.sync_every > num_steps:
             setting_name = f"{name}_sync_every"
-            is_set = hasattr(method.settings, setting_name)
+            is_set = getattr(method.settings, setting_name, 0) == role.sync_every
             key = f"method.{setting_name}" if is_set else f"sync_every of the role {name}"
             raise ConfigError(
                 f"{key}={role.sync_every} exceeds training.steps={num_steps}, so the {name} would "
