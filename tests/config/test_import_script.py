@@ -123,7 +123,17 @@ def test_max_length_of_trl_limits_prompts_too(arguments, prompt_tokens):
     assert line.startswith("max_length=2048: ") and "data.overlong=drop" in line
 
 
-def test_a_reference_of_trl_that_follows_the_policy_has_a_reason():
+@pytest.mark.parametrize(
+    ("flag", "every"), [("--sync_ref_model", "64"), ("--sync_ref_model false", None)]
+)
+def test_a_flag_alone_switches_on_a_reference_that_follows_the_policy(flag, every):
+    text = f"trl dpo --model_name_or_path m {flag} --ref_model_sync_steps 64"
+    result = translate(*read_settings(text))
+    assert result.overrides.get("method.reference_sync_every") == every
+    assert not result.missing
+
+
+def test_a_chat_template_of_trl_has_a_reason():
     result = translate(*read_settings("GRPOConfig(chat_template_path='x')"))
     [line] = result.missing
     assert line.startswith("chat_template_path=x: the chat template")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import save_family
 from method_runs import VERIFIERS, bound
 from safetensors.torch import load_file
 from tiny_runs import config_of, metrics_of, overrides_of, random_batch, toy_run, tree
@@ -117,6 +118,22 @@ def test_with_lora_the_reference_follows_the_merged_weights(tiny):
     torch.testing.assert_close(reference.logprobs(batch)["logprobs"], current, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_with_a_4_bit_base_the_reference_starts_as_the_policy(share, tmp_path):
+    folder = save_family(tmp_path / "llama", "llama", hidden_size=64, head_dim=16)
+    four_bit = ("model.quantization=4bit", "model.lora.rank=4")
+    own = ("method.reference_sync_every=1", f"method.reference_mixup={share}")
+    made = bound("dpo", folder, *four_bit, *own)
+    reference, policy = made.method.ports.reference, made.host.policy
+    batch = random_batch(5)
+    for _ in range(2):  # also after an update from the same policy
+        expected = policy.logprobs(batch)["logprobs"]
+        torch.testing.assert_close(
+            reference.logprobs(batch)["logprobs"], expected, atol=1e-5, rtol=0
+        )
+        sync_copies(made.method, made.step_done)
+
+
 @pytest.mark.parametrize("recipe", ["dpo", "kto", "self_distill"])
 def test_other_methods_have_a_model_that_follows(recipe, tiny, tmp_path):
     rows = tmp_path / "rows.jsonl"
@@ -193,3 +210,51 @@ def test_settings_without_effect_are_refused(recipe, words, key, tiny, tmp_path,
 def test_roles_that_cannot_follow_are_refused(arguments):
     with pytest.raises(ConfigError, match="Role"):
         Role(**arguments)
+
+
+OWN = """
+from postgrad.methods.grpo import Grpo
+from postgrad.methods.ports import Role
+
+
+class Own(Grpo):
+    def roles(self):
+        return {NAME: Role("synced", sync_every=1, share=0.1)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "expected"),
+    [
+        ("policy", [], "'policy'"),  # a checkpoint would have the copy in place of the policy
+        ("a/b", [], "'a/b'"),
+        ("state.json", [], "'state.json'"),
+        ("reference", ["method.reference_sync_every=2"], "method.reference_sync_every"),
+    ],
+)
+def test_copies_of_an_own_method_that_cannot_work_are_refused(
+    name, words, expected, tiny, tmp_path, capsys
+):
+    file = tmp_path / "own.py"
+    file.write_text(OWN.replace("NAME", repr(name)))
+    words = overrides_of(tiny, *toy_run(), *words, f"method={file}:Own", f"runs={tmp_path / 'r'}")
+    assert main(["train", "grpo", *words]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+NOT_MOVED = """
+    def publish(self, batch, step):
+        return batch
+"""
+
+
+def test_a_publish_of_ones_own_that_moves_no_copy_ends_the_run(tiny, verifier, tmp_path, capsys):
+    file = tmp_path / "own.py"
+    file.write_text(OWN.replace("NAME", "'ema'") + NOT_MOVED)
+    words = overrides_of(tiny, *toy_run(), verifier, f"method={file}:Own", f"runs={tmp_path}")
+    assert main(["train", "grpo", *words]) == 1
+    assert "super().publish" in capsys.readouterr().err
+    file.write_text(OWN.replace("NAME", "'ema'"))
+    assert main(["train", "grpo", *words, "name=moved"]) == 0
+    assert [line["ema/synced"] for line in metrics_of(tmp_path / "moved")] == [1, 1]

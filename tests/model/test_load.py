@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import config_of, random_batch, stock_model
+from families import make_family
+from tiny_runs import config_of, random_batch, stock_model, tree
 
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import ModelConfig
@@ -19,8 +20,12 @@ from postgrad.model.load import (
     load_tokenizer,
     model_hidden_size,
     resolve_path,
+    save,
+    save_weights,
     stop_ids,
 )
+from postgrad.model.loaded import Loaded
+from postgrad.model.tiny import tiny_tokenizer
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.hf import HfEngine
 from postgrad.rollout.native.engine import NativeEngine
@@ -209,6 +214,17 @@ def test_a_saved_checkpoint_is_a_stock_folder_with_equal_logits(folder, request,
             stock_model(source, torch.float32)(input_ids=ids).logits, mine, atol=1e-3
         ), "the update changed the weights"
     assert AutoTokenizer.from_pretrained(tmp_path / "policy").decode([3, 10, 4]) == "3+4"
+
+
+def test_weights_that_are_saved_apart_have_the_buffers(tmp_path):
+    """The router's bias is no parameter, and a stock folder has it."""
+    model = make_family("deepseek_v3")
+    model.model.layers[1].mlp.gate.e_score_correction_bias.fill_(0.5)
+    loaded = Loaded(model, tiny_tokenizer())
+    save(loaded, tmp_path / "model")
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    save_weights(loaded, weights, tmp_path / "weights")
+    assert tree(tmp_path / "model") == tree(tmp_path / "weights")
 
 
 def test_tokens_without_an_embedding_end_a_run_with_one_line(tiny):

@@ -22,6 +22,7 @@ from postgrad.model.meta_model import load_on_meta, load_on_ranks
 from postgrad.model.passes.recompute import chunk_mlps
 from postgrad.model.policy import BaseModelPolicy, FrozenPolicy, LocalPolicy
 from postgrad.model.process_reward_model import StepModel, StepPolicy, scores_steps
+from postgrad.model.quantized import round_linears
 from postgrad.model.ranks import Ranks
 from postgrad.model.reward_model import RewardModel, RewardPolicy
 from postgrad.model.synced import SyncedPolicy
@@ -108,6 +109,8 @@ def build_role(
     if role.kind in GENERATING:
         return NativeEngine(loaded, config.rollout)
     if role.kind == "synced":
+        if config.model.quantization == "4bit":  # it starts as the policy's base model
+            round_linears(loaded.model)
         return SyncedPolicy(config, loaded, name, role.share)
     return FrozenPolicy(config, loaded)
 

@@ -261,7 +261,7 @@ def _translate_special(
 
 def _translate_synced_reference(settings: dict[str, str]) -> dict[str, str]:
     """TRL's defaults are its own: every 512 updates, with 0.6 of the policy."""
-    if settings.get("sync_ref_model", "").lower() != "true":
+    if settings.get("sync_ref_model", "false").lower() not in ("true", ""):  # "": a flag alone
         return {}
     return {
         "method.reference_sync_every": settings.get("ref_model_sync_steps", "512"),

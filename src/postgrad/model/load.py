@@ -264,7 +264,9 @@ def save_weights(loaded: Loaded, weights: dict[str, Tensor], folder: Path) -> No
     with torch.device("meta"):
         model = type(loaded.model)(loaded.model.config)
     model.generation_config = loaded.model.generation_config
-    model.load_state_dict(weights, strict=False, assign=True)
+    stored = loaded.model.state_dict()
+    buffers = {name: b.cpu() for name, b in loaded.model.named_buffers() if name in stored}
+    model.load_state_dict(buffers | weights, strict=False, assign=True)
     model.tie_weights()
     save(Loaded(model, loaded.tokenizer), folder)
 

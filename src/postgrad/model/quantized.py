@@ -175,12 +175,27 @@ def quantize_linears(model: Any, device: torch.device) -> None:
     Raises: ConfigError for models with weights that cannot be quantized.
     """
     _check_matrices(model)
+    for parent, name, module in _linears(model):
+        quantized = quantize(module.weight.to(device))
+        setattr(parent, name, QuantizedLinear(quantized, module.bias).requires_grad_(False))
+
+
+@torch.no_grad()
+def round_linears(model: Any) -> None:
+    """Round the weights that quantize_linears() replaces to 4 bits; they keep their type."""
+    for _, _, module in _linears(model):
+        module.weight.copy_(quantize(module.weight).dequantize())
+
+
+def _linears(model: Any) -> list[tuple[nn.Module, str, nn.Linear]]:
+    """Return all linear layers except the head, each with its parent and its name there."""
     head = model.get_output_embeddings()
-    for parent in list(model.modules()):
-        for name, module in list(parent.named_children()):
+    found: list[tuple[nn.Module, str, nn.Linear]] = []
+    for parent in model.modules():
+        for name, module in parent.named_children():
             if type(module) is nn.Linear and module is not head:
-                quantized = quantize(module.weight.to(device))
-                setattr(parent, name, QuantizedLinear(quantized, module.bias).requires_grad_(False))
+                found.append((parent, name, module))
+    return found
 
 
 def _check_matrices(model: Any) -> None:

@@ -129,7 +129,7 @@ class Driver:
                     work = returned(stage(work, step), stage)
                     check_stage(work, step, stage)
             seconds = time.perf_counter() - started
-        batch = final_batch(work, step, stages[-1])
+        batch = final_batch(self.method, work, step, stages[-1])
         speed = {"step_s": seconds, "tokens_per_second": batch.num_tokens / seconds}
         step.metrics = {**batch_metrics(batch), **step.metrics, "epoch": self.feed.epoch, **speed}
         self.log.write_rollouts(number, [batch, *step.failed])

@@ -17,8 +17,9 @@ import torch
 from postgrad.data.rollout_folder import rollout_files
 from postgrad.errors import RunError
 from postgrad.files import atomic_file, atomic_write_text, fsync_path, remove_folder
-from postgrad.methods.base import Stage, Step
+from postgrad.methods.base import Method, Stage, Step
 from postgrad.methods.support.scoring import reward_metrics
+from postgrad.methods.support.synced_roles import check_synced
 from postgrad.training.validation_answers import answer_folders
 from postgrad.types import SOURCE_NAMES, Batch, ColumnError
 from postgrad.user_code import place_of
@@ -150,8 +151,12 @@ def stage_name(stage: Stage) -> str:
     return name.rpartition("<locals>.")[2]
 
 
-def final_batch(work: Any, step: Step, stage: Stage) -> Batch:
-    """Return the result of a step's last stage. Raises RunError if it is not a batch."""
+def final_batch(method: Method, work: Any, step: Step, stage: Stage) -> Batch:
+    """Return the result of a step's last stage. Raises RunError if it is not a batch.
+
+    Also raises it if a model that follows the policy was not moved.
+    """
+    check_synced(method, step)
     if not isinstance(work, Batch):
         raise RunError(
             f"step {step.number}: the last stage, {stage.__name__}, returned "

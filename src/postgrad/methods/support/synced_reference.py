@@ -50,9 +50,13 @@ def check_reference(method: Method, reason: str, fix: str = "") -> None:
         fix: the setting that adds a reference.
     """
     settings = method.settings
-    if "reference" not in method.roles():
-        names = ["reference_sync_every", "reference_mixup"]
+    names = ["reference_sync_every", "reference_mixup"]
+    role = method.roles().get("reference")
+    if role is None:
         refuse_unread("method", settings, names, reason, fix)
+    elif role != reference_role(settings):
+        reason = f"because {type(method).__name__}.roles() has a reference of its own"
+        refuse_unread("method", settings, names, reason)
     elif not settings.reference_sync_every:
         reason = "with method.reference_sync_every=0"
         fix = "add method.reference_sync_every=100"
