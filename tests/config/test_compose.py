@@ -233,6 +233,7 @@ def test_a_setting_without_a_default_must_be_given(key):
 
 def test_an_unknown_recipe_names_the_nearest():
     assert "did you mean grpo?" in error_of(recipe="grppo")
+    assert "did you mean grpo?" in error_of(recipe="gpro")  # not gspo
     assert "no recipe file" in error_of(recipe="missing.yaml")
     assert "names no method" in error_of(recipe="base")
 

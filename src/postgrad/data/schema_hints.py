@@ -10,8 +10,8 @@ from postgrad.data.rows import Row
 MAX_SCHEMAS = 4  # that a hint lists
 REPLY_FIELDS = {"response", "answer", "text", "completion"}
 RENAMES = (
-    "rename them to prompt and ground_truth, question and answer, prompt and completion, messages, "
-    "or prompt, chosen and rejected; see docs/data.md, `postgrad data prepare`"
+    "FILE:COLUMN=NEW_NAME renames them to prompt and ground_truth, question and answer, "
+    "prompt and completion, messages, or prompt, chosen and rejected (docs/data.md)"
 )
 
 
@@ -29,12 +29,15 @@ def rename_hint(
     for column in map(str, row):
         similar = difflib.get_close_matches(column, known, n=1, cutoff=0.8)
         if similar and similar[0] not in row and _is_fixed(row, column, similar[0], fits):
-            return f"did you mean {similar[0]} instead of {column}?"
+            shown = column if column == column.strip() else repr(column)
+            return f"did you mean {similar[0]} instead of {shown}? (FILE:{column}={similar[0]})"
     if fits({str(column).lower(): value for column, value in row.items()}):
         return "write the names of the columns in lower case (FILE:Answer=answer)"
     for present, missing in (("chosen", "rejected"), ("rejected", "chosen")):
         if present in row and missing not in row:
-            return f"a pair needs a column {missing} beside {present}"
+            return (
+                f"a pair needs a column {missing} beside {present}; FILE:COLUMN={missing} names it"
+            )
     for column, value in row.items():
         if _are_replies(value):
             return (
