@@ -10,8 +10,8 @@ from postgrad.data.rows import Row
 MAX_SCHEMAS = 4  # that a hint lists
 REPLY_FIELDS = {"response", "answer", "text", "completion"}
 RENAMES = (
-    "FILE:COLUMN=NEW_NAME renames them to prompt and ground_truth, question and answer, "
-    "prompt and completion, messages, or prompt, chosen and rejected (docs/data.md)"
+    "rename to prompt and ground_truth, question and answer, prompt and completion, messages, "
+    "or prompt, chosen and rejected (FILE:OLD=NEW); see docs/data.md, data prepare"
 )
 
 
