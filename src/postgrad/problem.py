@@ -33,8 +33,8 @@ class Problem:
 
     `uid` is stable: it stays the same through shuffling, resuming, rollouts and dumps. `tools` are
     the JSON schemas of a row without a conversation, which the chat template shows. `row` has
-    the columns as they are in the data; it is empty for a problem that was not read from a row, and
-    stays in this process.
+    the columns as they are in the data; it is empty for a problem that was not read from a row.
+    `read_from` says where the row is ("train.jsonl: line 3"). Both stay in this process.
     """
 
     uid: str
@@ -46,6 +46,7 @@ class Problem:
     conversation: Conversation | None = None
     tools: tuple[dict[str, Any], ...] = ()
     row: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    read_from: str = field(default="", compare=False, repr=False)
 
     if not TYPE_CHECKING:  # a type checker would then accept every name
 
@@ -59,9 +60,16 @@ class Problem:
             raise AttributeError(f"a Problem has no attribute {name!r}; {where}")
 
 
+def named(problem: Problem) -> str:
+    """The name of a problem in messages, with its place: most files have no uids to look for."""
+    place = f" ({problem.read_from})" if problem.read_from else ""
+    return f"problem {problem.uid}{place}"
+
+
 def sent_fields(problem: Problem) -> dict[str, Any]:
-    """The fields of a problem that are sent to other processes: all but the row."""
-    return {name: value for name, value in vars(problem).items() if name != "row"}
+    """The fields of a problem that are sent to other processes: all but the row and its place."""
+    kept_here = ("row", "read_from")
+    return {name: value for name, value in vars(problem).items() if name not in kept_here}
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,8 @@ def test_two_configurations_do_not_share_their_lists():
         ("training.steps=range(1,5)", ("training.steps", "sweep")),
         ("fast", ("expected key=value", "'fast'")),
         ("optimizer.lr", ("'optimizer.lr'", "write optimizer.lr=VALUE")),
+        ("tiny", ("'tiny'", "model.path=tiny")),
+        ("rows/train.jsonl", ("data.train=rows/train.jsonl",)),
         ("=5", ("expected key=value",)),
         ("~optimizer.lr=1", ("expected key=value", "null")),
         ("optimizer.lr=[1", ("optimizer.lr=[1",)),
@@ -121,6 +123,15 @@ def test_a_wrong_override_is_refused_in_one_line_that_names_it(override, parts):
     message = error_of(override)
     for part in parts:
         assert part in message, message
+
+
+@pytest.mark.parametrize(
+    "files",
+    ["a.jsonl,b.jsonl", "easy=a.jsonl,hard=b.parquet:x=prompt", "'a.jsonl,b.jsonl'"],
+)
+def test_files_with_commas_need_no_quotes(files):
+    config = compose_with("grpo", f"data.train={files}", f"data.validation={files}")
+    assert config.data.train == config.data.validation == files.strip("'")
 
 
 @pytest.mark.parametrize(
@@ -234,6 +245,7 @@ def test_a_setting_without_a_default_must_be_given(key):
 
 def test_an_unknown_recipe_names_the_nearest():
     assert "did you mean grpo?" in error_of(recipe="grppo")
+    assert "did you mean grpo?" in error_of(recipe="gpro")  # not gspo
     assert "no recipe file" in error_of(recipe="missing.yaml")
     assert "names no method" in error_of(recipe="base")
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from postgrad.data.problems import load_problems
+from postgrad.data.problems import load_problems, problems_of_rows
 from postgrad.data.sets import split_sets
 from postgrad.errors import ConfigError
-from postgrad.problem import Conversation
+from postgrad.problem import Conversation, named, sent_fields
 
 SYSTEM = {"role": "system", "content": "Think."}
 USER = {"role": "user", "content": "What is 1+1?"}
@@ -534,9 +535,73 @@ def test_a_table_or_an_array_in_a_jsonl_file_names_the_right_extension(tmp_path:
     assert "ends in .json" in refused(jsonl(tmp_path, '[{"prompt": "2+2="}]'))
 
 
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ('{"prompt": "2+2=", "ground_truth": "4"},', "remove the comma"),
+        ("{'prompt': '2+2=', 'ground_truth': None}", "json.dumps"),
+        ('{\n  "prompt": "2+2="\n}', "on one line"),
+        ("{'prompt': open('x')}", "write one JSON object per line"),
+    ],
+)
+def test_a_common_mistake_in_a_line_is_told_how_to_mend_it(tmp_path: Path, text: str, advice: str):
+    message = refused(jsonl(tmp_path, text))
+    assert "line 1: not JSON" in message and advice in message
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"prompt": {"0": "2+2=", "1": "3+3="}, "ground_truth": {"0": "4", "1": "6"}},
+        {"prompt": ["2+2=", "3+3="], "ground_truth": ["4", "6"]},
+    ],
+)
+def test_a_json_file_of_columns_is_told_to_hold_rows(tmp_path: Path, columns: dict[str, Any]):
+    assert 'orient="records"' in refused(jsonl(tmp_path, columns, name="rows.json"))
+
+
+def test_one_row_in_a_json_file_is_no_table_of_columns(tmp_path: Path):
+    chat = [USER, {"role": "assistant", "content": "2"}]
+    row = {"messages": chat, "tags": ["a", "b"], "ids": [1, 2]}
+    assert len(load_problems(jsonl(tmp_path, row, name="rows.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "advice"),
+    [
+        ({"prompt": "2+2=", "response": None}, "remove the row"),
+        ({"prompt": None, "response": "4"}, "remove the row"),
+        ({"prompt": "2+2=", "response": 4}, "write 4 as a text"),
+        ({"prompt": "2+2=", "rejected": "5"}, "FILE:COLUMN=chosen"),
+        ({"prompt ": "2+2=", "ground_truth": "4"}, "'prompt '"),
+        ({"messages": [{"from": "human", "value": "Hi"}]}, "FILE:messages=conversations"),
+    ],
+)
+def test_a_refused_row_is_told_how_to_mend_it(tmp_path: Path, row: dict[str, Any], advice: str):
+    assert advice in refused(jsonl(tmp_path, row))
+
+
+def test_a_run_folder_is_no_data(tmp_path: Path):
+    for name in ("config.yaml", "metrics.jsonl", "events.jsonl"):
+        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "run" / name).write_text("")
+    assert "data from-rollouts" in refused(str(tmp_path / "run"))
+
+
+def test_the_name_of_a_problem_says_where_it_was_read(tmp_path: Path):
+    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}]
+    first, second = load_problems(jsonl(tmp_path, *rows, name="sums.jsonl"))
+    assert named(second).startswith(f"problem {second.uid} ") and "sums.jsonl: line 2" in named(
+        second
+    )
+    assert "row 1" in named(problems_of_rows(rows, "data")[0])
+    assert "read_from" not in sent_fields(second)
+    assert first == replace(first, read_from="elsewhere")
+
+
 def test_a_misspelled_column_is_named(tmp_path: Path):
     message = refused(jsonl(tmp_path, {"promt": "2+2=", "ground_truth": "4"}))
-    assert "did you mean prompt instead of promt?" in message
+    assert "(FILE:promt=prompt)" in message
     source = jsonl(tmp_path, {"color": "blue", "size": 3})
     assert len(refused(source).removeprefix(source)) < 220  # without the path, of any length
 
@@ -699,7 +764,7 @@ def test_wrong_types(tmp_path: Path, row: dict[str, Any], column: str, seen: str
         (({"question": "a", "answer": "1"}, {"answer": "1"}), "no column question"),
         (({"question": "a", "answer": "1"}, {"question": "a"}), "no ground truth: answer"),
         ((VERL, {"prompt": "a"}), "reward_model"),
-        (({"prompt": "a", "response": "b"}, {"response": "b"}), "prompt"),
+        (({"prompt": "a", "response": "b"}, {"response": "b"}), "no column prompt"),
     ],
 )
 def test_column_missing_in_a_later_row(tmp_path: Path, rows: tuple[dict[str, Any], ...], key: str):

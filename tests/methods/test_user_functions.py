@@ -1,6 +1,8 @@
 """Losses and advantages of a user: from a file or a module, declared, checked before the run."""
 
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,6 +115,21 @@ def functions(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
+
+
+@pytest.mark.slow
+def test_the_example_of_the_docs_can_be_used(tiny, functions):
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    block = page[page.index("    # mine.py") : page.index("Then `method.loss=mine.py")]
+    (functions / "mine.py").write_text(textwrap.dedent(block))
+    own = ("method.loss=mine.py:soft", "method.loss_options.tau=2")
+    b = bound("grpo", tiny, *own, "method.advantage=mine.py:above_median")
+    before = flat_weights(b.host.policy)
+    batch = b.until("update")
+    groups = batch.rows["reward"].view(-1, b.config.rollout.samples)
+    expected = batch.expand((groups - groups.median(1, keepdim=True).values).flatten())
+    torch.testing.assert_close(batch.tokens["advantages"], expected * batch.tokens["loss_mask"])
+    assert not torch.equal(before, flat_weights(b.host.policy))
 
 
 @pytest.mark.slow

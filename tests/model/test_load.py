@@ -16,6 +16,7 @@ from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.hub import hub_is_reachable
 from postgrad.model.load import (
+    _keep_bars_on_terminals,
     load,
     load_tokenizer,
     model_hidden_size,
@@ -123,6 +124,13 @@ def test_the_error_of_a_run_or_a_checkpoint_names_its_model(tiny, tmp_path):
                 use(settings(folder))
             assert str(caught.value).endswith(f" {policy}")
     assert load(settings(policy), CPU)
+
+
+def test_a_gguf_file_writes_no_bar_into_a_log(capfd):
+    transformers_gguf = pytest.importorskip("transformers.modeling_gguf_pytorch_utils")
+    _keep_bars_on_terminals()
+    assert list(transformers_gguf.tqdm([1, 2], desc="tensors")) == [1, 2]
+    assert capfd.readouterr().err == ""
 
 
 def test_the_error_names_the_missing_file(tiny, tmp_path):

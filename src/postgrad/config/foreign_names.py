@@ -81,6 +81,7 @@ FOREIGN_NAMES = {
     "max_prompt_length": "data.max_prompt_tokens",
     "prompt_max_len": "data.max_prompt_tokens",
     "max_length": "rollout.max_response_tokens (of prompts: data.max_prompt_tokens)",
+    "max_seq_length": "rollout.max_response_tokens (of prompts: data.max_prompt_tokens)",
     "max_len": "rollout.max_response_tokens (of prompts: data.max_prompt_tokens)",
     "truncation": "data.overlong",
     "filter_overlong_prompts": "data.overlong",

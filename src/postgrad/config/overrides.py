@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 COMMAND_KEYS = ("agent", "agent.command")  # their value is a command, not Hydra's grammar
 LIST_KEYS = ("track",)  # lists that may be written as texts: track=wandb, track=wandb,tensorboard
+
+FILES_KEYS = ("data", "data.train", "data.validation")  # files, separated by commas
 
 # Sections that may be written for one of their settings: method=NAME.
 SHORT_FORMS = {
@@ -60,6 +63,8 @@ def parse_override(override: str) -> "Override":
             ) from error
         value = quoted
         parsed = parser.parse_override(f"++{key}={value}")
+    if parsed.is_sweep_override() and key in FILES_KEYS and (files := _quote(value)):
+        parsed = parser.parse_override(f"++{key}={files}")
     if parsed.is_sweep_override():
         raise ConfigError(
             f"{key}={value}: one value is needed, this is a sweep; start one run per value, "
@@ -91,6 +96,8 @@ def _split_override(override: str) -> tuple[str, str]:
             hint = "settings have no dashes"
         elif key and not equals and not override.startswith("~"):
             hint = f"write {key}=VALUE, without spaces"
+            if key in ("tiny", "smollm2") or "/" in key or Path(key).exists():
+                hint = f"a model is model.path={key}, a file of problems data.train={key}"
         raise ConfigError(f"expected key=value, got {override!r}; {hint}")
     if key.split(".")[0] == "hydra":  # Hydra would accept it silently
         raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")

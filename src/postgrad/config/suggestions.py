@@ -86,5 +86,6 @@ def suggest_recipe(name: str, recipes: Sequence[str]) -> str:
         return f"did you mean {plain}?"
     if plain in FOREIGN_RECIPES:
         return f"the nearest here is {FOREIGN_RECIPES[plain]}"
-    similar = difflib.get_close_matches(plain, recipes, n=1, cutoff=0.7)
+    swapped = [recipe for recipe in recipes if sorted(recipe) == sorted(plain)]
+    similar = difflib.get_close_matches(plain, swapped or recipes, n=1, cutoff=0.7)
     return f"did you mean {similar[0]}?" if similar else "postgrad recipes lists them"

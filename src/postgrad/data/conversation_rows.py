@@ -16,7 +16,7 @@ from postgrad.data.render import Prompts
 from postgrad.data.styles import OWN, styled
 from postgrad.data.turns import RENDER_ERRORS, TurnNotFound
 from postgrad.errors import ConfigError
-from postgrad.problem import Conversation, Message, Problem
+from postgrad.problem import Conversation, Message, Problem, named
 
 TRAIN_ON = ("all", "last")
 
@@ -78,7 +78,7 @@ class ConversationRows:
         """
         conversation = conversation_of(problem)
         if conversation is None:
-            raise ConfigError(f"problem {problem.uid} has no response to train on")
+            raise ConfigError(f"{named(problem)} has no response to train on")
         cached = self._cache.get(problem.uid)
         # Rows of two data sets may have the same uid and different texts.
         if cached is None or cached[0] != conversation:
@@ -97,7 +97,7 @@ class ConversationRows:
             try:
                 messages = (*styled(self.prompts.style, messages[:-1]), messages[-1])
             except ConfigError as error:
-                raise ConfigError(f"problem {problem.uid}: {error}") from error
+                raise ConfigError(f"{named(problem)}: {error}") from error
             num_prompt = len(messages) - 1
         assert self.prompts.chat_template is not None
         check_rendered(self.prompts.chat_template, problem, messages, conversation.tools)
@@ -108,12 +108,12 @@ class ConversationRows:
             roles = ", ".join(message["role"] for message in messages)
             reason = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"problem {problem.uid}: the chat template refuses a conversation with roles "
+                f"{named(problem)}: the chat template refuses a conversation with roles "
                 f"{roles} ({reason}); change the messages or use data.template=plain"
             ) from error
         except TurnNotFound as error:
             raise ConfigError(
-                f"problem {problem.uid}: {error} is not found in what the chat template of "
+                f"{named(problem)}: {error} is not found in what the chat template of "
                 f"{self.prompts.tokenizer.name_or_path!r} renders; mark the assistant's text with "
                 "{% generation %} in the template, or use data.template=plain"
             ) from error
@@ -137,7 +137,7 @@ class ConversationRows:
         end = spans[-1][1]
         if first == 0:
             raise ConfigError(
-                f"problem {problem.uid}: its first token is trained on, so it has no prompt; "
+                f"{named(problem)}: its first token is trained on, so it has no prompt; "
                 "start the conversation with a user message"
             )
         mask = [False] * end
@@ -216,19 +216,19 @@ class ConversationRows:
         indices = _assistant_indices(conversation.messages)
         if len(self._select(indices, conversation.messages, conversation.num_prompt)) > 1:
             raise ConfigError(
-                f"problem {problem.uid} has several assistant turns, and its prompt uses no chat "
+                f"{named(problem)} has several assistant turns, and its prompt uses no chat "
                 "template, so only the last one can be trained on; "
                 "set method.train_on=last, or use a model with a chat template"
             )
         if conversation.tools or any("tool_calls" in m for m in conversation.messages):
             raise ConfigError(
-                f"problem {problem.uid} has tools or tool calls, which need a chat template; "
+                f"{named(problem)} has tools or tool calls, which need a chat template; "
                 "use a model that has one, or remove these rows"
             )
         end = self.prompts.decode_raw([self.prompts.eos_token_id()])
         if end in last["content"].removesuffix(end):
             raise ConfigError(
-                f"problem {problem.uid}: its response goes on after the end-of-sequence token "
+                f"{named(problem)}: its response goes on after the end-of-sequence token "
                 f"{end}, where a response ends; remove the token, or give several turns as "
                 "messages to a model with a chat template"
             )
@@ -247,12 +247,12 @@ class ConversationRows:
         """A plain text and EOS, without a chat template. The first token has nothing before it."""
         if self.prompts.style is not OWN:
             raise ConfigError(
-                f"problem {problem.uid} is a plain text, which has no prompt for "
+                f"{named(problem)} is a plain text, which has no prompt for "
                 "data.prompt_style; remove the setting"
             )
         if self.train_on != "all":
             raise ConfigError(
-                f"problem {problem.uid} is a plain text, which has no turns for "
+                f"{named(problem)} is a plain text, which has no turns for "
                 f"method.train_on={self.train_on}; remove the setting"
             )
         ids = self.prompts.encode_plain(text)
@@ -260,7 +260,7 @@ class ConversationRows:
         if ids[-1:] != [eos]:
             ids.append(eos)
         if len(ids) < 2:
-            raise ConfigError(f"problem {problem.uid}: its text has no tokens; remove the row")
+            raise ConfigError(f"{named(problem)}: its text has no tokens; remove the row")
         return ConversationRow(ids[:1], ids[1:], [True] * (len(ids) - 1), 1)
 
     def encode(self, problem: Problem) -> list[int]:

@@ -47,7 +47,8 @@ class Cursor:
         if n > self.num_items:
             raise ConfigError(
                 f"a step needs {n} problems, but the data hold {self.num_items}; "
-                f"set training.problems_per_step={self.num_items} or less"
+                f"set training.problems_per_step={self.num_items} or less "
+                "(from Python: batch_size=)"
             )
         num_left = self.num_items - len(self.retired)
         if n > num_left:

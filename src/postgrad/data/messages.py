@@ -90,12 +90,13 @@ def read_conversation(row: Row, name: str) -> tuple[Message, ...]:
         RowError: the column is neither of them, or a message is not valid.
     """
     value = row.get(name)
-    if isinstance(value, str):
+    if isinstance(value, str) or name not in row:
         return user_turn(text_of(row, name))
     if not isinstance(value, list) or not value:
         given = "an empty list" if value == [] else type_name(value)
+        advice = "" if value else "; fill it or remove the row"
         raise RowError(
-            f"{name} must be a list of messages {{role, content}} or a string, not {given}"
+            f"{name} must be a list of messages {{role, content}} or a string, not {given}{advice}"
         )
     return tuple(_read_message(message, f"{name}[{i}]") for i, message in enumerate(value))
 
@@ -198,7 +199,15 @@ def _read_message(message: Any, name: str) -> Message:
     if not isinstance(message, dict):
         raise RowError(f"{name} must be a message {{role, content}}, not {type_name(message)}")
     if not isinstance(message.get("role"), str):
-        raise RowError(f"{name} must be a message {{role, content}}, not an object without a role")
+        advice = ""
+        if "from" in message:
+            column = name.partition("[")[0]
+            advice = (
+                f"; turns {{from, value}} are read as conversations (FILE:{column}=conversations)"
+            )
+        raise RowError(
+            f"{name} must be a message {{role, content}}, not an object without a role{advice}"
+        )
     if message.get(LOSS) is not None:
         message = _with_weight(message, name)
     fields: Message = {}

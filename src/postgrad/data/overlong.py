@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from postgrad.errors import ConfigError
-from postgrad.problem import Problem
+from postgrad.problem import Problem, named
 
 
 class RowEncoder(Protocol):
@@ -53,7 +53,7 @@ def drop_longer(
             fix += " or data.overlong=drop"
         raise ConfigError(
             f"{len(too_long)} of {len(problems)} {what} are longer than {key}={limit}, "
-            f"the first is {problems[first].uid} with {lengths[first]} tokens; {fix}"
+            f"the first is {named(problems[first])} with {lengths[first]} tokens; {fix}"
         )
     dropped = set(too_long)
     return [problem for i, problem in enumerate(problems) if i not in dropped], len(dropped)

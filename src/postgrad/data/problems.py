@@ -44,7 +44,11 @@ def load_problems_with_locations(source: str) -> tuple[list[Problem], list[str]]
         for location, problem in _read_part(part):
             problems.append(problem)
             locations.append(location)
-    return assign_uids(problems, locations), locations
+    located = [
+        replace(problem, read_from=location)
+        for problem, location in zip(problems, locations, strict=True)
+    ]
+    return assign_uids(located, locations), locations
 
 
 def _split_source(source: str) -> list[str]:
@@ -133,4 +137,5 @@ def problems_of_rows(rows: Sequence[Row], label: str, stem: str = "train") -> li
     """
     located = ((f"row {i}", row) for i, row in enumerate(rows, 1))
     read = list(_convert(label, stem, located))
-    return assign_uids([problem for _, problem in read], [location for location, _ in read])
+    problems = [replace(problem, read_from=location) for location, problem in read]
+    return assign_uids(problems, [location for location, _ in read])

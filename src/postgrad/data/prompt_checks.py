@@ -8,7 +8,7 @@ from postgrad.config.schema import OVERLONG
 from postgrad.data.chat_template import ChatTemplate
 from postgrad.data.messages import ROLES, reasoning_field
 from postgrad.errors import ConfigError, did_you_mean
-from postgrad.problem import Message, Problem
+from postgrad.problem import Message, Problem, named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,9 +64,11 @@ def check_no_chat_settings(
             "remove it"
         )
     if tools:
+        names = ", ".join(str(tool.get("function", {}).get("name", "?")) for tool in tools)
         raise ConfigError(
-            "rollout.tools needs a chat template, and the prompts of "
-            f"{tokenizer.name_or_path!r} use none; remove one of them"
+            f"tools ({names}: those of rollout.tools, and public methods of an environment) need a "
+            f"chat template, and the prompts of {tokenizer.name_or_path!r} use none; remove them, "
+            "or start the method's name with _"
         )
 
 
@@ -77,7 +79,7 @@ def check_prompt_end(problem: Problem, messages: Sequence[Message]) -> None:
     """
     if messages and messages[-1]["role"] == "assistant":
         raise ConfigError(
-            f"problem {problem.uid}: its prompt ends in an assistant message, which the chat "
+            f"{named(problem)}: its prompt ends in an assistant message, which the chat "
             "template closes, so a response cannot continue it; move its text to the start of the "
             "response, or end the prompt with a user or tool message"
         )
@@ -99,13 +101,13 @@ def check_rendered(
     for name, is_used in (("tools", bool(tools)), ("tool_calls", has_calls)):
         if is_used and not template.reads(name):
             raise ConfigError(
-                f"problem {problem.uid} has {name}, which the chat template of {model} does not "
+                f"{named(problem)} has {name}, which the chat template of {model} does not "
                 "render; use a model whose template does, or remove these rows"
             )
     field = reasoning_field(messages)
     if field and not template.reads_field(field):
         raise ConfigError(
-            f"problem {problem.uid} has {field} in a message, which the chat template of {model} "
+            f"{named(problem)} has {field} in a message, which the chat template of {model} "
             "does not render; write it in the content, as <think>...</think>"
         )
 
@@ -115,7 +117,7 @@ def check_no_reasoning(problem: Problem, messages: Sequence[Message]) -> None:
     field = reasoning_field(messages)
     if field:
         raise ConfigError(
-            f"problem {problem.uid} has {field} in a message, which only a chat template "
+            f"{named(problem)} has {field} in a message, which only a chat template "
             "renders; write it in the content, as <think>...</think>"
         )
 
@@ -125,6 +127,6 @@ def check_roles(problem: Problem, messages: Sequence[Message]) -> None:
     for message in messages:
         if message["role"] not in ROLES:
             raise ConfigError(
-                f"problem {problem.uid} has a message with the role {message['role']!r}, which "
+                f"{named(problem)} has a message with the role {message['role']!r}, which "
                 f"chat templates do not know; rename it to one of {', '.join(ROLES)}"
             )

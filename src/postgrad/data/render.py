@@ -27,7 +27,7 @@ from postgrad.data.truncate import min_limit, truncate
 from postgrad.data.turns import TurnFinder, special_texts
 from postgrad.errors import ConfigError, RunError
 from postgrad.files import atomic_write_text
-from postgrad.problem import Message, Problem
+from postgrad.problem import Message, Problem, named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -128,17 +128,17 @@ class Prompts:
         """
         if problem.conversation is not None and problem.conversation.text:
             raise ConfigError(
-                f"problem {problem.uid} is a plain text, which only sft trains on, as a whole; "
+                f"{named(problem)} is a plain text, which only sft trains on, as a whole; "
                 "FILE:text=prompt reads the column as prompts"
             )
         try:
             messages = styled(self.style, problem.messages)
         except ConfigError as error:
-            raise ConfigError(f"problem {problem.uid}: {error}") from error
+            raise ConfigError(f"{named(problem)}: {error}") from error
         if self.chat_template is None:
             if tools_of(problem) or any("tool_calls" in message for message in messages):
                 raise ConfigError(
-                    f"problem {problem.uid} has tools or tool calls, which need a chat template; "
+                    f"{named(problem)} has tools or tool calls, which need a chat template; "
                     "use a model that has one"
                 )
             if self.checks_messages:
@@ -154,7 +154,7 @@ class Prompts:
             reason = " ".join(str(error).split())[:200]
             roles = ", ".join(message["role"] for message in messages)
             raise ConfigError(
-                f"problem {problem.uid}: the chat template refuses messages with roles {roles} "
+                f"{named(problem)}: the chat template refuses messages with roles {roles} "
                 f"({reason}); change the messages or use data.template=plain"
             ) from error
 
@@ -177,7 +177,7 @@ class Prompts:
                 advice = "remove it, or check the chat template"
                 if self.chat_template is None:
                     advice = "remove it, or use a model with a chat template, which adds some"
-                raise ConfigError(f"problem {problem.uid}: its prompt has no tokens; {advice}")
+                raise ConfigError(f"{named(problem)}: its prompt has no tokens; {advice}")
             ids = self.truncate_prompt(problem.uid, problem.messages, full_ids)
             num_full = len(full_ids)
             self._cache[problem.uid] = (problem.messages, ids, num_full)

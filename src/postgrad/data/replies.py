@@ -6,7 +6,7 @@ from postgrad.data.prompt_checks import check_no_reasoning, check_rendered
 from postgrad.data.styles import Style, styled, without_opening
 from postgrad.data.turns import RENDER_ERRORS, TurnFinder, TurnNotFound
 from postgrad.errors import ConfigError
-from postgrad.problem import Message, Problem
+from postgrad.problem import Message, Problem, named
 
 # Texts that a response is tokenized after, if a token would cover the prompt's end and its start.
 NEUTRAL = ("\n", "a", "1", "=")
@@ -78,12 +78,12 @@ class Replies:
         except RENDER_ERRORS as error:
             reason = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"problem {problem.uid}: the chat template refuses its response ({reason}); "
+                f"{named(problem)}: the chat template refuses its response ({reason}); "
                 "change the messages or use data.template=plain"
             ) from error
         except TurnNotFound as error:
             raise ConfigError(
-                f"problem {problem.uid}: {error} is not found in what the chat template renders; "
+                f"{named(problem)}: {error} is not found in what the chat template renders; "
                 "write it in the content, as <think>...</think>"
             ) from error
 

@@ -19,7 +19,7 @@ def type_name(value: Any) -> str:
 def checked_text(value: Any, name: str) -> str:
     """The value, if it is a string that can be encoded as UTF-8; otherwise raises RowError."""
     if not isinstance(value, str):
-        raise RowError(f"{name} must be a string, not {type_name(value)}")
+        raise RowError(f"{name} must be a string, not {type_name(value)}{_text_advice(value)}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -27,6 +27,15 @@ def checked_text(value: Any, name: str) -> str:
             f"{name} holds half a surrogate pair at character {error.start}; remove it"
         ) from error
     return value
+
+
+def _text_advice(value: Any) -> str:
+    """How a value becomes a text, for the end of an error message."""
+    if value is None:
+        return "; fill it or remove the row"
+    if isinstance(value, int | float):
+        return f"; write {value} as a text"
+    return ""
 
 
 def text_of(row: Row, name: str) -> str:

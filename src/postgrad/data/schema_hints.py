@@ -28,8 +28,8 @@ KNOWN_SETS = {
     ("context", "question", "answers"): "type FILE:answers.text.0=answer",  # SQuAD
 }
 RENAMES = (
-    "rename them to prompt and ground_truth, question and answer, prompt and completion, messages, "
-    "or prompt, chosen and rejected; see docs/data.md, `postgrad data prepare`"
+    "rename to prompt and ground_truth, question and answer, prompt and completion, messages, "
+    "or prompt, chosen and rejected (FILE:OLD=NEW); see docs/data.md, data prepare"
 )
 
 
@@ -51,13 +51,16 @@ def rename_hint(
     for column in map(str, row):
         similar = difflib.get_close_matches(column, known, n=1, cutoff=0.8)
         if similar and similar[0] not in row and _is_fixed(row, column, similar[0], fits):
-            return f"did you mean {similar[0]} instead of {column}?"
+            shown = column if column == column.strip() else repr(column)
+            return f"did you mean {similar[0]} instead of {shown}? (FILE:{column}={similar[0]})"
     for columns, renames in KNOWN_SETS.items():
         if set(columns) <= row.keys():
             return renames
     for present, missing in (("chosen", "rejected"), ("rejected", "chosen")):
         if present in row and missing not in row:
-            return f"a pair needs a column {missing} beside {present}"
+            return (
+                f"a pair needs a column {missing} beside {present}; FILE:COLUMN={missing} names it"
+            )
     for column, value in row.items():
         name = _name_of_turns(row, value)
         if name and fits({name: value} | row):

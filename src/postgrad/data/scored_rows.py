@@ -8,7 +8,7 @@ from postgrad.data.render import Prompts
 from postgrad.data.replies import tools_of
 from postgrad.data.styles import styled
 from postgrad.errors import ConfigError
-from postgrad.problem import Problem
+from postgrad.problem import Problem, named
 
 
 def conversation_ids(prompts: Prompts, problem: Problem, response: str) -> list[int]:
@@ -42,7 +42,7 @@ def split_conversation(
     """
     if prompts.num_truncated([problem]):
         raise ConfigError(
-            f"problem {problem.uid}: data.overlong={prompts.overlong} would truncate its prompt, "
+            f"{named(problem)}: data.overlong={prompts.overlong} would truncate its prompt, "
             "and a reward model scores whole conversations; raise data.max_prompt_tokens (now "
             f"{prompts.max_prompt_tokens}) or use data.overlong=drop"
         )

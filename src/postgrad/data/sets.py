@@ -7,7 +7,7 @@ from typing import Any
 
 from postgrad.data.readers import exists, extension, split_columns
 from postgrad.errors import ConfigError
-from postgrad.problem import Problem
+from postgrad.problem import Problem, named
 
 SET_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 NAMED = re.compile(rf"({SET_NAME.pattern})=(.+)", re.DOTALL)
@@ -45,9 +45,9 @@ def split_sets(source: str) -> dict[str, str]:
 
 def _split_name(part: str) -> tuple[str, str]:
     """(name, source) of `NAME=SOURCE` or `SOURCE`."""
-    named = NAMED.fullmatch(part)
-    if named and not exists(Path(part).expanduser()):
-        return named[1], named[2]
+    match = NAMED.fullmatch(part)
+    if match and not exists(Path(part).expanduser()):
+        return match[1], match[2]
     return _default_name(part), part
 
 
@@ -70,7 +70,7 @@ def find_test_set_evidence(source: str, problems: Sequence[Problem]) -> str:
     for problem in problems:
         split = _split_of(problem)
         if isinstance(split, str) and split.strip().lower() == "test":
-            return f"the split of problem {problem.uid} is test"
+            return f"the split of {named(problem)} is test"
     source_parts = source.split(":")
     if source_parts[0] == "arithmetic":
         return f"{source} is the split test" if source_parts[3:4] == ["test"] else ""

@@ -16,7 +16,7 @@ from postgrad.environments.remote import check_remote, fetch_schema, is_url
 from postgrad.environments.session import SessionSpec, forget_loaded_code, load_environment
 from postgrad.environments.tools import Toolbox, tool_schema
 from postgrad.errors import ConfigError, did_you_mean
-from postgrad.problem import Problem
+from postgrad.problem import Problem, named
 from postgrad.user_code import PythonObject, is_path
 
 BUILT_IN = {"guess": "postgrad.environments.guess:GuessTheNumber"}
@@ -97,7 +97,7 @@ class Environments:
         if name is not None:
             if name not in self.paths:
                 hint = did_you_mean(str(name), self.paths)
-                raise ConfigError(f"problem {problem.uid}: environment={name} is unknown; {hint}")
+                raise ConfigError(f"{named(problem)}: environment={name} is unknown; {hint}")
             return name
         digest = hashlib.blake2b(problem.uid.encode(), digest_size=8).digest()
         point = int.from_bytes(digest, "little") / 2**64 * sum(self.weights.values())

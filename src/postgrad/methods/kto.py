@@ -28,6 +28,7 @@ from postgrad.methods.support.synced_reference import (
 )
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
+from postgrad.problem import named
 from postgrad.types import Batch, Problem
 
 
@@ -82,10 +83,10 @@ class Kto(GivenResponses):
                 continue
             if problem.demonstrations and label is not None:
                 raise ConfigError(
-                    f"problem {problem.uid}: its label is {label!r}; kto needs true or false"
+                    f"{named(problem)}: its label is {label!r}; kto needs true or false"
                 )
             raise ConfigError(
-                f"problem {problem.uid} has neither a response with a label (true or false) "
+                f"{named(problem)} has neither a response with a label (true or false) "
                 "nor a chosen and a rejected response; kto needs the columns prompt, "
                 "completion, label, or prompt, chosen, rejected"
             )

@@ -22,6 +22,7 @@ from postgrad.methods.base import MethodSettings
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.preferences import GivenResponses
 from postgrad.model.metrics import MetricAccumulator
+from postgrad.problem import named
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 NO_STEP, WRONG, RIGHT = -1.0, 0.0, 1.0  # values of the token column `step_label`
@@ -130,13 +131,13 @@ def steps_of(problem: Problem) -> tuple[list[str], list[bool]]:
         steps, labels = [], []
     if not steps or len(steps) != len(labels):
         raise ConfigError(
-            f"problem {problem.uid} has no steps with a label each; process_reward_model needs "
+            f"{named(problem)} has no steps with a label each; process_reward_model needs "
             "the columns prompt, completions (a list of texts) and labels (true or false for each)"
         )
     for step, label in zip(steps, labels, strict=True):
         if not isinstance(step, str) or not step.strip() or label not in (True, False):
             raise ConfigError(
-                f"problem {problem.uid} has the step {step!r} with the label {label!r}; a step is "
+                f"{named(problem)} has the step {step!r} with the label {label!r}; a step is "
                 "a text, and its label is true or false"
             )
     return list(steps), [bool(label) for label in labels]

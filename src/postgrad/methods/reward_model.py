@@ -23,6 +23,7 @@ from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.given_rows import PAIR
 from postgrad.methods.support.preferences import GivenPairs, split_pairs
 from postgrad.model.metrics import MetricAccumulator
+from postgrad.problem import named
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 
@@ -125,7 +126,7 @@ def margin_of(problem: Problem) -> float:
     is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
     if not is_number or not math.isfinite(margin):
         raise ConfigError(
-            f"problem {problem.uid} has margin {margin!r}; "
+            f"{named(problem)} has margin {margin!r}; "
             "the column margin needs a number in every row, or remove it"
         )
     return float(margin)

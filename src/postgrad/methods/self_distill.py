@@ -18,6 +18,7 @@ from postgrad.methods.step import Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.distill_settings import DistillSettings
 from postgrad.methods.support.synced_reference import synced_role
+from postgrad.problem import named
 from postgrad.types import Batch, Problem, Ragged
 
 HINTS = ("demonstration", "ground_truth")
@@ -77,7 +78,7 @@ class SelfDistill(Distill):
         for problem in problems:
             if not self.hint_of(problem):
                 raise ConfigError(
-                    f"problem {problem.uid} has no {self.settings.hint}; "
+                    f"{named(problem)} has no {self.settings.hint}; "
                     "self_distill shows it to the teacher (method.hint)"
                 )
 

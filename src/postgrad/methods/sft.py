@@ -23,6 +23,7 @@ from postgrad.methods.support.checks import refuse_unread
 from postgrad.model.ends import describe_end
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.head import TokenOutputs
+from postgrad.problem import named
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 
@@ -107,12 +108,12 @@ class Sft(Method):
         for problem in problems:
             if problem.conversation is not None and conversation_of(problem) is None:
                 raise ConfigError(
-                    f"problem {problem.uid}: all its assistant messages have the weight 0, so "
+                    f"{named(problem)}: all its assistant messages have the weight 0, so "
                     "there is nothing to train on; remove the row"
                 )
             if conversation_of(problem) is None:
                 raise ConfigError(
-                    f"problem {problem.uid} has no demonstration; "
+                    f"{named(problem)} has no demonstration; "
                     "sft needs a response for every row of data.train (FILE:COLUMN=response "
                     "names its column, FILE:COLUMN.KEY=response one inside another)"
                 )
@@ -133,7 +134,7 @@ class Sft(Method):
         limit = self.config.rollout.max_response_tokens
         if len(row.response) > limit:
             raise RunError(
-                f"the response of problem {problem.uid} has {len(row.response)} tokens; "
+                f"the response of {named(problem)} has {len(row.response)} tokens; "
                 f"raise rollout.max_response_tokens (now {limit})"
             )
         return Trajectory(

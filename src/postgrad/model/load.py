@@ -3,6 +3,7 @@
 `tiny` and `smollm2` need no hub: the first is made in code, the second may come from a package.
 """
 
+import functools
 import importlib.util
 import os
 import threading
@@ -413,7 +414,16 @@ def _gguf_source(path: Path, with_weights: bool) -> dict[str, Any]:
     }
     if with_weights:
         source["quantization_config"] = GgufConfig(dequantize=True)
+        _keep_bars_on_terminals()
     return source
+
+
+def _keep_bars_on_terminals() -> None:
+    """Transformers' bar over a GGUF file's tensors is shown on a terminal only, not in a log."""
+    from tqdm.auto import tqdm
+    from transformers import modeling_gguf_pytorch_utils as gguf
+
+    gguf.tqdm = functools.partial(tqdm, disable=None)
 
 
 def _reason(error: Exception) -> str:

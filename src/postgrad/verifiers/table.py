@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from postgrad.errors import ConfigError
-from postgrad.problem import Problem
+from postgrad.problem import Problem, named
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def choose(problem: Problem) -> str:
             return "math_answer"
         return name
     raise ConfigError(
-        f"no verifier is known for data_source {problem.data_source!r} (problem {problem.uid}), "
+        f"{named(problem)}: no verifier is known for data_source {problem.data_source!r}, "
         "which is the file's name where rows have none; set reward.verifier (from Python: reward=) "
         "to exact, numeric, math or another one of docs/verifiers.md, or to your own file.py:NAME"
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any
 
 from postgrad.errors import ConfigError
-from postgrad.problem import Failure, Problem
+from postgrad.problem import Failure, Problem, named
 from postgrad.user_code import refuse_object_name
 from postgrad.verifiers.combine import Term, parse_sum
 from postgrad.verifiers.loading import load_function
@@ -113,7 +113,7 @@ class TrlReward:
                 if name not in columns:
                     known = ", ".join(sorted(columns)) or "none"
                     raise ConfigError(
-                        f"{self.label} needs a column {name}, which problem {problem.uid} does not "
+                        f"{self.label} needs a column {name}, which {named(problem)} does not "
                         f"have; its columns: {known} (FILE:OLD={name} renames one)"
                     )
 

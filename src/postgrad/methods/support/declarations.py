@@ -131,7 +131,10 @@ def call_loss(
     """
     result = loss.function(**_select(columns, loss.reads, key), **options)
     if not isinstance(result, TokenLoss):
-        raise RunError(f"{key} returned {type(result).__name__}; return TokenLoss(values, metrics)")
+        raise RunError(
+            f"{key} returned {type(result).__name__}; return TokenLoss(values, metrics) of "
+            "postgrad.algorithms.losses"
+        )
     check_shape(result.values, columns["logprobs"].numel(), "token", key)
     return result
 

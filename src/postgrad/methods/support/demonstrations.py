@@ -4,6 +4,7 @@ import math
 
 from postgrad.errors import RunError
 from postgrad.methods.base import Method, Step
+from postgrad.problem import named
 from postgrad.types import DEMONSTRATION, Problem, Trajectory
 
 
@@ -17,7 +18,7 @@ def fitting_traces(method: Method, problem: Problem, step: Step) -> list[list[in
     lengths = [len(trace) for trace in traces if len(trace) > limit]
     if lengths and method.settings.overlong_demonstrations == "error":
         raise RunError(
-            f"the demonstration of problem {problem.uid} has {lengths[0]} tokens; raise "
+            f"the demonstration of {named(problem)} has {lengths[0]} tokens; raise "
             f"rollout.max_response_tokens (now {limit}) or set "
             "method.overlong_demonstrations=drop"
         )
@@ -46,7 +47,7 @@ def _author_probs(problem: Problem, name: str, num_tokens: int) -> list[float]:
     probs = problem.extra.get(name) or []
     if len(probs) != num_tokens:
         raise RunError(
-            f"problem {problem.uid} has {len(probs)} numbers in the column {name} "
+            f"{named(problem)} has {len(probs)} numbers in the column {name} "
             f"(method.demonstration_probs) for {num_tokens} tokens, with the end token; "
             "correct the data"
         )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Method, MethodSettings
+from postgrad.problem import named
 from postgrad.types import DEMONSTRATION, Problem, Trajectory
 
 PAIR = ("chosen", "rejected")
@@ -18,7 +19,7 @@ def check_pairs(method: Method, problems: Sequence[Problem], key: str) -> None:
     for problem in problems:
         if not is_pair(problem):
             raise ConfigError(
-                f"problem {problem.uid} has no chosen and rejected response; "
+                f"{named(problem)} has no chosen and rejected response; "
                 f"{method.settings.name} needs both in every row of {key} "
                 "(`postgrad data prepare own kind=pairs` keeps only the rows that have them)"
             )
@@ -53,7 +54,7 @@ def given_row(method: Method, problem: Problem, text: str, name: str, index: int
     limit = method.config.rollout.max_response_tokens
     if len(tokens) > limit:
         raise RunError(
-            f"the {name} response of problem {problem.uid} has {len(tokens)} tokens; "
+            f"the {name} response of {named(problem)} has {len(tokens)} tokens; "
             f"raise rollout.max_response_tokens (now {limit})"
         )
     prompt = method.ports.prompts.encode(problem)

@@ -54,7 +54,7 @@ def check_advantage(method: GrpoMethod) -> None:
         if not hasattr(settings, option):
             raise ConfigError(
                 f"{key} reads method.{option}; {settings.name} has no such setting: "
-                "remove it from options=(...)"
+                "remove it from options=(...) and give the argument a default"
             )
     samples = method.config.rollout.samples
     if samples < 2 and "groups" in advantage.reads and not replaces(method, "estimate"):

@@ -14,7 +14,7 @@ from postgrad.judge.rubric import RubricJudge, rubric_of
 from postgrad.judge.templates import has_rubric, is_pairwise, monitor_text, template_text
 from postgrad.methods.base import Step
 from postgrad.methods.support.checks import refuse_unread
-from postgrad.problem import Problem
+from postgrad.problem import Problem, named
 from postgrad.rollout.engine import Sampling, trajectory_seed
 from postgrad.rollout.generator import Chat
 from postgrad.types import Batch, Failure
@@ -88,7 +88,7 @@ def check_references(reward: RewardConfig, problems: Iterable[Problem]) -> None:
         if not problem.ground_truth:
             raise ConfigError(
                 f"reward.judge.template={reward.judge.template} compares with a reference answer, "
-                f"and problem {problem.uid} has none; add a column output, answer or ground_truth"
+                f"and {named(problem)} has none; add a column output, answer or ground_truth"
             )
 
 
