@@ -257,7 +257,10 @@ def test_adapter_dropout_repeats_on_ranks(make_config):
     assert any(not torch.equal(one[name], plain[name]) for name in one)
 
 
-@pytest.mark.parametrize("own", [(), LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "own",
+    [pytest.param((), id="full"), pytest.param(LORA, id="lora", marks=pytest.mark.scale)],
+)
 def test_a_reference_that_follows_the_policy_is_that_of_one_process(own, make_config, tmp_path):
     """Each step runs on other workers: two, two and one more for the reference, none."""
     synced = (

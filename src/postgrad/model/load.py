@@ -420,10 +420,11 @@ def _gguf_source(path: Path, with_weights: bool) -> dict[str, Any]:
 
 def _keep_bars_on_terminals() -> None:
     """Transformers' bar over a GGUF file's tensors is shown on a terminal only, not in a log."""
-    from tqdm.auto import tqdm
     from transformers import modeling_gguf_pytorch_utils as gguf
 
-    gguf.tqdm = functools.partial(tqdm, disable=None)
+    bar = getattr(gguf, "tqdm", None)  # another version of transformers may have another bar
+    if bar is not None:
+        gguf.tqdm = functools.partial(bar, disable=None)
 
 
 def _reason(error: Exception) -> str:
