@@ -23,7 +23,11 @@ BESIDE_MODEL = (
 )
 TOKEN_LOSS_SETTINGS = ("loss", "loss_options", "clip_low", "clip_high", "dual_clip")
 LOSS_SETTINGS = (
-    *(*TOKEN_LOSS_SETTINGS, "entropy_coef", "sequence_mask", "kl_ratio", "top_entropy"),
+    *TOKEN_LOSS_SETTINGS,
+    "entropy_coef",
+    "sequence_mask",
+    "kl_ratio",
+    "top_entropy",
 )
 SCORE_SETTINGS = ("mask_truncated", "overlong_buffer")
 ADVANTAGE_SETTINGS = (
