@@ -97,24 +97,13 @@ def create_folder_once(folder: Path, fill: Callable[[Path], object]) -> Path:
     return folder
 
 
-@contextmanager
-def moved_aside(folder: Path) -> Iterator[None]:
-    """Renames the folder, if it exists, to a hidden one, which is removed after the block.
-
-    A kill while its files are removed leaves no folder with only some of them.
-    """
+def remove_folder(folder: Path) -> None:
+    """Remove a folder; a kill leaves all of it or, under a hidden name, a part."""
     hidden = folder.with_name(f".{folder.name}.removed")
     shutil.rmtree(hidden, ignore_errors=True)
     if folder.exists():
         folder.rename(hidden)
-    yield
     shutil.rmtree(hidden, ignore_errors=True)
-
-
-def remove_folder(folder: Path) -> None:
-    """Removes a folder; a kill leaves all of it or, under a hidden name, a part."""
-    with moved_aside(folder):
-        pass
 
 
 def fsync_path(path: Path) -> None:

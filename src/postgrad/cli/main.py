@@ -35,7 +35,7 @@ COMMANDS = {
     ),
     "view": ("postgrad.cli.view", "view [RUNS]: web page with curves, rollouts and evaluations"),
     "data": ("postgrad.cli.data", "data prepare gsm8k: prepare, show, check and export data sets"),
-    "serve": ("postgrad.cli.serve", "serve MODEL ...: an OpenAI- or Tinker-compatible server"),
+    "serve": ("postgrad.cli.serve", "serve MODEL ...: an OpenAI-compatible server"),
     "chat": ("postgrad.cli.chat", "chat MODEL: talk to a model in the terminal"),
     "sandbox": ("postgrad.cli.sandbox", "serve the code sandbox over HTTP"),
     "environment": (

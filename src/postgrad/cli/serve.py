@@ -1,4 +1,4 @@
-"""`postgrad serve MODEL ...`: an OpenAI-compatible model server; with --train, Tinker's."""
+"""`postgrad serve MODEL ...`: an OpenAI-compatible model server."""
 
 import secrets
 import socket
@@ -13,15 +13,11 @@ from postgrad.serving.options import ServeOptions
 DESCRIPTION = """\
 Serves models over HTTP with OpenAI's interface: /v1/completions, /v1/chat/completions and
 /v1/responses (with streaming, log-probs and token ids), /v1/models and /health. docs/serve.md has
-examples.
-With --train, serves LoRA training of one model for the official `tinker` client: docs/tinker.md."""
+examples."""
 
 MAX_CONTEXT = 1 << 24  # tokens
 MIN_TOKEN_LENGTH = 8  # characters
 SWITCH_S = 0.0005  # time that a thread waits for Python's lock; requests wait for the decode thread
-KEY_PREFIX = "tml-"  # of all keys that the tinker client sends
-NOT_WITH_TRAIN = ("--servers", "--reload-below", "--time-limit")
-ONLY_WITH_TRAIN = ("--checkpoints", "--clients", "--idle")
 
 
 def make_parser() -> Parser:
@@ -46,7 +42,6 @@ def make_parser() -> Parser:
     _add_address_options(parser)
     _add_limits(parser)
     _add_device_options(parser)
-    _add_training_options(parser)
     return parser
 
 
@@ -123,32 +118,6 @@ def _add_device_options(parser: Parser) -> None:
     )
 
 
-def _add_training_options(parser: Parser) -> None:
-    parser.add_argument(
-        "--train",
-        action="store_true",
-        help="train LoRA adapters and sample from them, for clients of the `tinker` package",
-    )
-    parser.add_argument(
-        "--checkpoints",
-        metavar="FOLDER",
-        help="with --train: where adapters are saved (default tinker-checkpoints)",
-    )
-    parser.add_argument(
-        "--clients",
-        type=whole_number(1, 1024),
-        metavar="N",
-        help="with --train: training clients at the same time (default 16)",
-    )
-    parser.add_argument(
-        "--idle",
-        type=whole_number(1, 10**7),
-        metavar="S",
-        help="with --train: seconds after which the clients of a session that gives no sign of "
-        "life are dropped (default 1800)",
-    )
-
-
 def run(argv: list[str]) -> int:
     arguments = vars(make_parser().parse(argv, help_if_empty=True))
     models = arguments.pop("models")
@@ -157,19 +126,10 @@ def run(argv: list[str]) -> int:
     from postgrad import web
 
     token = read_token(options.token_file)
-    if options.train and token and not token.startswith(KEY_PREFIX):
-        raise ConfigError(
-            f"--token-file {options.token_file}: the tinker client only sends keys that start with "
-            f"{KEY_PREFIX}; write {KEY_PREFIX} before the token"
-        )
     if not token and not web.is_loopback(options.host):
-        token = (KEY_PREFIX if options.train else "") + secrets.token_urlsafe(24)
+        token = secrets.token_urlsafe(24)
         print(f"token: {token}", flush=True)
     paths = find_paths(models)
-    if options.train:
-        with web.listen(options.host, options.port) as listener:
-            serve_training(names[0], paths[0], listener, token, options)
-        return 0
     engine, reason = choose_engine(paths, options)
     if engine == "vllm":
         from postgrad.model.load import resolve_path
@@ -209,7 +169,6 @@ def check(models: list[str], options: ServeOptions) -> list[str]:
         raise ConfigError(
             f"{option} works with --engine native only; leave out {option} or --engine vllm"
         )
-    check_training(models, options)
     names = options.name.split(",") if options.name else models
     if len(names) != len(models) or len(set(names)) != len(names) or not all(names):
         raise ConfigError(
@@ -221,19 +180,6 @@ def check(models: list[str], options: ServeOptions) -> list[str]:
     if options.reload_below and not Path(options.reload_below).expanduser().is_dir():
         raise ConfigError(f"--reload-below {options.reload_below}: no such folder")
     return names
-
-
-def check_training(models: list[str], options: ServeOptions) -> None:
-    """Raises ConfigError for options that do not go with --train, or not without it."""
-    wrong = NOT_WITH_TRAIN if options.train else ONLY_WITH_TRAIN
-    for option in options.changed():
-        if option in wrong:
-            hint = "does not work with --train" if options.train else "works with --train only"
-            raise ConfigError(f"{option} {hint}; leave it out")
-    if options.train and options.engine == "vllm":
-        raise ConfigError("--train samples with the native engine; leave out --engine vllm")
-    if options.train and len(models) > 1:
-        raise ConfigError(f"--train serves one model, got {', '.join(models)}; start two servers")
 
 
 def read_token(file: str) -> str:
@@ -324,40 +270,3 @@ def serve(
     ended = [model.worker.end() for model in served]
     if not all(ended):
         raise RunError("a decode step was still running 10 s after the server stopped")
-
-
-def serve_training(
-    name: str, path: str, listener: socket.socket, token: str, options: ServeOptions
-) -> None:
-    """Loads the model and serves its training until Ctrl-C or SIGTERM."""
-    from postgrad import web
-    from postgrad.config.schema import ModelConfig
-    from postgrad.model.load import resolve_path
-    from postgrad.serving.tinker.app import make_app
-    from postgrad.serving.tinker.checkpoints import Checkpoints
-    from postgrad.serving.tinker.records import Limits
-    from postgrad.serving.tinker.service import Service
-    from postgrad.serving.tinker.trained_model import TrainedModel
-    from postgrad.serving.tinker.worker import Worker
-
-    config = ModelConfig(path=path, device=options.device, dtype=options.dtype)
-    model = TrainedModel(config, options.context, options.rows)
-    worker = Worker(model, options.threads)
-    checkpoints = Checkpoints(Path(options.checkpoints).expanduser().absolute())
-    limits = Limits(
-        clients=options.clients,
-        samplers=4 * options.clients,
-        waiting=options.queue,
-        idle_s=options.idle,
-    )
-    service = Service(name, resolve_path(path, 0), model, worker, checkpoints, limits)
-    app = make_app(service, options.host, token)
-    server = web.make_server(app, options.grace, connections=options.queue + 1000)
-    service.results.is_stopping = lambda: server.should_exit
-    with web.signals_stop(server):
-        print(f"{name}: context of {model.context} tokens, {options.clients} training clients")
-        print(f"checkpoints: {checkpoints.folder}")
-        print(f"{web.address_of(listener)}\nCtrl-C ends it", flush=True)
-        web.run(server, listener)
-    if not worker.end():
-        raise RunError("a request was still running 10 s after the server stopped")

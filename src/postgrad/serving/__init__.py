@@ -14,7 +14,6 @@
     worker.py             one thread per model that decodes all requests together
     servers_file.py       the file that lists running servers
     vllm_server.py        starts vLLM's server as a child process
-    tinker/               `serve --train`: LoRA training for the tinker client
 
 May import rollout, model, data, config, files and web.
 """

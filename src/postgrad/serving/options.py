@@ -22,10 +22,6 @@ class ServeOptions:
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 0
-    train: bool = False  # train adapters for the tinker client, instead of OpenAI's interface
-    checkpoints: str = "tinker-checkpoints"  # folder of saved adapters
-    clients: int = 16  # training clients at the same time
-    idle: int = 1800  # seconds after which a session without a heartbeat is dropped
 
     def changed(self) -> list[str]:
         """Returns the options that differ from their defaults, as typed: `--time-limit`."""

@@ -93,12 +93,6 @@ class NativeEngine:
             return None
         return Decoder(self.model, self.stop_ids)
 
-    def reset_decoder(self) -> None:
-        """Drop the captured graphs, for when modules of the model have been replaced."""
-        if self.decoder is not None:
-            self.decoder.release()
-            self.decoder = self._make_decoder()
-
     def publish(self, weights: dict[str, Tensor]) -> None:
         """Load weights from a trainer in another process."""
         copy_weights(self.model, weights)
