@@ -184,14 +184,6 @@ def test_what_verl_corrects_otherwise_is_listed():
                 "clip_high": "0.002",
             },
         ),
-        (
-            "loss_type='vespo', vespo_lambda_pos=2.5",
-            {
-                "loss": "vespo",
-                "aggregation": "token-mean",
-                "loss_options.decay_positive": "2.5",
-            },
-        ),
         ("scale_rewards='batch'", {"advantage": "lite_ppo"}),
         ("off_policy_mask_threshold=0.5", {"sequence_mask": "0.5"}),
         ("top_entropy_quantile=0.2", {"top_entropy": "0.2"}),
@@ -246,7 +238,7 @@ def test_the_clip_of_rloo_acts_on_later_updates_only():
             [],
         ),
         (
-            "lr_scheduler_type='warmup_stable_decay', lr_scheduler_kwargs=dict(num_decay_steps=9)",
+            "lr_scheduler_type='warmup_stable_decay', lr_scheduler_kwargs={'num_decay_steps': 9}",
             {},
             ["lr_scheduler_type", "lr_scheduler_kwargs"],
         ),

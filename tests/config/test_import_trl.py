@@ -185,7 +185,7 @@ def test_a_list_of_losses_on_the_command_line(text):
             [],
         ),
         (
-            "model_init_kwargs={'dtype': torch.bfloat16, 'trust_remote_code': True}",
+            "model_init_kwargs={'dtype': 'bfloat16', 'trust_remote_code': True}",
             {"model.trust_remote_code": "true"},
             [],
         ),
@@ -276,46 +276,6 @@ def test_splits_of_a_data_set_and_negated_flags():
     assert (plain.overrides, plain.missing) == ({"data.train": "hub:a/b"}, [])
 
 
-def test_cpo_is_simpo_with_the_terms_of_its_loss():
-    """SimPO is CPO's loss_type=simpo without its SFT term, which TRL has unless cpo_alpha is 0."""
-    result = translated("CPOConfig(per_device_train_batch_size=1)")
-    assert result.missing == []
-    assert result.overrides == {
-        "training.problems_per_step": "1",
-        "method.beta": "0.1",
-        "method.target_margin": "0.0",
-        "method.length_normalized": "false",
-        "method.sft_coef": "1",
-    }
-    ipo = translated("CPOConfig(loss_type='ipo', cpo_alpha=0)").overrides
-    assert ipo["method.loss"] == "ipo" and "method.sft_coef" not in ipo
-
-
-def test_objects_of_a_trainer_are_read_or_listed():
-    script = (
-        "bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')\n"
-        "model = AutoModelForCausalLM.from_pretrained('org/m', quantization_config=bits, "
-        "dtype=torch.bfloat16, device_map='auto')\n"
-        "rows = load_dataset('a/b')\n"
-        "trainer = GRPOTrainer(model, reward, args=GRPOConfig(seed=3), "
-        "train_dataset=rows['train'], eval_dataset=rows['test'], tools=[multiply], "
-        "environment_factory=Env, callbacks=[C()])"
-    )
-    result = translated(script)
-    assert result.overrides == {
-        "seed": "3",
-        "model.path": "org/m",
-        "model.quantization": "4bit",
-        "data.train": "hub:a/b:train",
-        "data.validation": "hub:a/b:test",
-    }
-    assert _keys(result.missing) == ["reward_funcs", "tools", "environment_factory", "callbacks"]
-    made = "model = get_model()\nDPOTrainer(model, reference, args=DPOConfig())"
-    assert _keys(translated(made).missing) == ["model", "ref_model"]
-    revision = "SFTTrainer(A.from_pretrained('m', revision=r), args=SFTConfig(packing=False))"
-    assert "revision=r of from_pretrained" in translated(revision).missing
-
-
 @pytest.mark.parametrize(
     "launch", ["accelerate launch --num_processes 4", "python", "torchrun --nproc_per_node=2"]
 )
@@ -349,8 +309,6 @@ def test_a_script_whose_config_is_its_command_line_says_so():
         "GRPOConfig(loss_type='sapo', sapo_temperature_pos=1.0, steps_per_generation=4, beta=0.1)",
         "GRPOConfig(importance_sampling_level='sequence', loss_type='luspo', delta=4.0)",
         "RLOOConfig(epsilon=0.2, epsilon_high=0.3)",
-        "CPOConfig(loss_type='ipo')",
-        "CPOConfig(loss_type='hinge', cpo_alpha=0.5)",
         "SFTConfig(loss_type='dft', warmup_steps=0.1)",
         "KTOConfig(loss_type='kto')",
     ],

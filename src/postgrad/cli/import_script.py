@@ -8,9 +8,8 @@ from postgrad.cli.arguments import Parser
 from postgrad.errors import ConfigError
 
 DESCRIPTION = """\
-Prints the postgrad train command that equals a launch script of verl, LUFFY, BuPO, Classmate-CoT or
-OpenRLHF, or the config of a TRL script, and lists the settings without an equivalent. Nothing is
-executed."""
+Prints the postgrad train command that equals a launch script of verl, LUFFY, BuPO or Classmate-CoT,
+or the config of a TRL script, and lists the settings without an equivalent. Nothing is executed."""
 REQUIRED = {"model.path": "tiny", "data.train": "arithmetic:1"}
 
 
@@ -25,6 +24,7 @@ def make_parser() -> Parser:
 def run(argv: list[str]) -> int:
     arguments = make_parser().parse(argv, help_if_empty=True)
     from postgrad.config.import_defaults import defaults_of
+    from postgrad.config.import_result import SET_IT
     from postgrad.config.import_script import read_settings, translate
     from postgrad.methods import find_method
 
@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
         result.overrides.setdefault("optimizer.warmup_steps", "0")
     print(result.command)
     for line in result.missing:
-        print(f"# no equivalent: {line}")
+        print(f"# {line}" if line.startswith(SET_IT) else f"# no equivalent: {line}")
     if added:
         print(f"# defaults that the script leaves out: {', '.join(added)}")
     elif not defaults:

@@ -47,7 +47,7 @@ COMMANDS = {
     "push": ("postgrad.cli.push", "push FOLDER|RUN user/name: upload a model with a model card"),
     "import": (
         "postgrad.cli.import_script",
-        "import SCRIPT: the command that equals a script of verl, OpenRLHF or TRL",
+        "import SCRIPT: the command that equals a script of verl or TRL",
     ),
     "launch": (
         "postgrad.cli.launch",

@@ -1,7 +1,7 @@
-"""Defaults of verl, TRL and OpenRLHF: what a script means by the settings that it leaves out.
+"""Defaults of verl and TRL: what a script means by the settings that it leaves out.
 
-The values are those of verl in January 2026, TRL 1.16 (October 2026) and OpenRLHF in August 2026,
-written as settings here. `postgrad import` adds those that differ from the recipe's.
+The values are those of verl in January 2026 and TRL 1.16 (October 2026), written as settings here.
+`postgrad import` adds those that differ from the recipe's.
 """
 
 from collections.abc import Mapping
@@ -49,17 +49,6 @@ _TRAINER = {
     "optimizer.warmup_steps": "0",
     "seed": "42",
 }
-_OPENRLHF = {
-    "training.problems_per_step": "128",
-    "training.epochs": "1",
-    "optimizer.betas": "[0.9,0.95]",
-    "optimizer.weight_decay": "0.0",
-    "optimizer.max_grad_norm": "1.0",
-    "optimizer.schedule": "cosine",
-    "optimizer.final_lr_ratio": "0.1",
-    "optimizer.warmup_ratio": "0.03",
-    "seed": "42",
-}
 _TRL_PAIRS = _TRAINER | _lengths(1024) | {"training.problems_per_step": "8", "optimizer.lr": "1e-6"}
 
 # By the kind of import_script.read_settings.
@@ -85,66 +74,16 @@ DEFAULTS: dict[str, dict[str, str]] = {
         "method.kl_estimator": "k1",
         "method.kl_coef": "0.05",
     },
-    "PPOConfig": _TRAINER
-    | {
-        "training.problems_per_step": "8",
-        "training.updates_per_step": "1",
-        "training.ppo_epochs": "4",
-        "optimizer.lr": "5e-5",
-        "rollout.samples": "1",
-        "rollout.temperature": "0.7",
-        "rollout.max_response_tokens": "53",
-        "method.aggregation": "token-mean",
-        "method.dual_clip": "inf",
-        "method.kl": "reward",
-        "method.kl_estimator": "k1",
-        "method.kl_coef": "0.05",
-    },
     "SFTConfig": _TRAINER
     | _lengths(1024)
     | {"training.problems_per_step": "8", "optimizer.lr": "2e-5"},
     "DPOConfig": _TRL_PAIRS | {"method.beta": "0.1"},
     "KTOConfig": _TRL_PAIRS | {"method.beta": "0.1", "data.shuffle": "false"},
-    "CPOConfig": _TRL_PAIRS,
-    "ORPOConfig": _TRL_PAIRS | {"method.beta": "0.1"},
     "RewardConfig": _TRL_PAIRS | {"optimizer.lr": "1e-4", "method.centering": "0.0"},
-    "openrlhf.cli.train_ppo_ray": _OPENRLHF
-    | {
-        "training.problems_per_step": "1024",
-        "training.ppo_epochs": "1",
-        "training.validation_temperature": "0.6",
-        "training.validation_samples": "4",
-        "rollout.samples": "1",
-        "rollout.temperature": "1.0",
-        "optimizer.lr": "1e-6",
-        "method.gamma": "1.0",
-        "method.entropy_coef": "0.0",
-        "method.aggregation": "token-mean",
-    },
-    "openrlhf.cli.train_sft": _OPENRLHF
-    | _lengths(2048)
-    | {"training.epochs": "2", "optimizer.lr": "5e-6"},
-    "openrlhf.cli.train_dpo": _OPENRLHF
-    | _lengths(512)
-    | {"optimizer.lr": "1e-5", "method.beta": "0.1"},
-    "openrlhf.cli.train_rm": _OPENRLHF
-    | _lengths(512)
-    | {"optimizer.lr": "9e-6", "method.centering": "0.0"},
-    "openrlhf.cli.train_kto": _OPENRLHF
-    | _lengths(2048)
-    | {"optimizer.lr": "1e-5", "method.beta": "0.01"},
 }
 # Of the critic, which only the recipe ppo has.
-_CRITIC = {
-    "verl": {"method.lam": "1.0", "method.critic_lr": "1e-5", "method.critic_clip": "0.5"},
-    "openrlhf.cli.train_ppo_ray": {
-        "method.lam": "1.0",
-        "method.critic_lr": "9e-6",
-        "method.critic_clip": "0.5",
-    },
-    "PPOConfig": {"method.lam": "0.95", "method.critic_clip": "0.2"},
-}
-LORA_ALPHA = {"verl": "16", "verl_sft": "16", "openrlhf": "16", "TRL": "32"}
+_CRITIC = {"method.lam": "1.0", "method.critic_lr": "1e-5", "method.critic_clip": "0.5"}
+LORA_ALPHA = {"verl": "16", "verl_sft": "16", "TRL": "32"}
 VERL_ROWS_PER_UPDATE = 256  # problems
 TRL_ROWS = 8  # responses per process and step
 
@@ -163,9 +102,7 @@ def defaults_of(kind: str, recipe: str, overrides: Mapping[str, str]) -> dict[st
         return {}
     values = dict(DEFAULTS[kind])
     if recipe == "ppo":
-        values |= _CRITIC.get(kind, {})
-    if kind == "PPOConfig":  # one optimizer trains policy and critic
-        values["method.critic_lr"] = overrides.get("optimizer.lr", values["optimizer.lr"])
+        values |= _CRITIC
     if "training.steps" in overrides:
         values.pop("training.epochs")
     if "optimizer.warmup_steps" in overrides:
@@ -187,5 +124,5 @@ def defaults_of(kind: str, recipe: str, overrides: Mapping[str, str]) -> dict[st
             updates = max(1, int(problems) // VERL_ROWS_PER_UPDATE)
             values["training.updates_per_step"] = str(updates)
     if overrides.get("model.lora.rank", "0") != "0":
-        values["model.lora.alpha"] = LORA_ALPHA.get(kind.partition(".")[0], LORA_ALPHA["TRL"])
+        values["model.lora.alpha"] = LORA_ALPHA.get(kind, LORA_ALPHA["TRL"])
     return {key: value for key, value in values.items() if key not in overrides}

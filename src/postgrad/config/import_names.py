@@ -208,7 +208,6 @@ TRL_NAMES = {
     "max_completion_length": "rollout.max_response_tokens",
     "max_prompt_length": "data.max_prompt_tokens",
     "max_length": "rollout.max_response_tokens",
-    "max_new_tokens": "rollout.max_response_tokens",
     "temperature": "rollout.temperature",
     "num_iterations": "training.ppo_epochs",
     "mask_truncated_completions": "method.mask_truncated",
@@ -227,21 +226,10 @@ TRL_NAMES = {
     "delta": "method.dual_clip",
     "desirable_weight": "method.desirable_weight",
     "undesirable_weight": "method.undesirable_weight",
-    "simpo_gamma": "method.target_margin",
     "center_rewards_coefficient": "method.centering",
     "lora_r": "model.lora.rank",
     "lora_alpha": "model.lora.alpha",
     "trust_remote_code": "model.trust_remote_code",
-}
-# Arguments of TRL's PPOConfig with the same value here.
-TRL_PPO_NAMES = {
-    "sft_model_path": "model.path",
-    "response_length": "rollout.max_response_tokens",
-    "num_ppo_epochs": "training.ppo_epochs",
-    "num_mini_batches": "training.updates_per_step",
-    "gamma": "method.gamma",
-    "lam": "method.lam",
-    "cliprange_value": "method.critic_clip",
 }
 # Optimizers of transformers; "" has the recipe's.
 TRL_OPTIMIZERS = {
@@ -270,7 +258,7 @@ TRL_NOT_NEEDED = (
     *("save_strategy", "eval_strategy", "remove_unused_columns", "ddp_find_unused_parameters"),
     *("torch_dtype", "attn_implementation", "gradient_checkpointing_kwargs", "use_peft"),
     *("per_device_eval_batch_size", "dataloader_num_workers", "use_liger_kernel"),
-    *("dataset_num_proc", "local_rollout_forward_batch_size", "num_sample_generations"),
+    "dataset_num_proc",
     *("ds3_gather_for_generation", "lora_task_type", "precompute_ref_log_probs"),
     *("vllm_mode", "vllm_tensor_parallel_size", "vllm_max_model_length", "vllm_model_impl"),
     *("vllm_enable_sleep_mode", "vllm_server_base_url", "vllm_server_host", "vllm_server_port"),
@@ -335,7 +323,6 @@ TRL_REASONS = {
     "disable_dropout": "models are trained without dropout, except that of LoRA",
     "num_generations_eval": "training.validation_samples is the number in validations",
     "max_tool_calling_iterations": "rollout.max_turns limits the model's turns",
-    "vf_coef": "the critic has its own optimizer; set method.critic_lr",
     "report_to": "track takes wandb, tensorboard and trackio",
     "push_to_hub": "postgrad push RUN user/name uploads a run",
     "hub_model_id": "postgrad push RUN user/name uploads a run",
@@ -345,20 +332,35 @@ TRL_REASONS = {
     "eos_token": "the end of a turn is that of the chat template",
 }
 
+# Arguments of TRL's trainers that are objects of the script, and what to set instead.
+TRL_TRAINER_ARGUMENTS = {
+    "model": "model.path, a name or folder",
+    "reward_funcs": "reward.verifier=FILE.py:FUNCTION, or reward= of postgrad.train",
+    "train_dataset": "data.train, a file or hub:NAME:SPLIT, or data= of postgrad.train",
+    "eval_dataset": "data.validation, a file or hub:NAME:SPLIT",
+    "peft_config": "model.lora.rank and model.lora.alpha",
+    "quantization_config": "model.quantization=4bit keeps the frozen weights in 4 bits",
+    "ref_model": "the reference is the model of model.path before the training",
+    "tools": "rollout.tools=[FILE.py:FUNCTION]",
+    "environment_factory": "write an environment: environment.name=FILE.py:CLASS",
+    "rollout_func": "write an environment, environment.name=FILE.py:CLASS, or an agent",
+    "callbacks": "postgrad.train takes callbacks=[...] with TRL's names",
+    "compute_metrics": "a validation has the metrics of its method",
+    "compute_loss_func": "write a method: method=FILE.py:CLASS",
+    "formatting_func": "write the texts to a file, or set data.prompt_style",
+    "data_collator": "the loss never reads the prompt; rows are packed without padding",
+    "optimizers": "optimizer.kind and optimizer.schedule",
+    "optimizer_cls_and_kwargs": "optimizer.kind",
+}
+
 # TRL's configs and the recipes here.
 TRL_RECIPES = {
     "SFTConfig": "sft",
     "DPOConfig": "dpo",
-    "PPOConfig": "ppo",
     "RLOOConfig": "rloo",
     "GRPOConfig": "grpo",
     "KTOConfig": "kto",
-    "ORPOConfig": "orpo",
     "RewardConfig": "reward_model",
-    "PRMConfig": "process_reward_model",
-    "GKDConfig": "gkd",
-    "OnlineDPOConfig": "online_dpo",
-    "CPOConfig": "simpo",
 }
 # Commands of TRL's command line, and its configs.
 TRL_COMMANDS = {
@@ -378,12 +380,6 @@ TRL_SCRIPTS = {
     "rloo": "RLOOConfig",
     "reward": "RewardConfig",
     "reward_modeling": "RewardConfig",
-    "orpo": "ORPOConfig",
-    "cpo": "CPOConfig",
-    "gkd": "GKDConfig",
-    "prm": "PRMConfig",
-    "online_dpo": "OnlineDPOConfig",
-    "dpo_online": "OnlineDPOConfig",
 }
 TRL_AGGREGATIONS = {
     "grpo": "seq-mean-token-mean",

@@ -12,13 +12,13 @@ SCHEDULES = {
     "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
 }
-WARMUP = ("optimizer.warmup_steps", "optimizer.warmup_ratio")
 TRACKERS = ("wandb", "tensorboard", "trackio")
+SET_IT = "set it: "  # begins the line of a setting whose value is no literal
 
 
 @dataclass
 class Translation:
-    """`recipe` and `overrides` make the command; `missing` has "key=value" lines, with reasons."""
+    """`recipe` and `overrides` make the command; `missing` has "key=value" lines with reasons."""
 
     recipe: str
     overrides: dict[str, str] = field(default_factory=dict)
@@ -65,23 +65,6 @@ def source_of(files: Sequence[str], columns: Mapping[str, str]) -> str:
     """The data source of files, with columns renamed by `OLD: NEW`."""
     names = "".join(f":{old}={new}" for old, new in columns.items() if old != new)
     return ",".join(f"{file}{names}" for file in files)
-
-
-def drop_warmup(overrides: dict[str, str]) -> list[str]:
-    """Removes a warm-up beside the schedule `constant` of transformers; a line if there was one."""
-    given = {name: overrides.pop(name, "0") for name in WARMUP}
-    overrides["optimizer.warmup_steps"] = "0"
-    return [
-        f"{name.removeprefix('optimizer.')}={value}: the schedule constant of transformers has no "
-        "warm-up, constant_with_warmup has one"
-        for name, value in given.items()
-        if float(value) != 0
-    ]
-
-
-def undecayed(value: str) -> str:
-    """A line about a weight decay above 0 of a project that leaves biases and norms out of it."""
-    return f"weight_decay={value}: it leaves out biases and norms there; here all weights decay"
 
 
 def drop_epochs(overrides: dict[str, str]) -> None:

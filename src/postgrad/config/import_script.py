@@ -1,4 +1,4 @@
-"""Translates launch scripts of verl and its forks, of OpenRLHF and of TRL.
+"""Translates launch scripts of verl and its forks, and of TRL.
 
 `read_settings` finds the program and the settings of a script, `translate` turns them into a recipe
 and overrides and lists what has no equivalent. Nothing of a script is executed. Each project has a
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from postgrad.config.import_hydra import read_hydra_file, read_trl_file
 from postgrad.config.import_names import TRL_COMMANDS, TRL_SCRIPTS
-from postgrad.config.import_openrlhf import translate_openrlhf
 from postgrad.config.import_python import read_trl_python
 from postgrad.config.import_result import Translation
 from postgrad.config.import_shell import Command, Script, read_script
@@ -22,7 +21,6 @@ from postgrad.errors import ConfigError
 
 VERL = "verl"
 VERL_SFT = "verl_sft"
-OPENRLHF = "openrlhf.cli."
 # Programs of verl and its forks whose training is the one of the recipes here.
 _KNOWN_MAINS = ("main_ppo", "main_dapo", "main_mix_ppo")
 _ASYNC = ("fully_async_policy", "one_step_off_policy")
@@ -36,8 +34,8 @@ def read_settings(
 ) -> tuple[str, dict[str, str], list[str]]:
     """(kind, settings, notes) of a script.
 
-    The kind is `verl` or `verl_sft` for key=value scripts, `openrlhf.cli.train_NAME`, or the class
-    of TRL's config. Notes say what of the script is not in the settings.
+    The kind is `verl` or `verl_sft` for key=value scripts, or the class of TRL's config. Notes say
+    what of the script is not in the settings.
 
     Args:
         is_python: whether the script must be Python, since its file is called so.
@@ -75,8 +73,6 @@ def read_settings(
 
 def _kind_of(program: str) -> str:
     """The kind of training that a program does; "" if it does none that is known."""
-    if program.startswith(OPENRLHF):
-        return program if ".train_" in program else ""
     if program.startswith("trl "):
         return TRL_COMMANDS[program.removeprefix("trl ")]
     name = program.removesuffix(".py").replace("/", ".").rpartition(".")[2]
@@ -101,8 +97,6 @@ def _read_command(
     script: Script, kind: str, command: Command, folder: Path | None
 ) -> tuple[str, dict[str, str], list[str]]:
     notes = script.notes()
-    if kind.startswith(OPENRLHF):
-        return kind, script.flags(command), notes
     if kind not in (VERL, VERL_SFT):
         flags, unread = read_trl_file(script.flags(command), folder)
         return kind, flags, notes + unread
@@ -143,7 +137,7 @@ def _read_without_program(text: str, script: Script) -> tuple[str, dict[str, str
         )
     raise ConfigError(
         "no settings found: neither section.key=value arguments (verl and its forks), flags of "
-        "openrlhf.cli.train_NAME or trl NAME, nor a call such as GRPOConfig(...) or a YAML file "
+        "trl NAME, nor a call such as GRPOConfig(...) or a YAML file "
         "with its arguments (TRL)"
     )
 
@@ -154,8 +148,6 @@ def translate(kind: str, settings: dict[str, str], notes: Sequence[str] = ()) ->
         result = translate_verl(settings)
     elif kind == VERL_SFT:
         result = translate_verl_sft(settings)
-    elif kind.startswith(OPENRLHF):
-        result = translate_openrlhf(kind.removeprefix(OPENRLHF), settings)
     else:
         result = Translation(*translate_trl(kind, settings))
     result.missing += notes

@@ -22,7 +22,7 @@ _QUOTED_ARRAY = re.compile(r'"(\$\{\w+\[[@*]\]\})"')
 _ARITHMETIC = re.compile(r"\$\(\((.*?)\)\)(?!\))")
 _NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 _PROGRAM = re.compile(
-    r"(?:-m|--module)\s+([A-Za-z_][\w.]+)|\b(openrlhf\.cli\.\w+)"
+    r"(?:-m|--module)\s+([A-Za-z_][\w.]+)"
     r"|\b(trl (?:sft|dpo|grpo|kto|reward|rloo))\b"
     r"|\bpython3?\s+(?:-u\s+)?([\w./${}-]+\.py)\b"
     r"|\b(?:accelerate launch|torchrun)\s(?:(?!-m\s|--module\s|\btrl )[^\n])*?"

@@ -2,12 +2,10 @@
 
 import yaml
 
-from postgrad.config.import_defaults import TRL_ROWS
 from postgrad.config.import_names import (
     TRL_NAMES,
     TRL_NOT_NEEDED,
     TRL_OPTIMIZERS,
-    TRL_PPO_NAMES,
     TRL_REASONS,
     TRL_RECIPES,
 )
@@ -16,7 +14,6 @@ from postgrad.config.import_result import (
     TRACKERS,
     drop_epochs,
     track_of,
-    undecayed,
 )
 from postgrad.config.import_trl_arguments import prepare_arguments
 from postgrad.config.import_trl_losses import translate_losses, words
@@ -31,13 +28,13 @@ KINDS = {
     "precompute_ref_log_probs": "DPOConfig",
     "beta": "DPOConfig",
 }
-GIVEN_RECIPES = ("sft", "dpo", "kto", "orpo", "simpo", "reward_model", "process_reward_model")
-PAIR_RECIPES = ("dpo", "kto", "orpo", "simpo", "online_dpo")
+GIVEN_RECIPES = ("sft", "dpo", "kto", "reward_model")
+PAIR_RECIPES = ("dpo", "kto")
 # The arguments that make the number of problems and updates per step. TRL takes one of GENERATION.
 GENERATION = ("steps_per_generation", "generation_batch_size")
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", *GENERATION)
-# Arguments whose line _differences writes.
-_IN_DIFFERENCES = ("packing", "lmbda")
+# Sizes that are translated together: without one of them the others have no meaning.
+SIZES = (*BATCH, "num_generations", "num_iterations")
 # TRL counts them in updates.
 IN_UPDATES = ("max_steps", "save_steps", "eval_steps", "warmup_steps", "ref_model_sync_steps")
 # Of a reference that follows the policy; the first switches it on.
@@ -77,20 +74,15 @@ def translate_trl(kind: str, settings: dict[str, str]) -> tuple[str, dict[str, s
     losses = translate_losses(recipe, settings, overrides)
     overrides |= prepared | losses.overrides
     missing += [*rounded, *unprepared, *losses.missing, *_differences(recipe, settings)]
-    names = TRL_NAMES | (TRL_PPO_NAMES if recipe == "ppo" else {})
     for key, value in settings.items():
-        if key == "model_name_or_path" and "sft_model_path" in settings and recipe == "ppo":
-            continue  # the tokenizer's
         if key in losses.read:
             continue
-        if key in names:
-            overrides[names[key]] = value.lower() if value in ("True", "False") else value
+        if key in TRL_NAMES:
+            overrides[TRL_NAMES[key]] = value.lower() if value in ("True", "False") else value
         elif key in TRL_NOT_NEEDED or (key in BATCH and has_sizes):
             continue
         else:
             found = _translate_special(recipe, key, value, settings)
-            if found is None and recipe == "ppo":
-                found = _translate_ppo(key, value, settings, overrides)
             if found is None:
                 reason = TRL_REASONS.get(key)
                 missing.append(f"{key}={value}: {reason}" if reason else f"{key}={value}")
@@ -127,21 +119,14 @@ def _differences(recipe: str, settings: dict[str, str]) -> list[str]:
             "v_proj; here all linear layers, unless model.lora.targets is set"
         )
     if settings.get("weight_decay", "").strip("0."):
-        lines.append(undecayed(settings["weight_decay"]))
+        lines.append(
+            f"weight_decay={settings['weight_decay']}: it leaves out biases and norms there; here "
+            "all weights decay"
+        )
     trackers = words(settings.get("report_to", ""))
     others = [name for name in trackers if name not in (*TRACKERS, "none")]
     if others and others != trackers:
         lines.append(f"report_to={','.join(others)}: {TRL_REASONS['report_to']}")
-    if recipe == "orpo":
-        lines.append(
-            "beta of ORPO: TRL's SFT term also counts the tokens of the prompt, that of "
-            "method.sft_coef the chosen response's only"
-        )
-    if recipe == "gkd" and settings.get("lmbda", "0.5") not in ("1", "1.0"):
-        lines.append(
-            f"lmbda={settings.get('lmbda', '0.5')}: TRL samples this share of the batches and "
-            "takes the others from the data; here all responses are sampled"
-        )
     if "packing" in settings:
         lines.append(
             f"packing={settings['packing']}: TRL's batch sizes then count packed rows of "
@@ -151,11 +136,6 @@ def _differences(recipe: str, settings: dict[str, str]) -> list[str]:
         lines.append(
             f"max_length={settings['max_length']}: TRL truncates prompt and response together; "
             "here each has a limit and longer rows are refused, or dropped with data.overlong=drop"
-        )
-    if recipe == "ppo" and "reward_model_path" in settings:
-        lines.append(
-            f"reward_model_path={settings['reward_model_path']}: TRL's example also starts the "
-            "critic from it; here it starts from method.critic_path, or model.path without it"
         )
     return lines
 
@@ -170,15 +150,12 @@ def _batch_sizes(recipe: str, settings: dict[str, str]) -> tuple[dict[str, str],
     accumulated = settings.get("gradient_accumulation_steps", "1")
     samples = settings.get("num_generations", "8" if recipe == "grpo" else "2")
     numbers = [rows, accumulated, samples, *(settings.get(name, "1") for name in GENERATION)]
-    updates = settings.get("num_mini_batches", "1") if recipe == "ppo" else "1"
-    if updates == "1" and not any(name in settings for name in BATCH):
+    if not any(name in settings for name in BATCH):
         return {}, []
-    numbers.append(updates)
     if not all(number.isdecimal() and int(number) for number in numbers):
         return {}, []
     if recipe not in ("grpo", "rloo"):
-        problems = int(rows) * int(accumulated) * int(updates)
-        return {"training.problems_per_step": str(problems)}, []
+        return {"training.problems_per_step": str(int(rows) * int(accumulated))}, []
     if len(given) > 1 or int(settings.get("generation_batch_size", rows)) % int(rows):
         return {}, []  # TRL refuses them
     generated = _micro_batches_per_generation(settings, int(rows), int(accumulated))
@@ -245,7 +222,7 @@ def _translate_special(
         return {"optimizer.schedule": SCHEDULES[value]}
     if key in ("completion_only_loss", "assistant_only_loss"):  # the loss never reads the prompt
         return {} if value in ("True", "") else None
-    if (key, value) == ("dataset_text_field", "text") or key in _IN_DIFFERENCES:
+    if (key, value) == ("dataset_text_field", "text") or key == "packing":  # see _differences
         return {}
     if key in SYNCED_REFERENCE and recipe in ("grpo", "rloo", "dpo"):
         return _translate_synced_reference(settings)
@@ -283,34 +260,10 @@ def _translate_lora(recipe: str, key: str, value: str) -> dict[str, str] | None:
     return {"model.lora.dropout": value} if recipe in GIVEN_RECIPES else None
 
 
-def _translate_ppo(
-    key: str, value: str, settings: dict[str, str], overrides: dict[str, str]
-) -> dict[str, str] | None:
-    """The overrides of an argument of PPOConfig; None if it has none."""
-    if key == "cliprange":
-        return {"method.clip_low": value, "method.clip_high": value}
-    if key == "reward_model_path":
-        return {"reward.verifier": f"model:{value}"}
-    if key in ("kl_coef", "kl_estimator"):  # TRL subtracts the KL from the rewards of tokens
-        coefficient = settings.get("kl_coef", "0.05")
-        if coefficient in ("0", "0.0"):
-            return {"method.kl": "none"}
-        estimator = settings.get("kl_estimator", "k1")
-        kl = {"method.kl": "reward", "method.kl_estimator": estimator}
-        return kl | {"method.kl_coef": coefficient}
-    if key == "total_episodes" and value.isdecimal():
-        problems = int(overrides.get("training.problems_per_step", TRL_ROWS))
-        return {"training.steps": str(-(-int(value) // problems))}
-    is_default = (key, value) in (("stop_token", "eos"), ("whiten_rewards", "False"))
-    return {} if is_default else None
-
-
 def _translate_beta(recipe: str, value: str) -> dict[str, str] | None:
     """`beta` is the strength of a preference loss, or the coefficient of the KL penalty."""
     if recipe in PAIR_RECIPES:
         return {"method.beta": value}
-    if recipe == "gkd":
-        return {"method.jsd_beta": value}
     try:
         is_on = float(value) != 0
     except ValueError:

@@ -18,7 +18,6 @@ NEUTRAL = {
     "use_adaptive_entropy": ("False",),
     "multi_objective_aggregation": ("sum_then_normalize",),
     "f_divergence_type": ("reverse_kl",),
-    "use_weighting": ("False",),
     "normalize_advantages": ("False",),
     "label_smoothing": ("0.0", "0"),
     "label_smoothing_factor": ("0.0", "0"),
@@ -53,7 +52,7 @@ NEUTRAL = {
     "chat_template_kwargs": ("{}",),
 }
 _LR_KEYS = {"min_lr", "min_lr_rate"}
-_SAMPLED = ("grpo", "rloo", "gkd", "online_dpo")
+_SAMPLED = ("grpo", "rloo")
 
 
 def prepare_arguments(
@@ -149,11 +148,9 @@ def _translate_data(recipe: str, settings: dict[str, str], overrides: dict[str, 
         split = settings.pop("dataset_train_split", "") if is_hub else ""
         overrides["data.train"] = f"hub:{name}:{split}" if split else f"hub:{name}"
         is_evaluated = settings.get("eval_strategy", "no") != "no"
-        if is_hub and is_evaluated and "eval_dataset_name" not in settings:
+        if is_hub and is_evaluated:
             split = settings.pop("dataset_test_split", "test")
             overrides["data.validation"] = f"hub:{name}:{split}"
-    if "eval_dataset_name" in settings:  # of a Python script
-        overrides["data.validation"] = f"hub:{settings.pop('eval_dataset_name')}"
     if settings.get("eval_strategy", "no") == "no":
         settings.pop("dataset_test_split", None)
     if recipe in _SAMPLED and "shuffle_dataset" in settings:

@@ -12,17 +12,9 @@ from postgrad.config.import_result import split_list
 _OFF = ("0", "0.0", "False", "false")
 # TRL's SFT losses and those here; chunked_nll is nll with less memory.
 _SFT_LOSSES = {"nll": "nll", "chunked_nll": "nll", "dft": "dft"}
-# Losses of configs that have others too, which are listed.
-_ONLY_LOSSES = {"kto": "kto", "online_dpo": "sigmoid"}
 _SAPO = {
     "sapo_temperature_pos": "method.loss_options.temperature_positive",
     "sapo_temperature_neg": "method.loss_options.temperature_negative",
-}
-_VESPO = {
-    "vespo_k_pos": "method.loss_options.power_positive",
-    "vespo_lambda_pos": "method.loss_options.decay_positive",
-    "vespo_k_neg": "method.loss_options.power_negative",
-    "vespo_lambda_neg": "method.loss_options.decay_negative",
 }
 
 
@@ -66,9 +58,7 @@ def translate_losses(
         loss = _SFT_LOSSES[result.take("loss_type")]
         if loss != "nll":
             result.overrides["method.loss"] = loss
-    elif recipe == "simpo":
-        _translate_cpo(result)
-    elif settings.get("loss_type") == _ONLY_LOSSES.get(recipe, ""):
+    elif recipe == "kto" and settings.get("loss_type") == "kto":
         result.take("loss_type")
     return result
 
@@ -122,16 +112,14 @@ def _weights(value: str, count: int) -> list[float] | None:
     return found if len(found) == count == len(numbers) else None
 
 
-def _add_sft_term(
-    result: LossTranslation, name: str, coefficient: float, default: str = ""
-) -> None:
+def _add_sft_term(result: LossTranslation, name: str, coefficient: float) -> None:
     """The SFT term, with a line unless TRL's mean over the tokens of a micro-batch is one row's."""
     if not coefficient:
         return
     result.overrides["method.sft_coef"] = plain(coefficient)
     if result.settings.get("per_device_train_batch_size") != "1":
         result.missing.append(
-            f"{name}={result.settings.get(name, default)}: TRL's SFT term is a mean over all "
+            f"{name}={result.settings[name]}: TRL's SFT term is a mean over all "
             "chosen tokens of a micro-batch, that of method.sft_coef a mean per response; they are "
             "equal with per_device_train_batch_size=1"
         )
@@ -166,27 +154,6 @@ def _smooth_labels(result: LossTranslation, main: str) -> None:
     )
 
 
-def _translate_cpo(result: LossTranslation) -> None:
-    """TRL's CPO and SimPO: the recipe simpo, with sums of log-probs unless the loss is simpo."""
-    kind = result.take("loss_type", "sigmoid")
-    result.overrides["method.beta"] = result.take("beta", "0.1")
-    if kind == "simpo":
-        result.overrides["method.target_margin"] = result.take("simpo_gamma", "0.5")
-    elif kind in ("sigmoid", "hinge", "ipo"):
-        result.take("simpo_gamma")
-        result.overrides |= {"method.target_margin": "0.0", "method.length_normalized": "false"}
-        if kind != "sigmoid":
-            result.overrides["method.loss"] = kind
-    else:
-        result.miss("loss_type", "known are sigmoid, hinge, ipo and simpo")
-    name = "cpo_alpha"
-    value = result.take(name, "1.0")
-    if _number(value) is None:
-        result.miss(name, "its value could not be read; set method.sft_coef")
-    elif name in result.settings or kind != "alphapo":
-        _add_sft_term(result, name, float(value), "1.0")
-
-
 # ---- GRPO and RLOO
 
 
@@ -208,14 +175,10 @@ def _translate_grpo(result: LossTranslation) -> None:
             _translate_sapo(result)
         else:
             _translate_cispo(result)
-    elif kind == "vespo":  # always one ratio per response, and no clip
-        level = "token"
-        result.overrides |= {"method.loss": "vespo", "method.aggregation": "token-mean"}
-        _translate_options(result, _VESPO)
     else:
         known = ", ".join(TRL_AGGREGATIONS)
-        result.miss("loss_type", f"known are {known}, cispo, sapo and vespo")
-    if kind not in ("cispo", "sapo", "vespo"):
+        result.miss("loss_type", f"known are {known}, cispo and sapo")
+    if kind not in ("cispo", "sapo"):
         _translate_clips(result, level)
     if level not in ("token", "sequence"):
         result.miss("importance_sampling_level", "no equivalent")
@@ -262,15 +225,11 @@ def _translate_cispo(result: LossTranslation) -> None:
 
 
 def _translate_sapo(result: LossTranslation) -> None:
+    """It reads no bounds of the ratio."""
     result.overrides |= {"method.loss": "sapo", "method.aggregation": "seq-mean-token-mean"}
-    _translate_options(result, _SAPO)
-
-
-def _translate_options(result: LossTranslation, options: Mapping[str, str]) -> None:
-    """The options of a loss that does not read the bounds of the ratio."""
     for name in ("epsilon", "epsilon_high", "delta"):
         result.take(name)
-    for name, key in options.items():
+    for name, key in _SAPO.items():
         if name in result.settings:
             result.overrides[key] = result.take(name)
 
