@@ -241,6 +241,8 @@ def test_the_call_filter_exists_for_two_processors():
         ("nan", "nan", True),
         ("1e400", "1e401", False),
         ("yes", "YES", False),
+        ("4_2", "42", False),
+        ("\u0664\u0662", "42", False),
     ],
 )
 def test_same_output(output, expected, same):

@@ -124,6 +124,11 @@ def test_percent_is_the_number_or_a_hundredth_of_it():
         ("x", "x", ""),
         ("\\text{even}", "\\text{even}", ""),
         ("72 clips", "72 clips", ""),
+        ("12\\text{ ft^2}", "12", "ft^2"),
+        ("5\\text{ m s^-2}", "5", "m s^-2"),
+        ("42\\text{ or 41}", "42\\text{ or 41}", ""),
+        ("42\\text{ and up}", "42\\text{ and up}", ""),
+        ("42\\text{ or }\\text{more}", "42\\text{ or }\\text{more}", ""),
         ("3\\text{ apples}", "3", "apples"),
     ],
 )

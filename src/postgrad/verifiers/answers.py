@@ -49,7 +49,10 @@ _VARIABLE = re.compile(
     r"[0-9.](?:[A-Za-z]|\s{0,3}[-−+*/^]\s{0,3}[A-Za-z])(?![A-Za-z])"
     r"|(?<![A-Za-z])[A-Za-z]\s{0,3}[-−+*/^]\s{0,3}[0-9.]"
 )
-_ONE_MORE_NUMBER = re.compile(r"\s{0,3}(?:,\s|;|\||&|/\s|\bor\b|\band\b)\s{0,3}[-$\\]{0,3}[0-9]")
+_ONE_MORE_NUMBER = re.compile(
+    r"(?:\s|\\text\{){0,4}(?:,\s|;|\||&|/\s|\bor\b|\band\b)"
+    r"(?:\s|\\text\{|\}){0,4}[-$\\]{0,3}[0-9]"
+)
 # After a number: "12 apples", "12, which is ...", "12 (that is ..."; not "12 or", "12 million".
 _WORDS_AFTER = re.compile(
     r"(?:\s|,\s(?=[A-Za-z]{2})|\s\((?=[A-Za-z]{2}))"

@@ -69,6 +69,10 @@ _TAIL_TEXT = re.compile(
 _TAIL_WORD = re.compile(
     r"(?:(square|sq\.?|cubic|cu\.?)\s+)?([A-Za-z]+(?: per [A-Za-z]+)?)(?:\^\{?([0-9])\}?)?\.?$"
 )
+# Text after an answer that is no unit: " or 41", "(and not 41)"; nor is the text after an "or".
+# The 2 in "ft^2", "m2" and "s^-2" belongs to the unit.
+_NO_UNIT = re.compile(r"(?<![A-Za-z0-9^])(?<!\^-)[0-9]|\A\W*(?:or|and|not|but)\b")
+_OPEN_END = re.compile(r"(?:[=<>,+\-*/^_]|\b(?:or|and|not|but)\W*)\Z")
 SCALES = "hundred|thousand|million|billion|trillion"
 _SCALE = re.compile(rf"(?<![A-Za-z])(?:{SCALES})(?![A-Za-z])")
 _SAYS = re.compile(r"^(?:=|≈|\\approx(?![A-Za-z])) *(?=[^\s=])")
@@ -196,7 +200,7 @@ def split_unit(text: str) -> tuple[str, str]:
     if found := _TAIL_TEXT.search(text):
         rest = text[: found.start()].strip()
         word = found.group(1).replace("~", " ").strip()
-        if rest and word and rest[-1] not in "=<>,+-*/^_":
+        if rest and word and not _NO_UNIT.search(word) and not _OPEN_END.search(rest):
             return rest, _unit_name(word, "", found.group(2))
     if found := _TAIL_WORD.search(text):
         before = text[: found.start()]
