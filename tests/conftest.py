@@ -23,6 +23,7 @@ from hypothesis import settings
 from postgrad.problem import Problem
 from postgrad.verifiers.pool import VerifierPool
 
+pytest_plugins = ["cpu_seconds"]
 LONG = (
     "cluster",
     "test_demo.py",

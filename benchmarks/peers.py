@@ -1,0 +1,270 @@
+"""Other systems on the rows of speed.py, each in a process of its own. `speed.py run` calls this.
+
+    python benchmarks/peers.py vllm rollout-4b --folder FOLDER
+    python benchmarks/peers.py trl step-4b --folder FOLDER
+
+Every system gets the settings that its documentation recommends for the work:
+
+- vLLM: its default processes, a captured graph for every number of rows up to all of them (its
+  default ends at 512), no detokenizing. It is timed with the sampled tokens' log-probs, and without
+  as `vllm-no-logprobs`. Sampling has neither top-k nor top-p, so FlashInfer's sampler is not used.
+- TRL: vLLM in its process, which sleeps during the update (its default is to stay, which leaves too
+  little memory at 4B), bfloat16 weights and Adam state (8 bytes per weight; Postgrad's float32
+  state takes 18), gradient checkpointing.
+- Unsloth: LoRA of rank 16, vLLM in its process, its own checkpointing.
+
+Prompts, lengths and shapes are those of speed.py; weights are random.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from speed import ALL_ROWS, Row, length_reward, make_model, make_prompts, response_lengths
+
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+ROWS_PER_PASS = 8  # of TRL and Unsloth
+SHARE = {"8b": 0.4}  # of the GPU's memory for vLLM beside a trainer; otherwise 0.6
+
+
+def run_vllm(row: Row, folder: Path, logprobs: int | None = 0) -> dict[str, Any]:
+    """Time three rollouts of vLLM after a warm-up."""
+    import vllm  # type: ignore[import-not-found]
+
+    start = time.perf_counter()
+    on_cpu = row.shape == "tiny"
+    is_real = row.shape == "smollm2"
+    graphs = [1 << power for power in range(row.rows.bit_length())]
+    options: dict[str, Any] = {} if is_real else {"load_format": "dummy"}
+    if not on_cpu:
+        # Every 64 rows, so that a step whose rows have partly ended runs in a captured graph, too.
+        sizes = sorted({*graphs, *range(64, row.rows + 1, 64), row.rows})
+        options["compilation_config"] = {"cudagraph_capture_sizes": sizes}
+        options["gpu_memory_utilization"] = 0.85
+    llm = vllm.LLM(
+        str(make_model(folder, row.shape, with_weights=is_real)),
+        dtype="float32" if on_cpu else "bfloat16",
+        enforce_eager=on_cpu,
+        max_model_len=row.prompt + row.tokens,
+        max_num_seqs=row.rows,
+        **options,
+    )
+    start_s = time.perf_counter() - start
+    prompts = make_prompts(row, row.problems)
+    lengths = response_lengths(row)
+    shared = {"temperature": 1.0, "ignore_eos": True, "logprobs": logprobs, "detokenize": False}
+    if row.lengths == "full":
+        requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+        sampling = [
+            vllm.SamplingParams(n=row.samples, max_tokens=row.tokens, **shared) for _ in requests
+        ]
+    else:
+        requests = [{"prompt_token_ids": p} for p in prompts for _ in range(row.samples)]
+        sampling = [vllm.SamplingParams(max_tokens=length, **shared) for length in lengths]
+    seconds: list[float] = []
+    for _ in range(4):
+        begin = time.perf_counter()
+        outputs = llm.generate(requests, sampling, use_tqdm=False)
+        seconds.append(time.perf_counter() - begin)
+        count = sum(len(one.token_ids) for output in outputs for one in output.outputs)
+        assert count == sum(lengths), f"{count} tokens, expected {sum(lengths)}"
+    return {
+        "label": f"vLLM {vllm.__version__}" + ("" if logprobs == 0 else " without log-probs"),
+        "seconds": seconds[1:],
+        "first_s": seconds[0],
+        "start_s": start_s,
+    }
+
+
+class StepTimer:
+    """The seconds and the peak memory of each step of a transformers trainer."""
+
+    def __init__(self) -> None:
+        self.created = time.perf_counter()
+        self.begin = 0.0
+        self.start_s = 0.0
+        self.seconds: list[float] = []
+
+    def callback(self) -> Any:
+        """Return the trainer's callback."""
+        from transformers import TrainerCallback
+
+        timer = self
+
+        class Timer(TrainerCallback):
+            def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+                timer.begin = now()
+                timer.start_s = timer.start_s or timer.begin - timer.created
+
+            def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+                timer.seconds.append(now() - timer.begin)
+
+        return Timer()
+
+    def figures(self, label: str) -> dict[str, Any]:
+        """Return the result: the first step is the warm-up."""
+        import torch
+
+        memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+        return {
+            "label": label,
+            "seconds": self.seconds[1:],
+            "first_s": self.seconds[0],
+            "start_s": self.start_s,
+            "memory_gib": memory,
+        }
+
+
+def now() -> float:
+    """Return the clock after the GPU has finished its work."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def trainer_settings(row: Row, engine_settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of TRL's GRPOConfig for a row."""
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    per_pass = min(ROWS_PER_PASS, row.rows)
+    return {
+        "output_dir": tempfile.mkdtemp(),
+        "per_device_train_batch_size": per_pass,
+        "gradient_accumulation_steps": row.rows // per_pass,
+        "num_generations": row.samples,
+        "max_completion_length": row.tokens,
+        "temperature": 1.0,
+        "top_k": 0,
+        "bf16": on_gpu,
+        "use_cpu": not on_gpu,
+        "max_steps": row.steps + 1,
+        "report_to": "none",
+        "beta": 0.0,
+        "learning_rate": 1e-6,
+        "save_strategy": "no",
+        "gradient_checkpointing": True,
+        **(engine_settings if on_gpu else {}),
+    }
+
+
+def make_dataset(row: Row) -> Any:
+    """Return prompts as text of the word-level tokenizer, one word per token."""
+    from datasets import Dataset
+
+    prompts = make_prompts(row, (row.steps + 2) * row.problems)
+    return Dataset.from_list([{"prompt": " ".join(f"w{i}" for i in ids)} for ids in prompts])
+
+
+def length_rewards(completions: list[str], **kwargs: Any) -> list[float]:
+    """Return the rewards of speed.py."""
+    return [length_reward(completion, None) for completion in completions]
+
+
+def run_trl(row: Row, folder: Path) -> dict[str, Any]:
+    """Time GRPO steps of TRL, full fine-tuning."""
+    import torch
+    import trl  # type: ignore[import-not-found]
+    from speed import make_config
+    from transformers import AutoTokenizer, Qwen3ForCausalLM
+
+    model_folder = make_model(folder, row.shape, with_weights=False)
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        use_dummy_weights()
+    torch.set_default_dtype(torch.bfloat16 if on_gpu else torch.float32)
+    with torch.device("cuda" if on_gpu else "cpu"):
+        model = Qwen3ForCausalLM(make_config(row.shape))
+    torch.set_default_dtype(torch.float32)
+    model.name_or_path = str(model_folder)
+    model.config._name_or_path = str(model_folder)
+    engine = {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": SHARE.get(row.shape, 0.6),
+        "vllm_max_model_length": row.prompt + row.tokens,
+        "vllm_enable_sleep_mode": True,
+    }
+    timer = StepTimer()
+    trl.GRPOTrainer(
+        model=model,
+        processing_class=AutoTokenizer.from_pretrained(model_folder, padding_side="left"),
+        reward_funcs=length_rewards,
+        args=trl.GRPOConfig(**trainer_settings(row, engine)),
+        train_dataset=make_dataset(row),
+        callbacks=[timer.callback()],
+    ).train()
+    return timer.figures(f"TRL {trl.__version__}" + (" with vLLM" if on_gpu else ""))
+
+
+def use_dummy_weights() -> None:
+    """Let vLLM start without reading weights: TRL copies the trainer's before it samples."""
+    import vllm  # type: ignore[import-not-found]
+
+    make = vllm.LLM.__init__
+
+    def with_dummy_weights(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, load_format="dummy", **kwargs)
+
+    vllm.LLM.__init__ = with_dummy_weights
+
+
+def run_unsloth(row: Row, folder: Path) -> dict[str, Any]:
+    """Time GRPO steps of Unsloth, LoRA of rank 16."""
+    import unsloth  # type: ignore[import-not-found]
+    import trl  # type: ignore[import-not-found]  # isort: skip  (Unsloth changes it)
+
+    model, tokenizer = unsloth.FastLanguageModel.from_pretrained(
+        str(make_model(folder, row.shape)),
+        max_seq_length=row.prompt + row.tokens,
+        load_in_4bit=False,
+        fast_inference=True,
+        max_lora_rank=16,
+        gpu_memory_utilization=SHARE.get(row.shape, 0.6),
+    )
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    model = unsloth.FastLanguageModel.get_peft_model(
+        model, r=16, lora_alpha=32, target_modules=targets, use_gradient_checkpointing="unsloth"
+    )
+    timer = StepTimer()
+    trl.GRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=length_rewards,
+        args=trl.GRPOConfig(**trainer_settings(row, {"use_vllm": True})),
+        train_dataset=make_dataset(row),
+        callbacks=[timer.callback()],
+    ).train()
+    return timer.figures(f"Unsloth {unsloth.__version__} with vLLM")
+
+
+SYSTEMS: dict[str, Callable[[Row, Path], dict[str, Any]]] = {
+    "vllm": run_vllm,
+    "vllm-no-logprobs": lambda row, folder: run_vllm(row, folder, logprobs=None),
+    "trl": run_trl,
+    "unsloth": run_unsloth,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("system", choices=sorted(SYSTEMS))
+    parser.add_argument("row", choices=sorted(ALL_ROWS))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--limit-s", type=float, default=400.0, help="not used: speed.py ends it")
+    args = parser.parse_args()
+    result = SYSTEMS[args.system](ALL_ROWS[args.row], args.folder)
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

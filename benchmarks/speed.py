@@ -1,0 +1,633 @@
+"""Measure the rows of the speed table on one GPU, beside other systems, and write the table.
+
+    python benchmarks/speed.py run speed.jsonl --smollm2 FOLDER            # every row, every system
+    python benchmarks/speed.py run speed.jsonl --rows rollout-4b step-4b --systems postgrad vllm
+    python benchmarks/speed.py run compare.jsonl --systems postgrad --code old=../old new=.
+    python benchmarks/speed.py table speed.jsonl                 # docs/results.md and README.md
+
+Each measurement is a process of its own. A rollout is timed three times after a warm-up, a step
+or an update as many times as its row says. Systems alternate within a row, --rounds times; the
+table shows medians. With --code, Postgrad is measured from several checkouts, each with its own
+speed.py. A row that has a result in the file is not measured again, so the same command continues
+after --limit-s. Failures are written with the end of their log.
+
+Models have Qwen3's shapes and random weights, which never end a response: every row has its full
+length. `rollout-135m` and `tail-135m` take SmolLM2-135M-Instruct from --smollm2.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PAGES = (HERE.parent / "docs" / "results.md", HERE.parent / "README.md")
+BANDWIDTH = 4.3e12  # bytes per second and bfloat16 operations per second, measured on an H200
+ARITHMETIC = 790e12
+VOCABULARY = 151_936
+SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, tied embeddings
+    "0.6b": (1024, 3072, 28, 16, 8, True),
+    "1.7b": (2048, 6144, 28, 16, 8, True),
+    "4b": (2560, 9728, 36, 32, 8, True),
+    "8b": (4096, 12288, 36, 32, 8, False),
+    "tiny": (64, 128, 2, 2, 1, True),  # to try a row on a CPU
+}
+HEAD_DIM = 128
+LORA = "model.lora.rank=16"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One piece of work, the same for every system.
+
+    Args:
+        work: rollout, grpo or sft.
+        lengths: "full", or how the tokens of each response vary: "uniform" (100 to `tokens`, and
+            prompts of 100 to `prompt`), "tail" (one in twenty has all, the others 20 to 200),
+            "log-normal" (median a quarter of `tokens`).
+        settings: of Postgrad's run.
+        peers: systems of peers.py that do the same work.
+    """
+
+    title: str
+    work: str
+    shape: str
+    problems: int
+    samples: int
+    tokens: int
+    prompt: int = 100
+    lengths: str = "full"
+    settings: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
+    steps: int = 2
+
+    @property
+    def rows(self) -> int:
+        return self.problems * self.samples
+
+
+ENGINES = ("vllm", "vllm-no-logprobs", "sglang")
+OFFLOADED = "optimizer.kind=adamw_offloaded"
+RECOMPUTE = "model.activation_checkpointing=true"
+ROWS = {
+    "rollout-135m": Row("rollout, SmolLM2-135M", "rollout", "smollm2", 64, 16, 256, peers=ENGINES),
+    "tail-135m": Row("rollout, SmolLM2-135M", "rollout", "smollm2", 64, 16, 2048, 100, "tail"),
+    "rollout-0.6b": Row(
+        "rollout, 0.6B", "rollout", "0.6b", 256, 1, 1024, 1024, "uniform", peers=ENGINES
+    ),
+    "rollout-1.7b": Row("rollout, 1.7B", "rollout", "1.7b", 128, 8, 512, peers=ENGINES),
+    "rollout-4b": Row("rollout, 4B", "rollout", "4b", 32, 8, 1024, peers=ENGINES),
+    "tail-1.7b": Row(
+        "rollout, 1.7B", "rollout", "1.7b", 64, 8, 4096, 100, "log-normal", peers=ENGINES
+    ),
+    "step-0.6b": Row("GRPO step, 0.6B", "grpo", "0.6b", 64, 16, 512, peers=("trl", "verl")),
+    "step-1.7b": Row("GRPO step, 1.7B", "grpo", "1.7b", 64, 16, 512, peers=("trl", "verl")),
+    "step-4b": Row("GRPO step, 4B", "grpo", "4b", 32, 8, 1024, peers=("trl", "verl")),
+    "step-4b-lora": Row(
+        "GRPO step, 4B, LoRA 16", "grpo", "4b", 32, 8, 1024, settings=(LORA,), peers=("unsloth",)
+    ),
+    "step-8b": Row(
+        "GRPO step, 8B, Adam's state on the host",
+        "grpo",
+        "8b",
+        16,
+        8,
+        512,
+        settings=(OFFLOADED,),
+        peers=("trl", "verl"),
+    ),
+    "row-0.6b-16k": Row(
+        "training, 0.6B, LoRA 16", "sft", "0.6b", 1, 1, 16_284, settings=(LORA, RECOMPUTE)
+    ),
+    "row-0.6b-65k": Row(
+        "training, 0.6B, LoRA 16", "sft", "0.6b", 1, 1, 65_436, settings=(LORA, RECOMPUTE)
+    ),
+    "sft-0.6b-8k": Row("SFT, 0.6B", "sft", "0.6b", 1, 1, 8_092, settings=(RECOMPUTE,)),
+    "sft-0.6b-16k": Row("SFT, 0.6B", "sft", "0.6b", 1, 1, 16_284, settings=(RECOMPUTE,)),
+}
+TRY_ROWS = {  # seconds on a CPU
+    "try-rollout": Row("rollout, tiny", "rollout", "tiny", 2, 4, 8, 10, peers=("vllm",)),
+    "try-tail": Row("rollout, tiny", "rollout", "tiny", 2, 4, 32, 10, "tail"),
+    "try-step": Row("GRPO step, tiny", "grpo", "tiny", 2, 2, 8, 10, peers=("trl",), steps=1),
+    "try-row": Row("training, tiny", "sft", "tiny", 1, 1, 64, 10, settings=(LORA,), steps=1),
+}
+ALL_ROWS = ROWS | TRY_ROWS
+PUBLISHED = {  # what other projects say of one H100
+    "row-0.6b-16k": "prime-rl on an H100: 13,340 tokens/s, 5.1 GiB",
+    "row-0.6b-65k": "prime-rl on an H100: 9,970 tokens/s, 11.5 GiB",
+    "sft-0.6b-8k": "prime-rl on an H100: 26,000 tokens/s",
+    "sft-0.6b-16k": "prime-rl on an H100: 25,500 tokens/s",
+}
+
+
+# ---- models and data, the same for every system
+
+
+def vocabulary_size(shape: str) -> int:
+    """Return the number of tokens that a model of this shape knows."""
+    return {"tiny": 512, "smollm2": 40_000}.get(shape, VOCABULARY)
+
+
+def make_model(folder: Path, shape: str, with_weights: bool = True) -> Path:
+    """Write a Qwen3 model of this shape with random weights and a word-level tokenizer, once."""
+    if shape == "smollm2":
+        return folder / "smollm2"
+    target = folder / (f"qwen3-{shape}" if with_weights else f"qwen3-{shape}-empty")
+    if (target / "tokenizer.json").is_file():
+        return target
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    config = make_config(shape)
+    if with_weights:
+        torch.manual_seed(0)
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            torch.set_default_dtype(torch.float32 if shape == "tiny" else torch.bfloat16)
+            Qwen3ForCausalLM(config).save_pretrained(target)
+            torch.set_default_dtype(torch.float32)
+    else:
+        config.architectures = ["Qwen3ForCausalLM"]
+        config.dtype = "bfloat16"
+        config.save_pretrained(target)
+    write_tokenizer(target, vocabulary_size(shape))
+    return target
+
+
+def make_config(shape: str) -> Any:
+    """Return the transformers configuration of a Qwen3 model of this shape."""
+    from transformers import Qwen3Config
+
+    hidden, intermediate, layers, heads, key_heads, tied = SHAPES[shape]
+    return Qwen3Config(
+        vocab_size=vocabulary_size(shape),
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=131_072,
+        tie_word_embeddings=tied,
+        eos_token_id=1,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+
+
+def write_tokenizer(target: Path, size: int) -> None:
+    """Write a word-level tokenizer of this many words: one word is one token."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<pad>": 0, "<end>": 1} | {f"w{i}": i for i in range(2, size)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()  # type: ignore[assignment]
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>"
+    ).save_pretrained(target)
+
+
+def make_prompts(row: Row, count: int) -> list[list[int]]:
+    """Return random prompts as token ids."""
+    rng = random.Random(0)
+    size = vocabulary_size(row.shape)
+    lengths = [
+        rng.randint(100, row.prompt) if row.lengths == "uniform" else row.prompt
+        for _ in range(count)
+    ]
+    return [[rng.randrange(2, size) for _ in range(length)] for length in lengths]
+
+
+def response_lengths(row: Row) -> list[int]:
+    """Return the tokens of each response, the same for every system."""
+    rng = random.Random(1)
+    if row.lengths == "uniform":
+        return [rng.randint(100, row.tokens) for _ in range(row.rows)]
+    if row.lengths == "tail":
+        return [
+            row.tokens if rng.random() < 0.05 else rng.randint(20, 200) for _ in range(row.rows)
+        ]
+    if row.lengths == "log-normal":
+        median = row.tokens / 4
+        return [
+            max(1, min(row.tokens, round(median * rng.lognormvariate(0.0, 0.8))))
+            for _ in range(row.rows)
+        ]
+    return [row.tokens] * row.rows
+
+
+def length_reward(response: str, problem: object) -> float:
+    """Return a reward that differs within every group, so that no system can skip a row."""
+    return len(response) % 7 / 7
+
+
+# ---- Postgrad
+
+
+def measure_rollout(row: Row, folder: Path) -> dict[str, Any]:
+    """Time the native engine alone: three rollouts with log-probs after a warm-up."""
+    import torch
+
+    from postgrad.config.schema import ModelConfig, RolloutConfig
+    from postgrad.model.device import choose_device, peak_memory_bytes, synchronize
+    from postgrad.model.load import load
+    from postgrad.rollout.engine import Request, Sampling
+    from postgrad.rollout.native.engine import NativeEngine
+
+    start = time.perf_counter()
+    device = choose_device("auto")
+    dtype = "float32" if device.type == "cpu" else "bfloat16"
+    loaded = load(ModelConfig(path=str(make_model(folder, row.shape)), dtype=dtype), device)
+    engine = NativeEngine(loaded, RolloutConfig(max_rows=row.rows))
+    if engine.decoder is not None:  # no token ends a row
+        engine.decoder.stop_ids = torch.tensor([1 << 30], dtype=torch.int32, device=device)
+    lengths = response_lengths(row)
+    requests: list[Request] = []
+    for number, prompt in enumerate(make_prompts(row, row.problems)):
+        seeds = list(range(number * row.samples, (number + 1) * row.samples))
+        if row.lengths == "full":
+            requests.append(Request(prompt, seeds))
+        else:
+            requests += [Request(prompt, [seed], lengths[seed]) for seed in seeds]
+    seconds: list[float] = []
+    for _ in range(4):
+        synchronize(device)
+        begin = time.perf_counter()
+        engine.generate(requests, Sampling(1.0, row.tokens))
+        synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return {
+        "seconds": seconds[1:],
+        "first_s": seconds[0],
+        "start_s": time.perf_counter() - start - sum(seconds),
+        "memory_gib": peak_memory_bytes(device) / 2**30,
+    }
+
+
+def measure_training(row: Row, folder: Path, limit_s: float) -> dict[str, Any]:
+    """Run `postgrad train` for a few steps after a warm-up and return their seconds.
+
+    The run is killed after its last measured step, before it saves a checkpoint.
+    """
+    runs = Path(tempfile.mkdtemp(dir=folder))
+    log = runs / "log"
+    with log.open("w") as out:
+        start = time.monotonic()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "postgrad.cli.main", "train", *run_settings(row, folder, runs)],
+            stdout=out,
+            stderr=out,
+        )
+        try:
+            metrics = runs / "run" / "metrics.jsonl"
+            while child.poll() is None and len(read_steps(metrics)) <= row.steps:
+                if time.monotonic() - start > limit_s:
+                    break
+                time.sleep(0.1)
+            ended = child.poll()
+            start_s = time.monotonic() - start
+        finally:
+            child.kill()
+            child.wait()
+    lines = read_steps(metrics)
+    if len(lines) <= row.steps:
+        reason = "time limit" if ended is None else f"exit code {ended}"
+        return {"failed": f"{reason}: {log.read_text()[-1500:]}"}
+    steady = lines[1:]
+    stages = [key for key in steady[0] if key.startswith("stage/")]
+    timed = "stage/update_s" if row.work == "sft" else "step_s"
+    return {
+        "seconds": [line[timed] for line in steady],
+        "first_s": lines[0]["step_s"],
+        "start_s": start_s - sum(line["step_s"] for line in lines),
+        "memory_gib": max(line["memory_gib"] for line in steady),
+        "gap_mean": max(line.get("engine/gap_mean", 0.0) for line in steady),
+        "gap_max": max(line.get("engine/gap_max", 0.0) for line in steady),
+        "stages": {key: statistics.median(line[key] for line in steady) for key in stages},
+    }
+
+
+def run_settings(row: Row, folder: Path, runs: Path) -> list[str]:
+    """Return the recipe and the settings of Postgrad's run."""
+    common = [
+        f"model.path={make_model(folder, row.shape)}",
+        f"data.train={write_problems(row, folder)}",
+        "data.template=plain",
+        f"data.max_prompt_tokens={row.prompt}",
+        f"training.problems_per_step={row.problems}",
+        "training.steps=1000",
+        "training.checkpoint_every=1000",
+        "optimizer.schedule=constant",
+        "optimizer.warmup_steps=0",
+        f"rollout.max_response_tokens={row.tokens}",
+        f"runs={runs}",
+        "name=run",
+        *row.settings,
+    ]
+    if not any(word.startswith("optimizer.kind=") for word in common):
+        common.append("optimizer.kind=adamw_fused")
+    if row.work == "sft":
+        return ["sft", *common]
+    reward = f"reward.verifier={Path(__file__).resolve()}:length_reward"
+    return ["grpo", *common, reward, f"rollout.samples={row.samples}"]
+
+
+def write_problems(row: Row, folder: Path) -> Path:
+    """Write problems of random words: four steps of them, with responses for SFT."""
+    count = (row.steps + 2) * row.problems
+    file = folder / f"{row.work}-{row.shape}-{count}-{row.prompt}-{row.tokens}.jsonl"
+    rng = random.Random(2)
+    size = vocabulary_size(row.shape)
+    with file.open("w") as out:
+        for prompt in make_prompts(row, count):
+            line = {"prompt": " ".join(f"w{i}" for i in prompt), "ground_truth": "0"}
+            if row.work == "sft":
+                # The end-of-text token is the last one of the response.
+                words = (f"w{rng.randrange(2, size)}" for _ in range(row.tokens - 1))
+                line = {"prompt": line["prompt"], "completion": " ".join(words)}
+            out.write(json.dumps(line) + "\n")
+    return file
+
+
+def read_steps(file: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of metrics.jsonl that describe a training step."""
+    if not file.is_file():
+        return []
+    complete = [line for line in file.read_text().splitlines() if line.endswith("}")]
+    return [line for line in map(json.loads, complete) if "step_s" in line]
+
+
+def measure(row: Row, folder: Path, limit_s: float) -> dict[str, Any]:
+    """Return Postgrad's figures of a row."""
+    if row.work == "rollout":
+        return measure_rollout(row, folder)
+    return measure_training(row, folder, limit_s)
+
+
+# ---- running rows
+
+
+def plan_runs(args: argparse.Namespace) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield (row, system, command) in the order of measuring: systems alternate within a row."""
+    code = [word.split("=", 1) for word in args.code]
+    for name in args.rows:
+        ours = [(f"postgrad-{label}", Path(path)) for label, path in code]
+        if not ours:
+            ours = [("postgrad", HERE.parent)]
+        for _ in range(args.rounds):
+            if "postgrad" in args.systems:
+                for system, checkout in ours:
+                    script = checkout.resolve() / "benchmarks" / "speed.py"
+                    yield name, system, [str(script), "one", name]
+            for peer in ALL_ROWS[name].peers:
+                if peer in args.systems:
+                    yield name, peer, [str(HERE / "peers.py"), peer, name]
+
+
+def run_rows(args: argparse.Namespace) -> None:
+    """Measure every row, one process after the other, and append each result to the file."""
+    end = time.monotonic() + args.limit_s
+    counts: dict[tuple[str, str], int] = {}
+    for result in read_results([args.out]):
+        key = (result["row"], result["system"])
+        counts[key] = counts.get(key, 0) + 1
+    for name, system, command in plan_runs(args):
+        if counts.get((name, system), 0) > 0:
+            counts[name, system] -= 1
+            continue
+        left = end - time.monotonic()
+        if left < 20:
+            print(f"no time left for {name} of {system}", flush=True)
+            return
+        limit_s = min(left, args.each_s)
+        result = run_one(command, args.folder, limit_s, Path(command[0]).parents[1] / "src")
+        line = json.dumps({"row": name, "system": system, **result})
+        print(line[:400], flush=True)
+        with args.out.open("a") as out:
+            out.write(line + "\n")
+
+
+def run_one(command: list[str], folder: Path, limit_s: float, src: Path) -> dict[str, Any]:
+    """Run one measurement in its own process and return what it printed behind `RESULT `."""
+    path = os.pathsep.join(filter(None, [str(src), os.environ.get("PYTHONPATH", "")]))
+    words = [sys.executable, *command, "--folder", str(folder), "--limit-s", str(limit_s - 10)]
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"no result within {limit_s:.0f} s"}
+    finally:
+        # An engine's own processes may outlive their parent and hold the GPU's memory.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    lines = [x for x in output.splitlines() if x.startswith("RESULT ")]
+    if not lines:
+        return {"failed": (errors or output).strip()[-1500:]}
+    return json.loads(lines[-1].removeprefix("RESULT "))
+
+
+def read_results(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the results in the files; a line that was cut is left out."""
+    lines = [line for f in files if f.is_file() for line in f.read_text().splitlines()]
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+# ---- the table
+
+
+def parameters(shape: str) -> int:
+    """Return the weights of a shape, the embedding counted once if it is the head, too."""
+    if shape == "smollm2":
+        return 134_515_008
+    hidden, intermediate, layers, heads, key_heads, tied = SHAPES[shape]
+    block = hidden * HEAD_DIM * (2 * heads + 2 * key_heads) + 3 * hidden * intermediate
+    return layers * block + (1 if tied else 2) * vocabulary_size(shape) * hidden
+
+
+def token_cache_bytes(shape: str) -> int:
+    """Return the bytes of keys and values of one token in bfloat16."""
+    if shape == "smollm2":
+        return 4 * 30 * 3 * 64
+    return 4 * SHAPES[shape][2] * SHAPES[shape][4] * HEAD_DIM
+
+
+def rollout_limit_s(row: Row) -> float:
+    """Return the seconds to read the weights once per step, and each row's cache per token."""
+    lengths = response_lengths(row)
+    prompts = make_prompts(row, row.problems)
+    total = 2 * parameters(row.shape) * max(lengths)
+    for number, length in enumerate(lengths):
+        # A shared prompt is read once per group.
+        prompt = len(prompts[number // row.samples]) / (row.samples if row.lengths == "full" else 1)
+        total += token_cache_bytes(row.shape) * (prompt + length / 2) * length
+    return total / BANDWIDTH
+
+
+def update_limit_s(row: Row) -> float:
+    """Return the seconds of forward and backward products and attention, nothing recomputed."""
+    _, _, layers, heads, _, _ = SHAPES[row.shape]
+    tokens = row.problems * (row.prompt + row.samples * row.tokens)
+    pairs = row.rows * (row.prompt + row.tokens / 2) * row.tokens
+    products = (4 if LORA in row.settings else 6) * parameters(row.shape) * tokens
+    return (products + 14 * pairs * heads * HEAD_DIM * layers) / ARITHMETIC
+
+
+def limit_s(row: Row) -> float:
+    """Return the least seconds that memory and arithmetic allow for a row."""
+    if row.work == "rollout":
+        return rollout_limit_s(row)
+    if row.work == "sft":
+        return update_limit_s(row)
+    return rollout_limit_s(row) + update_limit_s(row)
+
+
+def format_seconds(row: Row, seconds: float) -> str:
+    """Return tokens per second of a rollout or an update, seconds of a step."""
+    if row.work == "grpo":
+        return f"{seconds:.1f} s"
+    tokens = sum(response_lengths(row)) if row.work == "rollout" else row.prompt + row.tokens
+    return f"{tokens / seconds:,.0f} tokens/s"
+
+
+def describe(row: Row) -> str:
+    """Return the work and its size."""
+    if row.work == "sft":
+        return f"{row.title}, one row of {row.prompt + row.tokens:,} tokens"
+    lengths = {
+        "full": f"{row.tokens:,} tokens",
+        "uniform": f"100 to {row.tokens:,} tokens in and out",
+        "tail": f"20 to 200 tokens, one in twenty {row.tokens:,}",
+        "log-normal": f"log-normal lengths up to {row.tokens:,}",
+    }[row.lengths]
+    return f"{row.title}, {row.problems} x {row.samples}, {lengths}"
+
+
+def make_cell(row: Row, results: Sequence[dict[str, Any]], ours: float | None) -> str:
+    """Return a system's median with its memory, and its time as a multiple of ours."""
+    measured = [result for result in results if "seconds" in result]
+    if not measured:
+        reason = results[-1]["failed"].strip().splitlines()[-1][:80] if results else ""
+        return f"failed: {reason}" if reason else "not measured"
+    seconds = statistics.median(s for result in measured for s in result["seconds"])
+    parts = [format_seconds(row, seconds)]
+    if memory := max(result.get("memory_gib") or 0.0 for result in measured):
+        parts.append(f"{memory:.1f} GiB")
+    text = ", ".join(parts)
+    if ours is not None:
+        text = f"{measured[-1].get('label', measured[-1]['system'])}: {text} ({seconds / ours:.2f})"
+    return text
+
+
+def median_seconds(results: Sequence[dict[str, Any]]) -> float | None:
+    """Return the median of all timed repetitions, or None."""
+    seconds = [s for result in results for s in result.get("seconds", ())]
+    return statistics.median(seconds) if seconds else None
+
+
+def make_table(results: Sequence[dict[str, Any]]) -> str:
+    """Return the Markdown table of every row that has a result."""
+    head = ("work", "Postgrad", "limit", "others (their time / ours)")
+    lines = [" | ".join(head), " | ".join("---" for _ in head)]
+    for name, row in ROWS.items():
+        found = [result for result in results if result["row"] == name]
+        if not found:
+            continue
+        ours = [result for result in found if result["system"] == "postgrad"]
+        base = median_seconds(ours)
+        others = [
+            make_cell(row, [r for r in found if r["system"] == peer], base or 1.0)
+            for peer in row.peers
+            if any(r["system"] == peer for r in found)
+        ]
+        if name in PUBLISHED:
+            others.append(f"published, {PUBLISHED[name]}")
+        limit = format_seconds(row, limit_s(row))
+        cells = (describe(row), make_cell(row, ours, None), limit, "; ".join(others) or "-")
+        lines.append(" | ".join(cells))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def write_table(args: argparse.Namespace) -> None:
+    """Write the table between `<!-- speed -->` and `<!-- end of speed -->` of each page."""
+    table = make_table(read_results([args.out]))
+    for page in PAGES:
+        before, mark, rest = page.read_text().partition("<!-- speed -->\n")
+        _, end, after = rest.partition("<!-- end of speed -->")
+        if not mark or not end:
+            raise SystemExit(f"{page} has no <!-- speed --> ... <!-- end of speed -->")
+        page.write_text(f"{before}{mark}{table}\n{end}{after}")
+
+
+def print_comparison(results: Sequence[dict[str, Any]]) -> None:
+    """Print the median of each system and its spread, row by row."""
+    for name in dict.fromkeys(result["row"] for result in results):
+        for system in dict.fromkeys(r["system"] for r in results if r["row"] == name):
+            found = [r for r in results if r["row"] == name and r["system"] == system]
+            seconds = sorted(s for r in found for s in r.get("seconds", ()))
+            if not seconds:
+                print(f"{name:14} {system:18} failed")
+                continue
+            memory = max(r.get("memory_gib") or 0.0 for r in found)
+            middle = statistics.median(seconds)
+            spread = f"{seconds[0]:.3f} to {seconds[-1]:.3f}"
+            speed = format_seconds(ALL_ROWS[name], middle)
+            print(f"{name:14} {system:18} {middle:.3f} s ({spread}) {speed}, {memory:.1f} GiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure rows")
+    run.add_argument("out", type=Path, help="file of results")
+    run.add_argument("--rows", nargs="+", choices=sorted(ALL_ROWS), default=list(ROWS))
+    run.add_argument("--systems", nargs="+", default=["postgrad", *ENGINES, "trl", "unsloth"])
+    run.add_argument("--code", nargs="+", default=[], metavar="LABEL=CHECKOUT")
+    run.add_argument("--rounds", type=int, default=1, help="how often the systems alternate")
+    run.add_argument("--limit-s", type=float, default=3600.0, help="seconds for all rows")
+    run.add_argument("--each-s", type=float, default=400.0, help="seconds for one measurement")
+    run.add_argument("--smollm2", type=Path, help="folder of SmolLM2-135M-Instruct")
+    one = commands.add_parser("one", help="measure one row of this checkout (used by run)")
+    one.add_argument("row", choices=sorted(ALL_ROWS))
+    one.add_argument("--limit-s", type=float, default=400.0)
+    for command in (run, one):
+        command.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    for name, text in (("table", "write the tables of the pages"), ("show", "print medians")):
+        commands.add_parser(name, help=text).add_argument("out", type=Path)
+    args = parser.parse_args()
+    if args.command == "run":
+        if args.smollm2 and not (args.folder / "smollm2").exists():
+            (args.folder / "smollm2").symlink_to(args.smollm2.resolve())
+        run_rows(args)
+    elif args.command == "one":
+        row = ALL_ROWS[args.row]
+        print("RESULT " + json.dumps(measure(row, args.folder, args.limit_s)), flush=True)
+    elif args.command == "table":
+        write_table(args)
+    else:
+        print_comparison(read_results([args.out]))
+
+
+if __name__ == "__main__":
+    main()
