@@ -2,8 +2,7 @@
 
 Starts `postgrad serve` with the options after `--` and measures it:
 
-    python benchmarks/serve.py Qwen/Qwen3-0.6B --clients 1,16,128 --seconds 20 --tokens 128 \
-        -- --engine native
+    python benchmarks/serve.py Qwen/Qwen3-0.6B --clients 1,16,128 --seconds 20 --tokens 128
 
 Measures a server that runs already, such as vLLM's, with the same load:
 

@@ -9,7 +9,6 @@ AREAS = {
     "sandbox/test_sandbox_server.py": "attacks on the sandbox server",
     "cli/test_serve_hostile.py": "attacks on the model server",
     "cli/test_serve_arguments.py": "attacks on the model server",
-    "cli/test_serve_vllm.py": "attacks on the model server",
     "cluster/test_wire.py": "messages between processes",
     "training/test_bad_inputs.py": "bad inputs, full disks",
     "training/test_memory.py": "out of memory",

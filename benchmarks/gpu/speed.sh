@@ -77,7 +77,7 @@ fit 120 step-4b-lora
 clients=$(clients_left postgrad)
 if [ -n "$clients" ]; then
   limited 90 python3 "$here/../serve.py" "$smollm2" --clients "$clients" --seconds 8 --tokens 128 \
-    --out "$file" -- --engine native
+    --out "$file"
 fi
 clients=$(clients_left vllm)
 if [ -n "$clients" ] && [ $((end - SECONDS)) -gt 120 ] \

@@ -13,7 +13,6 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -308,27 +307,14 @@ def run(server: uvicorn.Server, listener: socket.socket) -> None:
         server.run(sockets=[listener])
 
 
-def signals_stop(server: uvicorn.Server) -> contextlib.AbstractContextManager[None]:
-    """Makes SIGTERM and SIGINT stop a server, also one that has not started yet.
+@contextlib.contextmanager
+def signals_stop(server: uvicorn.Server) -> Iterator[None]:
+    """Make SIGTERM and SIGINT stop a server, also one that has not started yet.
 
     A KeyboardInterrupt could be lost: Python ignores one that is raised in a finalizer.
     """
-    return _handle_signals(server.handle_exit)
-
-
-def signals_as_interrupt() -> contextlib.AbstractContextManager[None]:
-    """Makes SIGTERM and SIGINT raise KeyboardInterrupt, in background jobs too."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    return _handle_signals(interrupt)
-
-
-@contextlib.contextmanager
-def _handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, handler) for number in numbers}
+    before = {number: signal.signal(number, server.handle_exit) for number in numbers}
     try:
         yield
     finally:

@@ -39,7 +39,6 @@ from postgrad.serving.worker import RowUpdate
         (["tiny", "--prot", "1"], "unknown option --prot; did you mean --port?"),
         (["tiny", "--port"], "--port: "),
         (["tiny", "--port", "70000"], "--port: 70000"),
-        (["tiny", "--engine", "vlm"], "--engine: "),
         (["tiny", "--queue", "-1"], "--queue: -1"),
         (["tiny", "--name", "a,b"], "--name: "),
         (["tiny", "tiny"], "--name: "),
@@ -66,7 +65,6 @@ def test_a_port_in_use(capsys):
             f"cannot listen on 127.0.0.1 port {port}: Address already in use; choose"
             in capsys.readouterr().err
         )
-        assert main(["serve", "tiny", "--engine", "vllm", "--port", str(port)]) == 2
 
 
 def test_a_mapping_is_shared_and_each_server_takes_its_own_entries_away(tmp_path):

@@ -21,10 +21,7 @@ SWITCH_S = 0.0005  # time that a thread waits for Python's lock; requests wait f
 
 
 def make_parser() -> Parser:
-    parser = Parser(
-        "serve MODEL [MODEL ...] [--port PORT] [--host HOST] [--engine auto|native|vllm] ...",
-        DESCRIPTION,
-    )
+    parser = Parser("serve MODEL [MODEL ...] [--port PORT] [--host HOST] ...", DESCRIPTION)
     parser.set_defaults(**vars(ServeOptions()))
     parser.add_argument(
         "models",
@@ -32,12 +29,6 @@ def make_parser() -> Parser:
         metavar="MODEL",
         help="run folder (its newest checkpoint), checkpoint, model folder, hub id, smollm2 "
         "or tiny",
-    )
-    parser.add_argument(
-        "--engine",
-        choices=("auto", "native", "vllm"),
-        help="auto (default): vLLM's server if it is installed and can run the model on this "
-        "machine, otherwise native",
     )
     _add_address_options(parser)
     _add_limits(parser)
@@ -130,45 +121,15 @@ def run(argv: list[str]) -> int:
         token = secrets.token_urlsafe(24)
         print(f"token: {token}", flush=True)
     paths = find_paths(models)
-    engine, reason = choose_engine(paths, options)
-    if engine == "vllm":
-        from postgrad.model.load import resolve_path
-        from postgrad.serving.vllm_server import NotReady, serve_vllm
-
-        print(f"engine: vllm ({reason})", flush=True)
-        resolved = {name: resolve_path(path, 0) for name, path in zip(names, paths, strict=True)}
-        try:
-            return serve_vllm(resolved, token, options)
-        except NotReady as error:
-            if options.engine != "auto":
-                raise
-            reason = str(error)
     with web.listen(options.host, options.port) as listener:
-        print(f"engine: native ({reason})", flush=True)
         serve(names, paths, listener, token, options)
     return 0
 
 
-def choose_engine(models: list[str], options: ServeOptions) -> tuple[str, str]:
-    """Returns native or vllm, and the reason for the choice."""
-    if options.engine != "auto":
-        return options.engine, f"--engine {options.engine}"
-    from postgrad.serving.vllm_server import why_not
-
-    reason = why_not(models, options)
-    if reason:
-        return "native", reason
-    return "vllm", "installed, and it can run this model on this machine"
-
-
 def check(models: list[str], options: ServeOptions) -> list[str]:
     """Returns the models' names. Raises ConfigError for wrong options, before a model is loaded."""
-    from postgrad.serving import servers_file, vllm_server
+    from postgrad.serving import servers_file
 
-    if options.engine == "vllm" and (option := vllm_server.only_native(options)):
-        raise ConfigError(
-            f"{option} works with --engine native only; leave out {option} or --engine vllm"
-        )
     names = options.name.split(",") if options.name else models
     if len(names) != len(models) or len(set(names)) != len(names) or not all(names):
         raise ConfigError(

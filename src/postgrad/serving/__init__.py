@@ -1,4 +1,4 @@
-"""`postgrad serve`: models behind OpenAI's HTTP interface, on the native engine or on vLLM.
+"""`postgrad serve`: models behind OpenAI's HTTP interface, on the native engine.
 
     options.py            the command's options
     app.py                the HTTP application: routes, authentication, streaming
@@ -13,7 +13,6 @@
     memory.py             a lack of memory as one line with the command's options
     worker.py             one thread per model that decodes all requests together
     servers_file.py       the file that lists running servers
-    vllm_server.py        starts vLLM's server as a child process
 
 May import rollout, model, data, config, files and web.
 """

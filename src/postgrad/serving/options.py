@@ -1,13 +1,12 @@
 """The options of `postgrad serve` with their defaults."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of one server. 0 means: chosen by the engine or the model."""
+    """Options of one server. 0 means: chosen by the model and the machine."""
 
-    engine: str = "auto"
     host: str = "127.0.0.1"
     port: int = 8000
     token_file: str = ""
@@ -22,10 +21,3 @@ class ServeOptions:
     device: str = "auto"
     dtype: str = "auto"
     threads: int = 0
-
-    def changed(self) -> list[str]:
-        """Returns the options that differ from their defaults, as typed: `--time-limit`."""
-        names = [
-            option.name for option in fields(self) if getattr(self, option.name) != option.default
-        ]
-        return [f"--{name.replace('_', '-')}" for name in names]

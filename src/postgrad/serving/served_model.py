@@ -127,8 +127,8 @@ def load_served_model(
         engine = NativeEngine(loaded, RolloutConfig())
     if engine.stock_engine is not None:
         raise ConfigError(
-            f"model {config.path} cannot be served by the native engine, whose cache holds keys "
-            "and values only; serve it with --engine vllm"
+            f"model {config.path} cannot be served: the native engine's cache holds keys and "
+            "values only; serve it with `vllm serve`"
         )
     if context > engine.max_context:
         raise ConfigError(f"--context {context} is more than the model's {engine.max_context}")
