@@ -1,14 +1,14 @@
-"""How close `postgrad doctor --fit` is on this GPU: estimated and measured memory and time per row.
+"""How close `postgrad doctor --fit` is on this GPU: memory estimated and measured, seconds measured.
 
     python benchmarks/gpu/fit_check.py --limit-s 540 --out speed.jsonl
     python benchmarks/gpu/fit_check.py --rows rollout-4b step-4b --limit-s 300 --out speed.jsonl
-    python benchmarks/gpu/fit_check.py --rows try-update try-step --device h200      # on a CPU
+    python benchmarks/gpu/fit_check.py --rows try-update try-step      # on a CPU
 
 The rows are those of docs/results.md and docs/lab.md, with random weights of Qwen3's shapes and
-prompts of 100 tokens. Each row is estimated by the formulas that `postgrad doctor --fit` uses, with
-the rates measured on this GPU, and then run by sizes.py or update.py. Results are written after
-every row; a row that has a result in --out is not run again. --estimate needs no GPU: it prints the
-estimates for an H200 only. speed_table.py writes the results into docs/results.md.
+prompts of 100 tokens. The memory of each row is estimated for an H200 as `postgrad doctor --fit`
+does; then the row is run by sizes.py or update.py. Results are written after every row; a row that
+has a result in --out is not run again. --estimate needs no GPU: it prints the estimates only.
+speed_table.py writes the results into docs/results.md.
 """
 
 import argparse
@@ -18,11 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rows import is_measured, read_rows, write_row
+from rows import is_measured, write_row
 from sizes import make_config
 
 HERE = Path(__file__).resolve().parent
@@ -131,31 +131,20 @@ def make_plan(row: Row) -> Any:
     return Plan(config, model, Workload(groups, PROMPT), packed=True)
 
 
-def estimate(row: Row, gpu: Any, detachable: bool = True) -> dict[str, float]:
-    """Return the estimated GiB and seconds of what the row measures."""
+def estimate(row: Row, gpu: Any, detachable: bool = True) -> float:
+    """Return the estimated GiB of what the row measures."""
     from postgrad.sizing.gpu_memory import GpuEstimator
-    from postgrad.sizing.gpu_time import GpuClock
-    from postgrad.sizing.plan import lay_out_step
 
-    plan = make_plan(row)
-    estimator = GpuEstimator(gpu, detachable)
-    memory = estimator.estimate(plan)
-    cache = estimator.cache_bytes(plan, sum(memory.held.values()))
-    layout = lay_out_step(plan, row.tokens)
-    seconds = GpuClock(gpu, plan).step(["sample", "update"], layout, cache)
+    memory = GpuEstimator(gpu, detachable).estimate(make_plan(row))
     held = sum(memory.held.values())
     rollout_held = memory.held.get("KV cache", 0) + memory.held.get("decode graphs", 0)
     if row.work == "rollout":
         peak = memory.held["weights"] + rollout_held + sum(memory.phases["rollout"].values())
-        return {"memory_gib": peak / GIB, "sample_s": seconds["sample"]}
+        return peak / GIB
     if row.work == "update":
         peak = held - rollout_held + sum(memory.phases["update"].values())
-        return {"memory_gib": peak / GIB, "update_s": seconds["update"]}
-    return {
-        "memory_gib": memory.peak / GIB,
-        "sample_s": seconds["sample"],
-        "update_s": seconds["update"],
-    }
+        return peak / GIB
+    return memory.peak / GIB
 
 
 def command_of(row: Row, folder: str, limit_s: float) -> list[str]:
@@ -212,25 +201,6 @@ def show(row: Row, estimated: dict[str, float], measured: dict[str, Any]) -> str
     return "  ".join(parts)
 
 
-def find_rates(out: Path, device: str) -> Any:
-    """Return the GPU's rates: of the device that is named, earlier ones of this file, or new."""
-    from postgrad.sizing.devices import GpuSpec, find_gpu
-
-    if device:
-        return find_gpu(device)
-    for row in read_rows([out]):
-        if row.get("name") == "rates":
-            return GpuSpec(**row["gpu"])
-    import torch
-
-    from postgrad.doctor.probe import measure_gpu
-
-    gpu = measure_gpu(torch.device("cuda"))
-    torch.cuda.empty_cache()
-    write_row(out, "rates", "postgrad", gpu=asdict(gpu))
-    return gpu
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     names = [*ROWS, *TRY_ROWS]
@@ -239,20 +209,19 @@ def main() -> None:
     parser.add_argument("--row-limit-s", type=float, default=540.0, dest="row_limit_s")
     parser.add_argument("--out", default="speed.jsonl", help="results, one line per row")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="where models are written")
-    parser.add_argument("--device", default="", help="rates of this GPU, not measured ones")
     parser.add_argument("--shared", action="store_true", help="others use the GPU: memory only")
-    parser.add_argument("--estimate", action="store_true", help="estimates for an H200 only")
+    parser.add_argument("--estimate", action="store_true", help="run nothing")
     args = parser.parse_args()
     rows = [(ROWS | TRY_ROWS)[name] for name in args.rows or ROWS]
-    if args.estimate:
-        from postgrad.sizing.devices import find_gpu
+    from postgrad.sizing.devices import find_gpu
 
+    gpu = find_gpu("h200")
+    if args.estimate:
         for row in rows:
-            print(show(row, estimate(row, find_gpu("h200")), {}), flush=True)
+            print(show(row, {"memory_gib": estimate(row, gpu)}, {}), flush=True)
         return
     end = time.monotonic() + args.limit_s
     out = Path(args.out)
-    gpu = find_rates(out, args.device)
     for row in rows:
         remaining = min(end - time.monotonic() - 10, args.row_limit_s)
         if is_measured(out, row.name, "postgrad"):
@@ -261,7 +230,7 @@ def main() -> None:
         if remaining < 20:
             print(f"{row.name}: no time left", flush=True)
             continue
-        estimated = estimate(row, gpu)
+        estimated = {"memory_gib": estimate(row, gpu)}
         result = measure(row, args.folder, remaining)
         command = shlex.join(command_of(row, "FOLDER", 600)[1:]).replace(f"{HERE}/", "")
         figures = {"estimated": estimated, "command": command, "shared": args.shared, **result}

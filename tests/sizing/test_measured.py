@@ -2,7 +2,7 @@
 
 benchmarks/gpu/speed.jsonl has the figures of docs/results.md, and measured.json has those of
 docs/lab.md with their commands; `cache_stays` marks those from before the cache gave its memory to
-the update. Times are given only where the kernels have not changed since by more than a quarter.
+the update.
 """
 
 import json
@@ -17,7 +17,6 @@ from transformers import Qwen3ForCausalLM
 
 from postgrad.doctor.describe import describe
 from postgrad.doctor.estimate import Estimate
-from postgrad.sizing import gpu_time
 from postgrad.sizing.choose import choose_passes, plan_of_settings
 from postgrad.sizing.devices import find_gpu
 from postgrad.sizing.gpu_memory import GpuEstimator
@@ -50,7 +49,7 @@ def read_measured() -> list[dict[str, Any]]:
 MEASURED = read_measured()
 
 
-def estimate(line: dict[str, Any]) -> dict[str, float]:
+def estimate_gib(line: dict[str, Any]) -> float:
     keys = ("work", "shape", "problems", "samples", "tokens")
     row = fit_check.Row(*(line[key] for key in keys), tuple(line["overrides"]))
     return fit_check.estimate(row, find_gpu("h200"), detachable=not line.get("cache_stays"))
@@ -71,28 +70,11 @@ def slow_but_one(line: dict[str, Any]) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [slow_but_one(line) for line in MEASURED])
-def test_memory_is_within_10_and_time_within_30_percent(line: dict[str, Any]) -> None:
-    estimated = estimate(line)
-    memory = estimated["memory_gib"]
+def test_memory_is_within_10_percent(line: dict[str, Any]) -> None:
+    memory = estimate_gib(line)
     if line.get("is_first"):  # its passes run before there is an optimizer state
         memory -= state_gib(line["shape"])
     assert memory == pytest.approx(line["memory_gib"], rel=0.1)
-    for stage in ("sample_s", "update_s"):
-        if stage in line:
-            assert estimated[stage] == pytest.approx(line[stage], rel=0.3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("constant", "factor"), [("TRAINING_PRODUCTS", 0.5), ("ACTIVATION_TRAFFIC", 6.0)]
-)
-def test_wrong_constants_are_noticed(
-    constant: str, factor: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_time, constant, factor * getattr(gpu_time, constant))
-    line = next(line for line in MEASURED if line["work"] == "update" and "update_s" in line)
-    with pytest.raises(AssertionError):
-        test_memory_is_within_10_and_time_within_30_percent(line)
 
 
 def choose(row: Any, gib: float, budget: int = 0) -> tuple[int, bool]:

@@ -20,7 +20,7 @@ from postgrad.model.load import model_config
 from postgrad.model.passes.layout import make_packed_micro_batches, make_padded_micro_batches
 from postgrad.model.tiny import make_tiny
 from postgrad.sizing.choose import plan_of_settings
-from postgrad.sizing.devices import KNOWN, find_gpu
+from postgrad.sizing.devices import find_gpu
 from postgrad.sizing.gpu_memory import GpuEstimator, is_captured, wanted_cache_bytes
 from postgrad.sizing.largest import largest_settings
 from postgrad.sizing.memory import optimizer_working_bytes, state_bytes
@@ -239,7 +239,6 @@ def test_devices_have_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert find_gpu("h200", 100).memory == 100 * GIB
     with pytest.raises(ConfigError, match="--device h20"):
         find_gpu("h20")
-    assert all(spec.flops > 0 and spec.bandwidth > 0 for spec in KNOWN.values())
 
 
 def test_other_families_and_experts_are_not_packed(tiny: Path) -> None:
@@ -261,9 +260,10 @@ def test_a_run_is_planned_for_a_gpu_that_is_not_here(
     assert "computes on" in text and "h200, bfloat16" in text
     assert "packed, captured as graphs" in text
     assert "largest that fit" in text and "training.token_budget=" in text
-    assert "790 TFLOP/s" in text and "assumed" in text
+    assert "not estimated on a GPU" in text
     assert main([*words, "--device", "h201"]) == 2
     assert main([*words, "--device-gib", "40"]) == 2
+    assert main([*words, "cluster=ray"]) == 2
     assert not list(tmp_path.iterdir())
 
 

@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Without arguments: shows what this machine offers and what a run would use: device, compute type,
 threads, memory, engines, packages.
-With --fit: estimates whether a run fits into memory and on the disk, how long it takes, and which
-passes and decoding the model gets. It measures for less than half a minute, loads no weights and
-writes no run. With --device NAME the estimate is for a GPU that this machine need not have; with
-cluster=ray, for a mesh of such GPUs: memory per device, seconds per step, and meshes that fit."""
-DEFAULT_DEVICE_GIB = 80.0  # of the workers of cluster=ray
+With --fit: estimates whether a run fits into memory and on the disk, which passes and decoding the
+model gets, and on a CPU how long it takes. It measures for less than half a minute, loads no
+weights and writes no run. With --device NAME the estimate is for a GPU that this machine need not
+have."""
 
 
 def make_parser() -> Parser:
@@ -30,7 +29,7 @@ def make_parser() -> Parser:
         "--device-gib",
         type=positive_number,
         metavar="GIB",
-        help="memory of one device: of --device, or with cluster=ray (default 80)",
+        help="memory of --device, if it has another size",
     )
     parser.add_argument(
         "--device",
@@ -58,17 +57,9 @@ def run(argv: list[str]) -> int:
 
     config = compose_arguments([arguments.fit, *arguments.overrides])
     gpu = _planned_gpu(arguments.device, arguments.device_gib)
-    if config.cluster.backend == "ray":
-        from postgrad.doctor.mesh import describe_mesh
-
-        device_gib = gpu.memory / 2**30 if gpu else arguments.device_gib
-        report = describe_mesh(config, device_gib or DEFAULT_DEVICE_GIB, gpu)
-        show(report, arguments.json)
-        return 0
     if gpu is None and arguments.device_gib is not None:
         raise ConfigError(
-            f"--device-gib {arguments.device_gib:g} needs the kind of GPU; add --device h200, or "
-            "cluster=ray"
+            f"--device-gib {arguments.device_gib:g} needs the kind of GPU; add --device h200"
         )
     from postgrad.doctor.describe import describe
     from postgrad.doctor.estimate import estimate

@@ -82,8 +82,11 @@ def _memory_advice(result: Estimate) -> str:
 
 
 def _describe_time(report: Report, result: Estimate) -> None:
-    if not result.step:
+    if not result.fits:
         report.add("time", "not measured, because the run does not fit")
+        return
+    if not result.step:
+        report.add("time", "not estimated on a GPU")
         return
     stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in result.step.items())
     report.add("time per step", f"{sum(result.step.values()):.2f} s at most ({stages})")
@@ -95,19 +98,10 @@ def _describe_time(report: Report, result: Estimate) -> None:
     steps = result.plan.config.training.steps
     total = duration(result.total_s)
     report.add("total time", f"{total} at most for {steps} steps and the validations")
-    report.add("estimated by", _source(result))
+    blocks = result.size.blocks
+    how = f"timing 1 and 3 blocks in training and decoding on this machine, scaled to {blocks}"
+    report.add("estimated by", how)
     report.add("", "not included: verifiers, refills, checkpoints")
-
-
-def _source(result: Estimate) -> str:
-    """Return what the times were computed from."""
-    gpu = result.gpu
-    if gpu is None:
-        blocks = result.size.blocks
-        return f"timing 1 and 3 blocks in training and decoding on this machine, scaled to {blocks}"
-    rates = f"{gpu.flops / 1e12:.0f} TFLOP/s and {gpu.bandwidth / 1e12:.1f} TB/s"
-    how = "assumed, not measured here" if result.planned else "measured here"
-    return f"operations and bytes at {rates} ({how})"
 
 
 def _describe_disk(report: Report, result: Estimate) -> None:

@@ -1,4 +1,4 @@
-"""`postgrad doctor --fit`: whether a run fits into memory and on the disk, and how long it takes.
+"""`postgrad doctor --fit`: whether a run fits into memory and on the disk, and its time on a CPU.
 
 No weights are loaded and nothing is written.
 """
@@ -12,13 +12,12 @@ from postgrad.doctor import fit, probe
 from postgrad.doctor.machine import memory_bytes
 from postgrad.doctor.workload import read_workload
 from postgrad.errors import ConfigError
-from postgrad.model.device import has_own_memory, memory_info
+from postgrad.model.device import describe_device, has_own_memory, memory_info
 from postgrad.model.load import model_config
 from postgrad.model.passes.support import CAPTURED_FAMILIES
 from postgrad.sizing import simulate
 from postgrad.sizing.devices import GpuSpec
 from postgrad.sizing.gpu_memory import GpuEstimator
-from postgrad.sizing.gpu_time import GpuClock
 from postgrad.sizing.largest import largest_settings
 from postgrad.sizing.memory import Memory
 from postgrad.sizing.packed import runs_packed
@@ -30,7 +29,7 @@ from postgrad.training.auto_passes import local_roles
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one run needs. The times are empty if the run does not fit into memory."""
+    """What one run needs. The times are empty on a GPU, or if the run does not fit into memory."""
 
     plan: Plan
     size: simulate.ModelSize
@@ -42,7 +41,7 @@ class Estimate:
     step: dict[str, float] = field(default_factory=dict)  # seconds by stage
     half_length_step: dict[str, float] = field(default_factory=dict)  # with half the response
     total_s: float = 0.0
-    gpu: GpuSpec | None = None  # estimated by formulas for this GPU
+    gpu: GpuSpec | None = None  # the estimate is for packed passes on this GPU
     planned: bool = False  # this machine need not have it
 
     @property
@@ -58,8 +57,14 @@ def estimate(config: Config, gpu: GpuSpec | None = None) -> Estimate:
         gpu: plan the run for this GPU; None: this machine.
 
     Raises:
-        ConfigError: for everything that `postgrad train` would refuse before it loads the model.
+        ConfigError: for everything that `postgrad train` would refuse before it loads the model,
+            and for runs on Ray.
     """
+    if config.cluster.backend == "ray":
+        raise ConfigError(
+            "doctor --fit estimates one device; leave cluster=ray out, and see "
+            "docs/scale.md#memory-per-device for what a mesh divides"
+        )
     planned = gpu is not None
     method = prepare.make_method(config, gpu)
     config = method.config
@@ -73,8 +78,7 @@ def estimate(config: Config, gpu: GpuSpec | None = None) -> Estimate:
     check_context(plan, size)
     stages = [stage.__name__ for stage in method.stages()]
     if packed:
-        device = torch.device(config.model.device)
-        return _estimate_gpu(plan, size, stages, gpu or probe.measure_gpu(device), planned)
+        return _estimate_gpu(plan, size, gpu or _find_gpu(config), planned)
     if gpu is not None:
         raise ConfigError(
             f"--device {gpu.name} plans dense models of the types {', '.join(CAPTURED_FAMILIES)}, "
@@ -84,29 +88,21 @@ def estimate(config: Config, gpu: GpuSpec | None = None) -> Estimate:
     return _estimate_here(plan, size, stages)
 
 
-def _estimate_gpu(
-    plan: Plan, size: simulate.ModelSize, stages: list[str], gpu: GpuSpec, planned: bool
-) -> Estimate:
-    """Estimate a run of packed passes by the formulas of sizing/."""
+def _find_gpu(config: Config) -> GpuSpec:
+    """Return this machine's GPU with its free memory."""
+    device = torch.device(config.model.device)
+    return GpuSpec(describe_device(device), memory_info(device)[0])
+
+
+def _estimate_gpu(plan: Plan, size: simulate.ModelSize, gpu: GpuSpec, planned: bool) -> Estimate:
+    """Estimate the memory of a run of packed passes."""
     estimator = GpuEstimator(gpu)
     layout = lay_out_step(plan, plan.config.rollout.max_response_tokens)
     memory = estimator.estimate(plan)
     result = Estimate(plan, size, layout, memory, gpu.usable, gpu=gpu, planned=planned)
     if not result.fits:
         return replace(result, suggestions=suggest_settings(plan, estimator.estimate))
-    clock = GpuClock(gpu, plan)
-    cache = estimator.cache_bytes(plan, sum(memory.held.values()))
-    half_layout = lay_out_step(plan, max(1, plan.config.rollout.max_response_tokens // 2))
-    step = clock.step(stages, layout, cache)
-    training = plan.config.training
-    validations = fit.num_validations(plan) * clock.validation_s(cache)
-    return replace(
-        result,
-        step=step,
-        half_length_step=clock.step(stages, half_layout, cache),
-        total_s=training.steps * sum(step.values()) + validations,
-        largest=largest_settings(plan, estimator),
-    )
+    return replace(result, largest=largest_settings(plan, estimator))
 
 
 def _estimate_here(plan: Plan, size: simulate.ModelSize, stages: list[str]) -> Estimate:

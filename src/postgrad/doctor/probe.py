@@ -21,9 +21,7 @@ from postgrad.doctor.fit import Rates
 from postgrad.model.device import (
     DTYPES,
     choose_device,
-    describe_device,
     matmul_flops,
-    memory_info,
     peak_memory_bytes,
     synchronize,
 )
@@ -34,7 +32,6 @@ from postgrad.model.threads import set_threads
 from postgrad.model.views import FULL
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.sizing.devices import GpuSpec
 from postgrad.sizing.plan import Plan, StepLayout, lay_out_step
 from postgrad.sizing.simulate import NO_OBJECTIVE, ModelSize, build_model
 
@@ -45,7 +42,6 @@ MIN_PASS_TOKENS = 128
 REPEAT_S = 1.0  # repeats end after this many seconds
 DECODE_STEPS = 8
 MATMUL_SIZE = 4096  # rows and columns of the matrices on accelerators
-COPY_BYTES = 1 << 30  # copied to measure the bandwidth
 
 
 class Seconds(NamedTuple):
@@ -178,16 +174,6 @@ def matmul_rate(dtype: str, device: torch.device) -> float:
         return matmul_flops(dtype)
     matrix = torch.ones(MATMUL_SIZE, MATMUL_SIZE, dtype=DTYPES[dtype], device=device)
     return 2 * MATMUL_SIZE**3 / measure_seconds(lambda: matrix @ matrix, device, repeats=5)
-
-
-def measure_gpu(device: torch.device) -> GpuSpec:
-    """Measure the arithmetic and the bandwidth of this machine's GPU. Takes about a second."""
-    flops = matmul_rate("bfloat16", device)
-    free, _ = memory_info(device)
-    source = torch.empty(min(COPY_BYTES, free // 4), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    seconds = measure_seconds(lambda: target.copy_(source), device)
-    return GpuSpec(describe_device(device), free, flops, 2 * source.nbytes / seconds)
 
 
 def kernel_bytes(dtype: str) -> int:

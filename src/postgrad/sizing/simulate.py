@@ -25,7 +25,6 @@ from postgrad.errors import ConfigError, RunError, first_line
 from postgrad.model.auto_class import auto_class_of
 from postgrad.model.context import context_length
 from postgrad.model.device import DTYPES
-from postgrad.model.experts import count_experts
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import add_adapters
 from postgrad.model.muon import find_blocks
@@ -88,18 +87,6 @@ class ModelSize:
     trained: int  # parameters that are trained: all of them, or those of the adapters
     matrices: int  # trained parameters in matrices of the blocks, which Muon updates
     block: int  # parameters of one block
-    block_experts: int = 0  # those of them in experts
-    expert_share: float = 1.0  # share of the experts that a token uses
-
-    @property
-    def active_block(self) -> float:
-        """Parameters of one block that a token is multiplied by."""
-        return self.block - (1 - self.expert_share) * self.block_experts
-
-    def touched_block(self, num_tokens: int) -> float:
-        """Return the parameters of one block that tokens use if every choice is equally likely."""
-        missed = (1 - self.expert_share) ** num_tokens
-        return self.block - missed * self.block_experts
 
 
 def build_model(
@@ -172,8 +159,6 @@ def _measure_size(config: Config, model_config: Any, adapters: bool) -> ModelSiz
     block = list(blocks[0].parameters())
     block_quantized = [module.quantized for module in quantized_modules(blocks[0]).values()]
     text_config = model_config.get_text_config()
-    experts = [p.numel() for name, p in blocks[0].named_parameters() if ".experts." in name]
-    num_experts = count_experts(model_config)
     return ModelSize(
         parameters=sum(p.numel() for p in parameters) + sum(w.shape.numel() for w in quantized),
         bytes_each=parameters[0].element_size(),
@@ -188,8 +173,6 @@ def _measure_size(config: Config, model_config: Any, adapters: bool) -> ModelSiz
         trained=sum(p.numel() for p in parameters if p.requires_grad),
         matrices=sum(p.numel() for p in matrices if p.requires_grad),
         block=sum(p.numel() for p in block) + sum(w.shape.numel() for w in block_quantized),
-        block_experts=sum(experts),
-        expert_share=text_config.num_experts_per_tok / num_experts if num_experts else 1.0,
     )
 
 

@@ -122,7 +122,7 @@ def _plan_on_gpu(
     transformers_config = model_config(config.model, config.seed)
     if not runs_packed(config, transformers_config):
         return None
-    gpu = planned or GpuSpec(device.type, _free_memory(config, device), 1.0, 1.0)
+    gpu = planned or GpuSpec(device.type, _free_memory(config, device))
     roles = {} if method is None else local_roles(config, method)
     return plan_of_settings(config, transformers_config, roles, row_kinds(method)), gpu
 

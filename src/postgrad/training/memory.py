@@ -114,7 +114,7 @@ def estimated_advice(stage: str, policy: LocalPolicy) -> str:
     phase = "rollout" if ADVICE.get(stage) == SAMPLING else "update"
     method = find_method(config.method.name)(config)
     plan = plan_of_settings(config, model_config, {}, row_kinds(method))
-    gpu = GpuSpec(policy.device.type, total_memory_bytes(policy.device), 1.0, 1.0)
+    gpu = GpuSpec(policy.device.type, total_memory_bytes(policy.device))
     estimator = GpuEstimator(gpu)
 
     def phase_alone(changed: Plan) -> Memory:
