@@ -1,4 +1,4 @@
-"""How close `postgrad doctor --fit` is on this GPU: memory estimated and measured, seconds measured.
+"""How close `postgrad doctor --fit` is on this GPU: its memory beside measured memory and time.
 
     python benchmarks/gpu/fit_check.py --limit-s 540 --out speed.jsonl
     python benchmarks/gpu/fit_check.py --rows rollout-4b step-4b --limit-s 300 --out speed.jsonl
