@@ -61,6 +61,15 @@ def test_check_fails_on_wrong_golds_and_lists_them(
     assert "questions that are also in train.jsonl: 5\n" in out
 
 
+def test_check_that_scored_nothing_is_no_success(folder: Path, capsys: pytest.CaptureFixture[str]):
+    row = {"question": "How?", "answer": "well", "data_source": "my_set"}
+    (folder / "own.jsonl").write_text(json.dumps(row) + "\n")
+    code, out, err = run(capsys, "check", "own.jsonl")
+    assert code == 2 and "verifier=NAME" in err
+    assert "rejects" not in out and "duplicate questions: none\n" in out
+    assert run(capsys, "check", "own.jsonl", "verifier=exact")[0] == 0
+
+
 def test_show_prints_problems_and_the_prompt_of_a_model(
     folder: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -101,6 +110,24 @@ def test_add_uid_writes_the_uids_of_a_run_and_never_replaces_them(
     run(capsys, "add-uid", "plain.parquet", "out=named.parquet")
     assert parquet.read_table("named.parquet").column_names == ["uid", "question", "answer"]
     assert [problem.uid for problem in load_problems("named.parquet")] == uids
+
+
+def test_prepare_hashes_the_question_and_add_uid_the_messages(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    uids: dict[str, list[str]] = {}
+    for style in ("bare", "boxed"):
+        run(
+            capsys, "prepare", "gsm8k", "from=train.jsonl", f"style={style}", f"out={style}.parquet"
+        )
+        table = parquet.read_table(f"{style}.parquet")
+        uids[style] = table["uid"].to_pylist()
+        parquet.write_table(table.drop_columns("uid"), f"{style}.verl.parquet")
+        in_a_run = [problem.uid for problem in load_problems(f"{style}.verl.parquet")]
+        run(capsys, "add-uid", f"{style}.verl.parquet", f"out={style}.uid.parquet")
+        assert parquet.read_table(f"{style}.uid.parquet")["uid"].to_pylist() == in_a_run
+        uids[f"{style} verl"] = in_a_run
+    assert uids["bare"] == uids["boxed"] == uids["bare verl"] != uids["boxed verl"]
 
 
 def test_export_converts_between_formats(folder: Path, capsys: pytest.CaptureFixture[str]):

@@ -21,7 +21,7 @@ HELP = """usage: postgrad data COMMAND ...
           print problems; with a model, the prompt it sees
   check FILE ... [against=TEST] [verifier=NAME]
           score gold answers and near misses with the verifier, find duplicates and overlap with a
-          test set; exit code 1 if the verifier is wrong on one of them
+          test set; exit code 1 if the verifier is wrong on one of them, 2 if none is known
   add-uid FILE [out=FILE]
           add a column with the uid that follows each problem through a run
   export FILE out=FILE.csv|.jsonl|.parquet [columns=a,b]
@@ -260,7 +260,7 @@ def check_command(argv: list[str]) -> int:
         "data check FILE ... [against=TEST] [verifier=auto] [timeout_s=10] [show=10]",
         "Scores gold answers and near misses with the verifier, and finds duplicates and overlap "
         "with a test set.\nExit code 1 if the verifier rejects a gold answer or accepts a near "
-        "miss.",
+        "miss, 2 if no verifier is known.",
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="any problem file")
     parser.add_setting("against", metavar="TEST", help="test set that must not overlap")
@@ -279,6 +279,7 @@ def check_command(argv: list[str]) -> int:
     from postgrad.data.problems import load_problems, load_problems_with_locations
     from postgrad.evaluation.data_check import check_data
     from postgrad.verifiers.scorer import Scorer
+    from postgrad.verifiers.table import VERIFIERS
 
     problems, locations = load_problems_with_locations(",".join(arguments.files))
     against = load_problems(arguments.against) if arguments.against else []
@@ -288,6 +289,11 @@ def check_command(argv: list[str]) -> int:
     ):
         report = check_data(problems, locations, scorer, against, advance)
     _print_report(report, arguments.against, arguments.show)
+    if report.num_unknown and not report.num_checked:
+        raise ConfigError(
+            "nothing was scored, because no verifier is known for these rows; "
+            f"add verifier=NAME, one of {', '.join(VERIFIERS)}, or verifier=FILE.py:FUNCTION"
+        )
     return 1 if report.rejected_golds or report.accepted_near_misses else 0
 
 
@@ -297,13 +303,16 @@ def _print_report(report: Any, against: str | None, limit: int) -> None:
         print(f"  not scored {count}: {reason}")
     for note in report.notes:
         print(note)
-    _print_rows("gold answers that the verifier rejects", report.rejected_golds, limit)
-    _print_rows(
-        f"wrong answers that the verifier accepts, of {report.num_near_misses} near misses",
-        report.accepted_near_misses,
-        limit,
-    )
-    _print_rows("demonstrations that the verifier rejects", report.rejected_demonstrations, limit)
+    if report.num_checked:
+        _print_rows("gold answers that the verifier rejects", report.rejected_golds, limit)
+        _print_rows(
+            f"wrong answers that the verifier accepts, of {report.num_near_misses} near misses",
+            report.accepted_near_misses,
+            limit,
+        )
+        _print_rows(
+            "demonstrations that the verifier rejects", report.rejected_demonstrations, limit
+        )
     _print_rows("duplicate questions", report.duplicates, limit)
     if against:
         _print_rows(f"questions that are also in {against}", report.in_test_set, limit)

@@ -76,6 +76,7 @@ class DataReport:
     duplicates: list[Finding] = field(default_factory=list)
     in_test_set: list[Finding] = field(default_factory=list)
     unchecked: dict[str, int] = field(default_factory=dict)  # reason -> number of problems
+    num_unknown: int = 0  # problems that no verifier is known for
     checked: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what the verifier makes of the truths
 
@@ -208,6 +209,7 @@ def _verifier_name(problem: Problem, scorer: Scorer, report: DataReport) -> str 
             name = scorer.name_for(problem)
         except ConfigError:
             reason = "no known verifier; give one with verifier=NAME"
+            report.num_unknown += 1
         else:
             reason = f"{name} scores the format, not the answer"
             if name.startswith("code") and not problem.demonstrations:
