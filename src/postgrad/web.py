@@ -23,7 +23,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from postgrad.errors import ConfigError
 
 HEADER_TIMEOUT_S = 20.0  # for the request line and the headers to arrive
-MAX_WEBSOCKET_MESSAGE = 16 << 20  # bytes
 KEEP_ALIVE_S = 15  # an idle connection is closed after this
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 FIRST_REQUEST_S = 2.0  # a stopping server waits this long for the first request of a connection
@@ -278,7 +277,6 @@ def make_server(
     app: Any,
     grace_s: int,
     connections: int = 1000,
-    websockets: bool = False,
     end_requests: Callable[[], None] | None = None,
 ) -> uvicorn.Server:
     """Returns a server for run(). When it stops, running requests get `grace_s` seconds.
@@ -292,8 +290,7 @@ def make_server(
         log_level="warning",
         access_log=False,
         server_header=False,
-        ws="websockets-sansio" if websockets else "none",
-        ws_max_size=MAX_WEBSOCKET_MESSAGE,
+        ws="none",
         limit_concurrency=connections,
         timeout_graceful_shutdown=grace_s + (LAST_RESPONSES_S if end_requests else 0),
         timeout_keep_alive=KEEP_ALIVE_S,

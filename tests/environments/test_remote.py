@@ -1,59 +1,38 @@
-"""Environments behind a server: our own server, and the one of the openenv package."""
+"""Environments behind a server: a stand-in for OpenEnv's wire, and the openenv package itself."""
 
 import os
 import re
-import signal
 import subprocess
-import sys
-import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
-from test_pool import GAMES, collect, problem
+from test_pool import collect, problem
 
-from postgrad import web
-from postgrad.cli.main import main
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
 from postgrad.environments import remote
 from postgrad.environments.host import ThreadHost
 from postgrad.environments.lookup import Environments
 from postgrad.environments.port import EnvironmentFailure, Outcome
 from postgrad.environments.remote import RemoteEnvironment, find_action_field, problem_seed
-from postgrad.environments.server import make_app
 from postgrad.environments.session import SessionSpec
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure
 
 pytest.importorskip("websockets")
+import wire_server
+
 ROOT = Path(__file__).parents[2]
 OPENENV_PYTHON = Path(os.environ.get("OPENENV_PYTHON", ROOT / ".venv-openenv/bin/python"))
 
 
 @pytest.fixture
 def serve():
-    """Starts our server for an environment class in a thread; returns its address."""
-    servers = []
-
-    def start(spec: SessionSpec, token: str = "", sessions: int = 8) -> str:
-        app = make_app(spec, "127.0.0.1", token, sessions)
-        server = web.make_server(app, 1, websockets=True)
-        listener = web.listen("127.0.0.1", 0)
-        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-        thread.start()
-        servers.append((server, thread))
-        return web.address_of(listener)
-
-    yield start
+    """Starts the stand-in in a thread; returns its address."""
+    with ExitStack() as servers:
+        yield lambda **options: servers.enter_context(wire_server.running(**options))
     remote.fetch_schema.cache_clear()
-    for server, thread in servers:
-        server.should_exit = True
-        thread.join(10)
-
-
-def game(name: str, **options) -> SessionSpec:
-    return SessionSpec(f"{GAMES}:{name}", options)
 
 
 def remote_spec(url: str, timeout_s: float = 30.0, max_chars: int = 4096, **options) -> SessionSpec:
@@ -69,24 +48,38 @@ def open_sessions(url: str, keys=(0,), **changes):
     return sessions
 
 
-def test_a_class_behind_a_server_is_the_class(serve):
-    sessions = open_sessions(serve(game("Echo", turns=2)), (0, 1))
+def test_a_session_plays_on_the_server(serve):
+    sessions = open_sessions(serve(), (0, 1))
     assert collect(sessions, 2) == {0: "hello p0", 1: "hello p1"}
     sessions.act(0, "ab", [])
     first = collect(sessions, 1)[0]
-    assert (first.messages[0]["content"], first.reward, first.done) == ("you said ab", 2.0, False)
-    sessions.act(0, "x", [])
-    assert collect(sessions, 1)[0].done
+    assert (first.messages[0]["content"], first.reward, first.done) == ("ab", 2.0, False)
+    sessions.act(0, "no reward", [])
+    second = collect(sessions, 1)[0]
+    assert (second.reward, second.done) == (0.0, False)
     sessions.finish(0)
-    assert collect(sessions, 1) == {0: Outcome(0.5, {"bonus": 0.25}, {"seen": ["ab", "x"]})}
+    assert collect(sessions, 1) == {0: Outcome(state={"words": ["ab", "no reward"]})}
+    for word, done in (("a", False), ("b", True)):
+        sessions.act(1, word, [])
+        assert collect(sessions, 1)[1].done is done
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("action", "kind"), [("raise", "error"), ("nan", "error"),
-                                              ("wrong", "error"), ("hang", "timeout")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [
+        ("raise", "error"),
+        ("nan", "invalid"),
+        ("no fields", "invalid"),
+        ("other type", "invalid"),
+        ("no data", "invalid"),
+        ("hang", "timeout"),
+        ("crash", "connection"),
+    ],
+)
 def test_a_failure_behind_a_server_is_a_value(action, kind, serve):
-    timeout_s = 3.0 if action == "hang" else 30.0
-    sessions = open_sessions(serve(game("Hostile")), timeout_s=timeout_s)
+    timeout_s = 1.0 if action == "hang" else 30.0
+    sessions = open_sessions(serve(), timeout_s=timeout_s)
     collect(sessions, 1)
     sessions.act(0, action, [])
     result = collect(sessions, 1)[0]
@@ -94,11 +87,16 @@ def test_a_failure_behind_a_server_is_a_value(action, kind, serve):
     sessions.close(0)
 
 
+def test_an_action_that_the_server_refuses_is_answered_with_the_reason(serve):
+    sessions = open_sessions(serve())
+    collect(sessions, 1)
+    sessions.act(0, "invalid", [])
+    result = collect(sessions, 1)[0]
+    assert result.messages[0]["content"] == "error: not a word" and not result.done
+
+
 def test_ten_megabytes_from_a_server_are_cut(serve):
-    """The server sends them whole: its own limit is far higher here."""
-    sessions = open_sessions(
-        serve(SessionSpec(f"{GAMES}:Hostile", max_chars=20_000_000)), max_chars=100
-    )
+    sessions = open_sessions(serve(), max_chars=100)
     collect(sessions, 1)
     sessions.act(0, "long", [])
     assert len(collect(sessions, 1)[0].messages[0]["content"]) == 105
@@ -106,10 +104,10 @@ def test_ten_megabytes_from_a_server_are_cut(serve):
 
 @pytest.mark.slow
 def test_a_full_server_is_waited_for_and_named_when_it_stays_full(serve):
-    url = serve(game("Echo"), sessions=1)
+    url = serve(sessions=1)
     sessions = open_sessions(url)
     collect(sessions, 1)
-    with pytest.raises(EnvironmentFailure, match="1 of 1 sessions") as error:
+    with pytest.raises(EnvironmentFailure, match="1 sessions run") as error:
         RemoteEnvironment(url, timeout_s=3.0).reset(problem(), 0)
     assert error.value.failure.kind == "capacity"
     late = open_sessions(url, (6,))
@@ -117,41 +115,16 @@ def test_a_full_server_is_waited_for_and_named_when_it_stays_full(serve):
     assert collect(late, 1) == {6: "hello p6"}
 
 
-@pytest.mark.slow
-def test_a_server_that_dies_fails_its_trajectories():
-    command = [sys.executable, "-m", "postgrad.cli.main", "environment", f"{GAMES}:Hostile"]
-    with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        sessions = open_sessions(process.stdout.readline().strip(), (0, 1))
-        collect(sessions, 2)
-        sessions.act(0, "crash", [])  # the environment kills its own process
-        assert collect(sessions, 1)[0].kind == "connection"
-        sessions.act(1, "go", [])
-        assert collect(sessions, 1)[1].kind == "connection"
-        assert process.wait(10) == -signal.SIGKILL
-    remote.fetch_schema.cache_clear()
-
-
-def test_a_server_with_a_token_refuses_others(serve, monkeypatch):
-    url = serve(game("Echo"), token="secret")
+def test_the_token_is_sent(serve, monkeypatch):
+    url = serve(token="secret")
     with pytest.raises(ConfigError, match="401"):
         remote_spec(url)
     monkeypatch.setenv(remote.TOKEN_VARIABLE, "secret")
     assert collect(open_sessions(url), 1) == {0: "hello p0"}
 
 
-def test_a_server_for_other_machines_has_any_name_for_clients_with_the_token():
-    name = {"Host": "gpu1.cluster.example"}
-    client = TestClient(make_app(game("Echo"), "0.0.0.0", "secret"))
-    assert client.get("/schema", headers=name).status_code == 401
-    key = {"Authorization": "Bearer secret"}
-    assert client.get("/schema", headers=name | key).status_code == 200
-    open_client = TestClient(make_app(game("Echo"), "0.0.0.0"))
-    assert open_client.get("/schema", headers=name).status_code == 401
-
-
 def test_each_run_asks_the_server_for_its_schema(serve):
-    url = serve(game("Echo"))
+    url = serve()
     remote.fetch_schema(url)["action"]["properties"] = {}  # as of a server that was replaced
     remote_spec(url)
     assert remote.fetch_schema(url)["action"]["properties"]
@@ -162,13 +135,11 @@ def test_servers_that_cannot_be_used_are_refused(serve):
     with pytest.raises(ConfigError, match=r"environment=http://127\.0\.0\.1:1"):
         remote_spec("http://127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"environment\.options\.action_field=move"):
-        remote_spec(serve(game("Echo")), action_field="move")
+        remote_spec(serve(), action_field="move")
     with pytest.raises(ConfigError, match=r"environment\.options"):
-        remote_spec(serve(game("Echo")), speed=3)
-    with pytest.raises(ConfigError, match="Wallet"):
-        make_app(game("Wallet"), "127.0.0.1")
-    assert main(["environment", f"{GAMES}:Echo", "turn=2"]) == 2
-    assert main(["environment", f"{GAMES}:NoEnvironment"]) == 2
+        remote_spec(serve(), speed=3)
+    with pytest.raises(ConfigError, match="does not describe actions"):
+        remote_spec(serve(schema={"observation": {}}))
 
 
 def schema(required=(), **fields) -> dict:

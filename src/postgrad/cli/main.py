@@ -38,10 +38,6 @@ COMMANDS = {
     "serve": ("postgrad.cli.serve", "serve MODEL ...: an OpenAI-compatible server"),
     "chat": ("postgrad.cli.chat", "chat MODEL: talk to a model in the terminal"),
     "sandbox": ("postgrad.cli.sandbox", "serve the code sandbox over HTTP"),
-    "environment": (
-        "postgrad.cli.environment",
-        "environment CLASS: serve an environment over OpenEnv's wire",
-    ),
     "plot": ("postgrad.cli.plot", "plot RUN [RUN ...] [FILE.png]: training curves as a picture"),
     "export": ("postgrad.cli.export", "export SOURCE OUT: write a Hugging Face model folder"),
     "push": ("postgrad.cli.push", "push FOLDER|RUN user/name: upload a model with a model card"),

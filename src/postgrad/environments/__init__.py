@@ -7,12 +7,11 @@
     pool.py         runs sessions in child processes; replays those of a process that died
     child.py        the main program of such a process
     remote.py       environments behind a server: the client of OpenEnv's wire
-    server.py       serves a class over that wire
     tools.py        functions that the policy calls, shown to it as schemas
     mcp_tools.py    the tools of MCP servers
     calls.py        the formats in which models write calls
     guess.py        guess the number: a built-in example
 
-May import verifiers, sandbox, problem, config, user_code, web and errors. Imports no torch, so that
+May import verifiers, sandbox, problem, config, user_code and errors. Imports no torch, so that
 child processes start fast.
 """

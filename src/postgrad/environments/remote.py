@@ -8,8 +8,7 @@ A trajectory is one WebSocket connection to URL/ws. Messages are JSON:
     what cannot be done                      -> {"type": "error", "data": {message, code}}
 
 STEP is {"observation": {...}, "reward": number or null, "done": bool}. GET URL/schema describes
-actions and observations. `postgrad environment` serves classes of this package's protocol the same
-way, with one more message, {"type": "score"}, which its schema announces.
+actions and observations.
 """
 
 import contextlib
@@ -34,7 +33,6 @@ SCHEMA_S = 20.0  # for the server to describe itself
 MAX_MESSAGE = 64 << 20  # bytes; environment.max_chars cuts long observations afterwards
 CAPACITY_WAIT_S = 0.2  # between two attempts at a server that is full
 CLOSE_S = 1.0
-SCORE = "score"  # message and key of the schema: the server has a score at the end
 PROTOCOL_FIELDS = ("metadata", "done", "reward")  # of actions and observations; never their text
 
 
@@ -95,16 +93,7 @@ class RemoteEnvironment:
         reward = result.get("reward")
         if reward is None:  # OpenEnv: the turn has no reward
             reward = 0.0
-        parts = (result.get("metadata") or {}).get("parts")
-        if isinstance(parts, dict):
-            reward = {"score": reward, **parts}
         return self._text(result["observation"]), reward, result.get("done") or False
-
-    def score(self) -> Any:
-        """Return the server's score; 0.0 if it has none."""
-        if not self.schema.get(SCORE):
-            return 0.0
-        return _read(self._request({"type": SCORE}), SCORE)["score"]
 
     def get_state(self) -> Any:
         return _read(self._request({"type": "state"}), "state")
