@@ -19,6 +19,15 @@ from postgrad.cli.main import main
             "postgrad train grpo method=my_method.py:MyMethod model.path=MODEL data.train=FILE",
         ),
         (
+            ["my_loss", "--loss"],
+            "postgrad train grpo method.loss=my_loss.py:my_loss model.path=MODEL data.train=FILE",
+        ),
+        (
+            ["my_game", "--environment"],
+            "postgrad train grpo environment=my_game.py:MyGame "
+            "model.path=MODEL data.train=seeds:1000",
+        ),
+        (
             ["my_verifier", "--verifier"],
             "postgrad train grpo reward.verifier=my_verifier.py:my_verifier "
             "model.path=MODEL data.train=FILE",
@@ -50,6 +59,7 @@ def test_the_written_files_pass_their_own_test(arguments, command, tmp_path, mon
         (["there"], "there.py"),
         (["half"], "test_half.py"),
         (["there", "--verifier"], "there.py"),
+        (["a", "--loss", "--verifier"], "not allowed with"),
         (["my-method"], "my-method"),
         (["class"], "class"),
         (["../up"], "../up"),

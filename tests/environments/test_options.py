@@ -3,6 +3,7 @@
 import pytest
 
 from postgrad.environments.lookup import check_options
+from postgrad.environments.session import load_environment
 from postgrad.errors import ConfigError
 
 
@@ -36,3 +37,14 @@ def test_a_wrong_option_is_named_with_the_one_to_use(environment, options, messa
 def test_options_that_the_class_takes_pass():
     check_options(Shop, {"high": 3, "cost": 1}, "shop.py:Shop")
     check_options(Open, {"any": 3}, "shop.py:Open")
+
+
+@pytest.mark.parametrize(("name", "missing"), [("Plain", "reset"), ("Stepless", "step")])
+def test_a_class_that_is_no_environment_is_told_what_it_lacks(name, missing, tmp_path, monkeypatch):
+    (tmp_path / "games.py").write_text(
+        "class Plain:\n    def step(self, action): ...\n\n"
+        "class Stepless:\n    def reset(self, problem): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=rf"{name} has no {missing}\("):
+        load_environment(f"games.py:{name}")

@@ -411,8 +411,16 @@ def test_nothing_is_refilled_when_every_group_teaches(tiny):
     )
 
 
-def test_step_without_signal_keeps_all_rows_and_changes_no_weight(tiny):
-    b = refilling(tiny, set(range(90)), "method.max_refills=2")
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("method.overlong_buffer=0",),
+        ("method.overlong_buffer=5", "method.refill_by=score"),  # rewards differ by the penalty
+        ("method.overlong_buffer=5", "method.refill_by=score", "method.entropy_coef=0.1"),
+    ],
+)
+def test_step_without_signal_keeps_all_rows_and_changes_no_weight(tiny, more):
+    b = refilling(tiny, set(range(90)), "method.max_refills=2", *more)
     before = flat_weights(b.host.policy)
     batch = b.until()
     assert (

@@ -76,8 +76,8 @@ def by_token(token_rewards, mask):
 token_advantage = Advantage(by_token, ("token_rewards", "mask"), level="token")
 
 
-def undeclared(logprobs, advantages):
-    return TokenLoss(-advantages * logprobs, {})
+def undeclared(logprobs, old_logprobs, advantages, *, scale):
+    return -scale * advantages * (logprobs - old_logprobs).exp()
 
 
 def short(logprobs):
@@ -85,7 +85,7 @@ def short(logprobs):
 
 
 short_loss = Loss(short, ("logprobs",))
-plain_tensor = Loss(lambda logprobs: logprobs, ("logprobs",))
+half_a_result = Loss(lambda logprobs: [logprobs], ("logprobs",))
 unknown_column = Loss(lambda logprobs, shade: None, ("logprobs", "shade"))
 wrong_arguments = Loss(short, ("logprobs", "old_logprobs", "advantages"))
 long_advantage = Advantage(lambda rewards: rewards.repeat(2), ("rewards",))
@@ -194,11 +194,23 @@ def test_worker_process_finds_the_user_file(tiny, functions, real_children):
     assert line["grad_norm"] > 0 and "policy/pull" in line
 
 
+@pytest.mark.slow
+def test_a_loss_without_declaration_may_return_a_tensor(tiny, functions):
+    """Its arguments name what it reads. The gradient of -A r at r = 1 is that of the built-in."""
+    own = ("method.loss=functions.py:undeclared", "method.loss_options.scale=1")
+    weights = []
+    for overrides in ((), own):
+        b = bound("grpo", tiny, *overrides)
+        b.until("update")
+        weights.append(flat_weights(b.host.policy))
+    assert torch.equal(*weights)
+
+
 REFUSED = {
     "method.loss=no_file.py:f": "method.loss=no_file.py:f",
     "method.loss=no_package.module:f": "no_package",
     "method.loss=functions.py:no_function": "no_function",
-    "method.loss=functions.py:undeclared": "not declared",
+    "method.loss=functions.py:undeclared": "method.loss_options.scale",
     "method.loss=functions.py:wrong_arguments": "old_logprobs",
     "method.loss=functions.py:centered_advantage": "centered_advantage",
     "method.loss=ppo_clop": "method.loss=ppo_clop",
@@ -230,7 +242,7 @@ def test_mistake_in_a_user_function_is_one_line_with_exit_code_2(
     ("overrides", "key"),
     [
         ("method.loss=functions.py:short_loss", r"method\.loss"),
-        ("method.loss=functions.py:plain_tensor", r"TokenLoss"),
+        ("method.loss=functions.py:half_a_result", r"return one number per token as a tensor"),
         ("method.loss=functions.py:unknown_column", r"shade"),
         ("method.loss=functions.py:reference_loss", r"reference_logprobs.*set method\.kl=loss"),
         ("method.advantage=functions.py:long_advantage", r"method\.advantage"),

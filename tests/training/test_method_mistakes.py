@@ -127,6 +127,11 @@ MISTAKES = {
     ),
     "no loss": (LOSS, "None", "Mine.loss returned NoneType"),
     "losses": (LOSS, "current.logprobs", "Mine.loss returned a tensor of the shape"),
+    "a loss that is no number": (
+        LOSS,
+        "super().loss(batch, current, metrics) + float('nan')",
+        "the loss is nan although the gradient norm is",
+    ),
     "no gradient": (LOSS, "current.logprobs.detach().sum()", "without gradient"),
     "a key that is no text": (STATE, "{{1: 2}}", "Mine.state() cannot be stored"),
     "an object": (STATE, '{{"a": object()}}', "Mine.state() cannot be stored"),
@@ -217,6 +222,13 @@ REFUSED = {
         "functools.partial(self.score)",
         "has no name; insert a method of Mine",
     ),
+    "an __init__ without super": (
+        "    def __init__(self, config):\n        self.{line} = 1\n",
+        "seen",
+        "Mine.__init__ does not call super().__init__(config)",
+    ),
+    "a misspelled stage": (SCORE.replace("def score", "def scores"), "pass", "did you mean score?"),
+    "a misspelled hook": (LOSS.replace("def loss", "def token_loss"), "0", "mean token_losses?"),
     "a stage without step": (STAGES, "lambda batch: batch", "cannot be called as <lambda>(batch"),
 }
 
@@ -227,6 +239,25 @@ def test_a_mistake_in_a_declaration_is_refused(mistake, tmp_path, monkeypatch, t
     assert train_method(tmp_path, monkeypatch, tiny, code, line=line.format()) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and message in err, err
+
+
+HELPERS = """
+    def __init__(self, config):
+        Grpo.__init__(self, config)
+        self.seen = 0
+
+    def score(self, batch, step):
+        batch = super().score(batch, step)
+        batch.rows["reward"] = torch.stack([self.scores(one) for one in batch.rows["reward"]])
+        return batch
+
+    def scores(self, reward):
+        return reward * 2
+"""
+
+
+def test_helpers_may_have_names_like_those_of_stages(tmp_path, monkeypatch, tiny):
+    assert train_method(tmp_path, monkeypatch, tiny, HELPERS) == 0
 
 
 RANDOM = """

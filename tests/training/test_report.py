@@ -18,6 +18,7 @@ from postgrad.training.report import (
     print_line,
     sparkline,
 )
+from postgrad.types import Batch, Trajectory
 
 SMALL = (
     "training.steps=3",
@@ -93,3 +94,16 @@ def test_one_line_cuts_long_texts():
 def test_stdout_that_is_no_terminal_gets_lines(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Path(os.devnull).open("w"))  # noqa: SIM115
     assert isinstance(make_reporter(), report.LineReporter)
+
+
+@pytest.mark.parametrize(
+    ("signal", "reward", "shown"), [(0.0, 0.0, True), (0.25, 0.5, False), (0.0, None, False)]
+)
+def test_a_step_that_trains_nothing_says_so_on_its_line(signal, reward, shown, capsys):
+    metrics = {"step": 1.0, "advantages/rows_with_signal": signal, "response/truncated": 0.85}
+    if reward is not None:
+        metrics["reward/mean"] = reward
+    report.LineReporter().step(metrics, Batch.of([Trajectory("a", [1], [2])]))
+    line = capsys.readouterr().out
+    assert ("no learning signal: all rewards equal" in line) == shown
+    assert "truncated 85%" in line

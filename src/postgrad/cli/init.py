@@ -1,4 +1,4 @@
-"""`postgrad init NAME [--verifier]`: writes a method or a verifier and its test."""
+"""`postgrad init NAME [--KIND]`: writes a method, loss, environment or verifier, and its test."""
 
 import importlib.util
 import keyword
@@ -8,8 +8,9 @@ from postgrad.cli.arguments import Parser
 from postgrad.errors import ConfigError
 
 DESCRIPTION = """\
-Writes NAME.py with a method of your own and test_NAME.py with its test to the current folder. It
-never overwrites files. Both work as they are: run the test, then change them."""
+Writes NAME.py with a method of your own (or a loss, an environment, a verifier) and test_NAME.py
+with its test to the current folder. It never overwrites files. Both work as they are: run the test,
+then change them."""
 
 METHOD = '''\
 """{title}: GRPO with an additional reward for short responses. Replace it with your own idea.
@@ -136,19 +137,179 @@ def test_it_works_in_a_child_process_as_in_a_run(monkeypatch, request):
     assert [score.value for score in scores] == [1.0, 0.0]
 '''
 
+LOSS = '''\
+"""{name}: a policy loss per token, with a smooth limit on the ratio. Replace it with your own.
+
+The arguments before `*` are columns of the batch, one number per token: `logprobs` of the policy,
+`old_logprobs` before the update, `advantages`, `mask`, `reward`, or a column of your own. Those
+after `*` are options: method.loss_options.sharpness=2.
+"""
+
+import torch
+from torch import Tensor
+
+
+def {name}(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, sharpness: float = 1.0
+) -> Tensor:
+    ratio = (logprobs - old_logprobs).exp()
+    return -advantages * 4 / sharpness * torch.sigmoid(sharpness * (ratio - 1))
+'''
+
+LOSS_TEST = '''\
+"""{name} has the gradient of the plain policy loss before an update, and a run trains with it."""
+
+import json
+
+import torch
+from {name} import {name}
+
+from postgrad.cli.main import main
+
+OVERRIDES = [
+    "method.loss={name}.py:{name}",
+    "method.loss_options.sharpness=2",
+    "model.path=tiny",
+    "model.device=cpu",
+    "model.dtype=float32",
+    "model.threads=1",
+    "data.train=arithmetic:1",
+    "data.template=plain",
+    "rollout.samples=4",
+    "rollout.max_response_tokens=6",
+    "training.steps=1",
+    "training.problems_per_step=4",
+    "training.updates_per_step=2",
+    "reward.workers=1",
+    "name=test",
+]
+
+
+def test_the_gradient_at_the_old_policy_is_minus_the_advantage():
+    logprobs = torch.tensor([-1.0, -0.2], requires_grad=True)
+    advantages = torch.tensor([2.0, -1.0])
+    {name}(logprobs, logprobs.detach(), advantages, sharpness=3.0).sum().backward()
+    torch.testing.assert_close(logprobs.grad, -advantages)
+
+
+def test_a_run_trains_with_it(tmp_path, request, monkeypatch):
+    monkeypatch.chdir(request.path.parent)
+    assert main(["train", "grpo", *OVERRIDES, f"runs={{tmp_path}}"]) == 0
+    (line,) = (tmp_path / "test" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["step"] == 1
+'''
+
+ENVIRONMENT = '''\
+"""{title}: the policy guesses a number and is told whether it is higher or lower.
+
+One object plays one trajectory: reset once, then step after each turn of the policy. The arguments
+of the class are settings: environment.options.high=50. Public methods with other names are tools
+that the policy may call.
+"""
+
+import random
+import re
+
+from postgrad.problem import Problem
+
+
+class {title}:
+    def __init__(self, high: int = 20, cost: float = 0.1) -> None:
+        self.high = high
+        self.cost = cost
+
+    def reset(self, problem: Problem) -> str:
+        """Return the text that ends the prompt. The state follows from the problem."""
+        self.secret = random.Random(problem.uid).randint(1, self.high)
+        return f"Guess my number from 1 to {{self.high}}. Reply with one number."
+
+    def step(self, action: str) -> tuple[str, float, bool]:
+        """Return (observation, reward, done) after a turn of the policy."""
+        numbers = re.findall(r"\\d+", action)
+        if not numbers:
+            return "Reply with one number.", -self.cost, False
+        guess = int(numbers[-1])
+        if guess == self.secret:
+            return "Right!", 1.0, True
+        return ("higher" if guess < self.secret else "lower"), -self.cost, False
+'''
+
+ENVIRONMENT_TEST = '''\
+"""{title} answers guesses, and a run trains with it: one step of a tiny model on the CPU."""
+
+import json
+
+from {name} import {title}
+
+from postgrad.cli.main import main
+from postgrad.problem import Problem
+
+PROBLEM = Problem("u1", [{{"role": "user", "content": ""}}], "", "mine")
+OVERRIDES = [
+    "environment={name}.py:{title}",
+    "environment.options.high=9",
+    "model.path=tiny",
+    "model.device=cpu",
+    "model.dtype=float32",
+    "model.threads=1",
+    "data.train=seeds:4",
+    "data.template=plain",
+    "rollout.samples=4",
+    "rollout.max_turns=2",
+    "rollout.max_response_tokens=60",
+    "training.steps=1",
+    "training.problems_per_step=4",
+    "name=test",
+]
+
+
+def test_the_answers_lead_to_the_secret():
+    game = {title}(high=9)
+    assert "1 to 9" in game.reset(PROBLEM)
+    assert game.step("no idea") == ("Reply with one number.", -0.1, False)
+    low, high = 1, 9
+    for _ in range(4):
+        guess = (low + high) // 2
+        answer, reward, done = game.step(f"It is {{guess}}")
+        if done:
+            break
+        low, high = (guess + 1, high) if answer == "higher" else (low, guess - 1)
+    assert (answer, reward, done) == ("Right!", 1.0, True)
+
+
+def test_a_run_plays_it(tmp_path, request, monkeypatch):
+    monkeypatch.chdir(request.path.parent)
+    assert main(["train", "grpo", *OVERRIDES, f"runs={{tmp_path}}"]) == 0
+    (line,) = (tmp_path / "test" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["reward/mean"] < 1
+'''
+
+# What can be written: its file, its test, and the setting that uses it.
+KINDS = {
+    "method": (METHOD, METHOD_TEST, "method={name}.py:{title}"),
+    "loss": (LOSS, LOSS_TEST, "method.loss={name}.py:{name}"),
+    "environment": (ENVIRONMENT, ENVIRONMENT_TEST, "environment={name}.py:{title}"),
+    "verifier": (VERIFIER, VERIFIER_TEST, "reward.verifier={name}.py:{name}"),
+}
+
 
 def run(argv: list[str]) -> int:
-    parser = Parser("init NAME [--verifier]", DESCRIPTION)
+    parser = Parser("init NAME [--loss | --environment | --verifier]", DESCRIPTION)
     parser.add_argument("name", metavar="NAME", help="name of the module, e.g. my_method")
-    parser.add_argument(
-        "--verifier", action="store_true", help="write a verifier instead of a method"
-    )
+    group = parser.add_mutually_exclusive_group()
+    for kind in ("loss", "environment", "verifier"):
+        article = "an" if kind == "environment" else "a"
+        group.add_argument(
+            f"--{kind}",
+            dest="kind",
+            action="store_const",
+            const=kind,
+            help=f"write {article} {kind} instead of a method",
+        )
     arguments = parser.parse(argv, help_if_empty=True)
     name = arguments.name
-    files = {
-        Path(f"{name}.py"): VERIFIER if arguments.verifier else METHOD,
-        Path(f"test_{name}.py"): VERIFIER_TEST if arguments.verifier else METHOD_TEST,
-    }
+    source, test, setting = KINDS[arguments.kind or "method"]
+    files = {Path(f"{name}.py"): source, Path(f"test_{name}.py"): test}
     check_name(name, list(files))
     title = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     try:
@@ -161,10 +322,9 @@ def run(argv: list[str]) -> int:
         ) from error
     print(f"wrote {' and '.join(str(file) for file in files)}; run the test, then a training run:")
     print(f"  python -m pytest test_{name}.py")
-    override = (
-        f"reward.verifier={name}.py:{name}" if arguments.verifier else f"method={name}.py:{title}"
-    )
-    print(f"  postgrad train grpo {override} model.path=MODEL data.train=FILE")
+    data = "seeds:1000" if arguments.kind == "environment" else "FILE"
+    override = setting.format(name=name, title=title)
+    print(f"  postgrad train grpo {override} model.path=MODEL data.train={data}")
     return 0
 
 

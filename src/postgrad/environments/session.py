@@ -21,6 +21,7 @@ from postgrad.environments.port import (
     tool_methods,
 )
 from postgrad.environments.tools import ERROR, Toolbox, shorten
+from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 from postgrad.user_code import load_object, place_of
 from postgrad.verifiers.child import as_json_value
@@ -55,7 +56,14 @@ class SessionSpec:
 @cache
 def load_environment(path: str) -> type:
     """Return the class at `file.py:Class` or `package.module:Class`. Raises ConfigError."""
-    return load_object(path, f"environment={path}", is_environment, "environment class")
+    found = load_object(path, f"environment={path}", inspect.isclass, "environment class")
+    if not is_environment(found):
+        missing = "step(action)" if callable(getattr(found, "reset", None)) else "reset(problem)"
+        raise ConfigError(
+            f"environment={path}: {found.__name__} has no {missing}, which an environment class "
+            "needs"
+        )
+    return found
 
 
 @cache

@@ -17,6 +17,8 @@ verifiers, judge, algorithms, types, config). Must not import training, cluster 
 import dataclasses
 import importlib
 import inspect
+from difflib import get_close_matches
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from postgrad.errors import ConfigError, did_you_mean
@@ -66,6 +68,7 @@ def find_method(name: str) -> "type[Method]":
         )
     found = load_object(name, f"method={name}", _is_method, "method class")
     _check_settings(found)
+    check_functions(found)
     return found
 
 
@@ -87,3 +90,41 @@ def _check_settings(method: "type[Method]") -> None:
             f"{label} has no @dataclass, so {', '.join(own)} would be no setting; write @dataclass "
             "above the class"
         )
+
+
+def check_functions(cls: type) -> None:
+    """Refuse a user's class with a function that cannot do what its name says.
+
+    Raises:
+        ConfigError: an `__init__` that does not call the one of the base class, or a misspelled
+            name: a function that nothing calls, named almost as one of the base class.
+    """
+    own: dict[str, FunctionType] = {}
+    inherited: set[str] = set()
+    for owner in cls.__mro__:
+        functions = {
+            name: one for name, one in vars(owner).items() if isinstance(one, FunctionType)
+        }
+        if owner.__module__.partition(".")[0] == "postgrad":
+            inherited |= functions.keys()
+        else:
+            own |= functions
+    names = {name for function in own.values() for name in _names(function.__code__)}
+    if "__init__" in own and "__init__" not in _names(own["__init__"].__code__):
+        raise ConfigError(
+            f"{cls.__name__}.__init__ does not call super().__init__(config); begin it with that, "
+            "and give it the arguments self and config"
+        )
+    for name in own.keys() - inherited - names:
+        similar = [] if name.startswith("_") else get_close_matches(name, inherited, 1, 0.8)
+        if similar:
+            raise ConfigError(
+                f"{cls.__name__}.{name}: nothing calls a function of this name; did you mean "
+                f"{similar[0]}?"
+            )
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the attributes and globals that a function's code names, with inner functions."""
+    inner = [_names(one) for one in code.co_consts if isinstance(one, CodeType)]
+    return set(code.co_names).union(*inner)

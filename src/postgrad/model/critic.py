@@ -17,6 +17,7 @@ from postgrad.config.schema import Config
 from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, copy_to_host
 from postgrad.model.load import save
 from postgrad.model.loaded import Loaded
+from postgrad.model.loss_checks import check_loss
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
@@ -125,14 +126,16 @@ class LocalCritic:
         step_metrics = MetricAccumulator()
         for _ in range(self.config.training.ppo_epochs):
             for part in split_updates(batch, self.config.training.updates_per_step):
-                self.accumulate(self.objective.prepare_values(part), metrics)
+                loss = self.accumulate(self.objective.prepare_values(part), metrics)
                 if self.optimizer.has_gradients():
                     grad_norm = self.optimizer.step(lr)
+                    check_loss(torch.tensor(loss), grad_norm)
                     step_metrics.mean("critic/grad_norm", torch.tensor([grad_norm]))
         return {**self.gather_metrics(metrics).result(), **step_metrics.result()}
 
-    def accumulate(self, batch: Batch, metrics: MetricAccumulator) -> None:
-        """Add the gradient of one optimizer step's batch."""
+    def accumulate(self, batch: Batch, metrics: MetricAccumulator) -> float:
+        """Add the gradient of one optimizer step's batch; return the loss of its rows."""
+        total = 0.0
         for micro in self.micro_batches(batch):
             values = self.forward(micro.to(self.device))
             if not micro.rows:  # an idle pass: only the collectives of other ranks need this one
@@ -141,8 +144,10 @@ class LocalCritic:
             rows = batch.select(micro.rows).to(self.device)
             loss = self.objective.value_loss(rows, values, metrics)
             loss.backward()
+            total += float(loss.detach())
             metrics.total("critic/loss", float(loss.detach()))
             del loss, values  # see LocalPolicy.accumulate
+        return total
 
     def save(self, folder: str) -> None:
         save(self.loaded, Path(folder) / "critic")

@@ -1,7 +1,9 @@
 """The loss of a method on a micro-batch, checked, so that a mistake in it is one line."""
 
+import math
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from postgrad.errors import RunError
@@ -37,6 +39,16 @@ def checked_loss(
         raise RunError(f"{name}: {error}{_hint(error, batch)}{place_of(error)}") from error
     _check(loss, name)
     return loss
+
+
+def check_loss(loss: Tensor, grad_norm: float) -> None:
+    """Raise RunError for an update whose loss is not finite although its gradient is."""
+    if math.isfinite(grad_norm) and not torch.isfinite(loss):
+        raise RunError(
+            f"the loss is {float(loss)} although the gradient norm is {grad_norm:.3g}; look for a "
+            "logarithm, a root or a division in the loss or the critic's targets that fails for "
+            "some tokens"
+        )
 
 
 def _hint(error: MissingColumnError, batch: Batch) -> str:

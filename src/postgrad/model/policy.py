@@ -28,7 +28,7 @@ from postgrad.model.lora import (
     save_adapter,
     save_merged,
 )
-from postgrad.model.loss_checks import checked_loss
+from postgrad.model.loss_checks import check_loss, checked_loss
 from postgrad.model.metrics import MetricAccumulator, TokenStats
 from postgrad.model.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
@@ -245,16 +245,17 @@ class LocalPolicy(FrozenPolicy):
         numbered = self.stats.number_rows(batch)
         for _ in range(self.config.training.ppo_epochs):
             for part in split_updates(numbered, self.config.training.updates_per_step):
-                self.accumulate(self.objective.prepare(part), view, metrics)
+                loss = self.accumulate(self.objective.prepare(part), view, metrics)
                 if self.optimizer.has_gradients():
-                    self._optimizer_step(lr, step_metrics)
+                    self._optimizer_step(lr, loss, step_metrics)
             self.stats.close()
         memory_gib = peak_memory_bytes(self.device) / 2**30
         metrics.peak("memory_gib", torch.tensor(memory_gib, dtype=torch.float64))
         return {"lr": lr, **self.gather_metrics(metrics).result(), **step_metrics.result()}
 
-    def _optimizer_step(self, lr: float, metrics: MetricAccumulator) -> None:
+    def _optimizer_step(self, lr: float, loss: Tensor, metrics: MetricAccumulator) -> None:
         norm = self.optimizer.step(lr)
+        check_loss(loss, norm)
         metrics.mean("grad_norm", torch.tensor([norm]))
         max_norm = self.config.optimizer.skip_grad_norm
         if max_norm is not None:
@@ -264,11 +265,12 @@ class LocalPolicy(FrozenPolicy):
         """Merge the ranks' metrics; here there is one rank, so nothing changes."""
         return metrics
 
-    def accumulate(self, batch: Batch, view: View, metrics: MetricAccumulator) -> None:
-        """Add the gradient of one optimizer step's batch.
+    def accumulate(self, batch: Batch, view: View, metrics: MetricAccumulator) -> Tensor:
+        """Add the gradient of one optimizer step's batch; return the loss of this process's rows.
 
         Its loss weights are global, so order and size of the micro-batches do not matter.
         """
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for micro in self.micro_batches(batch, self.objective.row_groups(batch)):
             rows = batch.select(micro.rows).map_tensors(
                 lambda column: copy_async(column, self.device)
@@ -283,9 +285,11 @@ class LocalPolicy(FrozenPolicy):
             loss = checked_loss(self.objective, rows, current, metrics)
             loss.backward()
             metrics.total("loss", loss)
+            total += loss.detach().sum()
             # A live autograd graph holds gradient nodes of the default stream, which must not
             # exist when a later pass is captured.
             del loss, current
+        return total
 
     def token_stats(self) -> dict[str, Tensor]:
         return self.stats.columns()

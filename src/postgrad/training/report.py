@@ -23,11 +23,15 @@ SHOWN_METRICS = (
     ("reward_model/margin", "margin", ".3f"),
     ("process_reward_model/accuracy", "right labels", ".3f"),
     ("response/length", "length", ".1f"),
+    ("response/truncated", "truncated", ".0%"),
     ("entropy", "entropy", ".3f"),
     ("grad_norm", "grad", ".3g"),
     ("tokens_per_second", "tok/s", ".0f"),
 )
 CURVE_METRICS = ("reward/mean", "sft/loss", "loss")  # the panel draws the first that exists
+
+
+NO_SIGNAL = "no learning signal: all rewards equal"
 
 
 class Reporter:
@@ -117,6 +121,8 @@ class LineReporter(Reporter):
         parts = [f"step {number}/{self.progress.total}"]
         parts += format_metrics(metrics, SHOWN_METRICS)
         parts.append(f"left {self.progress.time_left()}")
+        if trains_nothing(metrics):
+            parts.append(NO_SIGNAL)
         print_line("  ".join(parts))
 
     def validated(self, number: int, metrics: dict[str, float]) -> None:
@@ -183,6 +189,10 @@ class PanelReporter(Reporter):
         name = next((name for name in CURVE_METRICS if name in metrics), "")
         self.curve.append(metrics.get(name, 0.0))
         self.samples = pick_samples(batch)
+        if trains_nothing(metrics):
+            self.message = NO_SIGNAL
+        elif self.message == NO_SIGNAL:
+            self.message = ""
         self.draw()
 
     def validated(self, number: int, metrics: dict[str, float]) -> None:
@@ -320,6 +330,11 @@ def one_line(text: str, width: int) -> str:
     """Return the text on one line of at most `width` characters."""
     flat = " ".join(text.split())
     return flat if len(flat) <= width else flat[: width - 1] + "…"
+
+
+def trains_nothing(metrics: dict[str, float]) -> bool:
+    """Return whether no row of a step with rewards had an advantage."""
+    return "reward/mean" in metrics and metrics.get("advantages/rows_with_signal") == 0.0
 
 
 def format_metrics(metrics: dict[str, float], shown: tuple[tuple[str, str, str], ...]) -> list[str]:

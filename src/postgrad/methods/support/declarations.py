@@ -1,14 +1,16 @@
 """Losses and advantages by name or by path, and the calls of their functions.
 
-A user's own function is declared in its file, in the words of algorithms.losses.Loss and
-algorithms.advantages.Advantage:
+A user's own function names the columns it reads as arguments, and its options after `*`:
 
     def soft(logprobs, advantages, *, tau=1.0):
-        return TokenLoss(-advantages * torch.sigmoid(tau * logprobs), {})
+        return -advantages * torch.sigmoid(tau * logprobs)
+
+method.loss=mine.py:soft selects it. What else a loss or an advantage needs is declared in its file,
+in the words of algorithms.losses.Loss and algorithms.advantages.Advantage:
 
     soft_loss = Loss(soft, reads=("logprobs", "advantages"), options=("tau",))
 
-Both method.loss=mine.py:soft and method.loss=mine.py:soft_loss select it.
+Then both mine.py:soft and mine.py:soft_loss select the declaration.
 """
 
 import inspect
@@ -63,9 +65,14 @@ def _load(path: str, key: str, kind: type[Declaration]) -> Declaration:
         place, _, name = path.rpartition(":")
         module = load_module(place, label)
         value = vars(module).get(name)
-        declaration = value if isinstance(value, kind) else _declaration_of(module, value, kind)
-        if declaration is None:
-            raise ConfigError(f"{label}: {_missing(module, place, name, kind)}")
+        declaration = _declaration_of(module, value)
+        if declaration is None and inspect.isfunction(value):
+            declaration = _declare(value, kind, label)
+        if not isinstance(declaration, kind):
+            names = [key for key, one in vars(module).items() if isinstance(one, kind)]
+            raise ConfigError(
+                f"{label}: {place} has no {kind.__name__} {name}; {did_you_mean(name, names)}"
+            )
     _check_call(declaration, label)
     return declaration
 
@@ -83,30 +90,26 @@ def _declare(value: Any, kind: type[Declaration], label: str) -> Declaration:
             f"{label}: a function or a {kind.__name__}(function, reads=(...)) is needed, "
             f"not {type(value).__name__}"
         )
-    parameters = inspect.signature(value).parameters.values()
-    options = tuple(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
-    reads = tuple(one.name for one in parameters if one.name not in options)
-    declared = kind(value, reads=reads, options=options)
-    return replace(declared, needs_all_rows=True) if isinstance(declared, Loss) else declared
+    parameters = inspect.signature(value).parameters
+    options = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
+    reads = tuple(name for name in parameters if name not in options)
+    declared = kind(value, reads=reads, options=tuple(options))
+    if not isinstance(declared, Loss):
+        return declared
+    required = tuple(
+        name for name in options if parameters[name].default is inspect.Parameter.empty
+    )
+    return replace(declared, needs_all_rows=True, required=required)
 
 
-def _declaration_of(
-    module: ModuleType, function: Any, kind: type[Declaration]
-) -> Declaration | None:
-    """The declaration of a function in its module; None if there is none."""
-    for value in vars(module).values():
-        if isinstance(value, kind) and value.function is function:
-            return value
+def _declaration_of(module: ModuleType, value: Any) -> Loss | Advantage | None:
+    """The declaration that a value of a module is, or that names it as its function, or None."""
+    if isinstance(value, Loss | Advantage):
+        return value
+    for one in vars(module).values():
+        if isinstance(one, Loss | Advantage) and one.function is value:
+            return one
     return None
-
-
-def _missing(module: ModuleType, place: str, name: str, kind: type) -> str:
-    """Why a module has no declaration of that name, and what to write instead."""
-    if callable(vars(module).get(name)):
-        example = f"{kind.__name__}({name}, reads=(...))"
-        return f"{name} is not declared; add NAME = {example} to {place}"
-    declared = [key for key, value in vars(module).items() if isinstance(value, kind)]
-    return f"{place} declares no {kind.__name__} {name}; {did_you_mean(name, declared)}"
 
 
 def _check_call(declaration: Loss | Advantage, label: str) -> None:
@@ -130,10 +133,12 @@ def call_loss(
     Raises: RunError for an absent column or for a result that is not one number per token.
     """
     result = loss.function(**_select(columns, loss.reads, key), **options)
+    if isinstance(result, Tensor):
+        result = TokenLoss(result, {})
     if not isinstance(result, TokenLoss):
         raise RunError(
-            f"{key} returned {type(result).__name__}; return TokenLoss(values, metrics) of "
-            "postgrad.algorithms.losses"
+            f"{key} returned {type(result).__name__}; return one number per token as a tensor, or "
+            "TokenLoss(values, metrics) of postgrad.algorithms.losses"
         )
     check_shape(result.values, columns["logprobs"].numel(), "token", key)
     return result

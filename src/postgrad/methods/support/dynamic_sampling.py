@@ -17,7 +17,7 @@ def refill(method: Method, batch: Batch, step: Step) -> tuple[Batch, Batch]:
     """Samples more problems until the step has enough groups that differ in method.refill_by.
 
     Tries at most method.max_refills times. Returns the rows of those groups, and all scored rows.
-    If no group differs, all rows are kept; the driver's guard counts such steps.
+    If no group differs, no token of the step is trained; the driver's guard counts such steps.
     """
     metric = method.settings.refill_by
     num_groups = method.config.training.problems_per_step
@@ -41,7 +41,9 @@ def refill(method: Method, batch: Batch, step: Step) -> tuple[Batch, Batch]:
     step.num_scored = 0
     step.metrics["refill/times"] = float(num_refills)
     step.metrics["refill/groups"] = float(_count_groups(kept))
-    kept = kept if len(kept) else batch
+    if not len(kept):  # stages need rows, the loss gets none
+        kept = batch.select(torch.arange(len(batch)))
+        kept.tokens["loss_mask"] = torch.zeros_like(kept.tokens["loss_mask"])
     step.num_left_out = len(batch) - len(kept)
     step.metrics["refill/kept_reward"] = float(kept.rows["reward"].double().mean())
     return kept, batch

@@ -68,6 +68,8 @@ class PolicyUpdate(Method):
             batch.tokens["entropy_selected"] = highest(
                 batch.tokens["entropy"], batch.tokens["loss_mask"], self.settings.top_entropy
             )
+        if not bool(batch.tokens["loss_mask"].any()):
+            return batch.select([])
         if self.needs_all_rows():
             return batch
         weighted = batch.tokens["advantages"] * batch.tokens["loss_weight"]
