@@ -287,6 +287,42 @@ def test_truncated_sampling_and_sequence_parallelism_of_verl(top_k, expected):
     assert not result.missing
 
 
+@pytest.mark.parametrize(
+    ("settings", "overrides", "missing"),
+    [
+        (
+            {
+                "actor.megatron.tensor_model_parallel_size": "4",
+                "ref.megatron.tensor_model_parallel_size": "4",
+                "actor.megatron.expert_model_parallel_size": "2",
+                "rollout.tensor_model_parallel_size": "2",
+            },
+            {"cluster.tensor_parallel": "4", "cluster.expert_parallel": "2"},
+            [],
+        ),
+        (
+            {
+                "actor.ulysses_sequence_parallel_size": "2",
+                "ref.ulysses_sequence_parallel_size": "4",
+                "actor.megatron.context_parallel_size": "2",
+                "actor.megatron.pipeline_model_parallel_size": "1",
+                "actor.megatron.virtual_pipeline_model_parallel_size": "null",
+            },
+            {"cluster.sequence_parallel": "2"},
+            ["ref.ulysses_sequence_parallel_size=4", "actor.megatron.context_parallel_size=2"],
+        ),
+    ],
+)
+def test_sizes_that_divide_a_model_are_settings_or_listed(settings, overrides, missing):
+    given = {f"actor_rollout_ref.{key}": value for key, value in settings.items()}
+    result = translate("verl", given | {"algorithm.adv_estimator": "grpo"})
+    assert result.overrides == overrides
+    lines = [line.removeprefix("actor_rollout_ref.").partition(":")[0] for line in result.missing]
+    assert lines == missing
+    sft = translate("verl_sft", {"engine.tensor_model_parallel_size": "2", "engine.x": "1"})
+    assert sft.overrides == {"cluster.tensor_parallel": "2"}
+
+
 VERL_SFT = """
 nproc=2
 torchrun --nproc_per_node=$nproc -m verl.trainer.fsdp_sft_trainer \\
@@ -392,7 +428,10 @@ def test_columns_rewards_and_validation_of_verl():
         "method.clip_high": "0.2",
         "method.aggregation": "seq-mean-token-mean",
     }
-    assert result.missing == ["reward_model.reward_manager=batch"]
+    assert [line.partition(":")[0] for line in result.missing] == [
+        "reward_model.reward_manager=batch",
+        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2",
+    ]
 
 
 def test_scaled_coefficients_of_luffy_are_those_of_the_recipe():

@@ -5,12 +5,13 @@ Each value starts with a setting, a value or a recipe; a note may follow.
 
 from postgrad.config.import_names import ADVANTAGES, KL_TYPES, LOSSES, TRL_AGGREGATIONS
 
-# Full names. Their last part alone would be mistaken for another setting here.
+# Full names, or their last two parts. The last part alone would be mistaken for another setting.
 FOREIGN_KEYS = {
     "max_tokens": "rollout.max_response_tokens",
     "actor_rollout_ref.rollout.name": "rollout.engine",
     "actor_rollout_ref.rollout.mode": "rollout.stream (true samples without pauses)",
-    "actor_rollout_ref.actor.strategy": "cluster.workers (FSDP2 divides the model among them)",
+    "megatron.tensor_model_parallel_size": "cluster.tensor_parallel",
+    "megatron.expert_model_parallel_size": "cluster.expert_parallel",
     "actor_rollout_ref.rollout.multi_turn.enable": "rollout.tools (or environment)",
     "custom_reward_function.path": "reward.verifier (file.py:function)",
     "custom_reward_function.name": "reward.verifier (file.py:function)",
@@ -46,6 +47,7 @@ FOREIGN_NAMES = {
     "adam_offload": "optimizer.kind (adamw_offloaded)",
     "optimizer_offload": "optimizer.kind (adamw_offloaded), or cluster.offload",
     "param_offload": "cluster.offload",
+    "offload_policy": "cluster.offload",
     "lr_scheduler_type": "optimizer.schedule",
     "lr_scheduler": "optimizer.schedule",
     "lr_warmup_steps": "optimizer.warmup_steps",
@@ -131,6 +133,7 @@ FOREIGN_NAMES = {
     "nnodes": "cluster.workers (of all nodes together, with cluster=ray)",
     "deepspeed": "cluster.workers (FSDP2 divides the model among them)",
     "fsdp": "cluster.workers (FSDP2 divides the model among them)",
+    "strategy": "cluster.workers (FSDP2 divides the model among them)",
     "zero_stage": "cluster.workers (FSDP2 divides the model among them)",
     "ulysses_sequence_parallel_size": "cluster.sequence_parallel",
     "output_dir": "runs",
@@ -239,6 +242,7 @@ NOT_NEEDED_NAMES = {
     "use_remove_padding": "rows are always packed without padding",
     "use_dynamic_bsz": "passes are always filled up to training.token_budget",
     "balance_batch": "rows are always balanced over workers by their length",
+    "balance_algo": "rows are always balanced over workers by their length",
     "completion_only_loss": "the loss never reads the prompt",
     "logging_steps": "every step is logged",
     "log_completions": "rollouts are always kept, see postgrad view",

@@ -6,14 +6,13 @@ from typing import Any
 
 import yaml
 
-from postgrad.config.import_shell import Command, expand
+from postgrad.config.import_shell import THIS_FOLDER, Command, expand
 
 NOT_READ = "the settings of this file are not read; add them by hand"
 _OPTION = re.compile(
     r"(?<!\S)(--config-name|--config-path|--config-dir|-cn|-cp|-cd)[=\s]\s*(\"[^\"]*\"|'[^']*'|\S+)"
 )
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-_THIS_FOLDER = re.compile(r"\$\(pwd\)|`pwd`|\$PWD\b|\$\{PWD\}")
 # Files of verl and its forks, which have the defaults of import_defaults.py or of the recipes.
 OWN_FILES = (
     "ppo_trainer",
@@ -50,7 +49,7 @@ def read_hydra_file(
         return {}, []
     places = [options[key] for key in ("config-path", "cp", "config-dir", "cd") if key in options]
     for place in places or ["."]:
-        relative = Path(_THIS_FOLDER.sub(".", place)) / f"{name}.yaml"
+        relative = Path(THIS_FOLDER.sub(".", place)) / f"{name}.yaml"
         for base in [Path.cwd(), folder] if folder else []:
             values = _load(base / relative)
             if values is not None:

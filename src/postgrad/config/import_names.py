@@ -36,7 +36,6 @@ NAMES = {
     f"{_ACTOR}.loss_agg_mode": "method.aggregation",
     f"{_ACTOR}.ppo_epochs": "training.ppo_epochs",
     f"{_ACTOR}.ppo_max_token_len_per_gpu": "training.token_budget",
-    f"{_ACTOR}.ulysses_sequence_parallel_size": "cluster.sequence_parallel",
     f"{_ROLLOUT}.n": "rollout.samples",
     f"{_ROLLOUT}.temperature": "rollout.temperature",
     f"{_ROLLOUT}.top_p": "rollout.top_p",
@@ -137,8 +136,20 @@ NOT_NEEDED_SECTIONS = (
     *(".prometheus.", ".trace.", "override_optimizer_config."),
 )
 
+# Sizes by which verl divides a model or its rows among workers, and the settings here.
+PARALLEL_SIZES = {
+    "tensor_model_parallel_size": "cluster.tensor_parallel",
+    "expert_model_parallel_size": "cluster.expert_parallel",
+    "ulysses_sequence_parallel_size": "cluster.sequence_parallel",
+}
+_NO_PIPELINES = "blocks are not divided into pipelines; cluster.tensor_parallel divides each"
+
 # Why a setting of verl has no equivalent, by its name or the last part of it.
 REASONS = {
+    "pipeline_model_parallel_size": _NO_PIPELINES,
+    "virtual_pipeline_model_parallel_size": _NO_PIPELINES,
+    "context_parallel_size": "cluster.sequence_parallel divides rows among workers (Ulysses)",
+    "expert_tensor_parallel_size": "it equals cluster.tensor_parallel",
     "tool_config_path": "tools of verl are classes; write rollout.tools=[file.py:function]",
     "interaction_config_path": "write an environment: environment.name=file.py:Class",
     "max_user_turns": "rollout.max_turns limits the model's turns",

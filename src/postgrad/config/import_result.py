@@ -1,8 +1,12 @@
 """The result of `postgrad import`, and what the translations of all projects share."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from postgrad.config.import_names import PARALLEL_SIZES, REASONS
 
 # Learning rate schedules of transformers and verl, and the ones here.
 SCHEDULES = {
@@ -14,6 +18,11 @@ SCHEDULES = {
 }
 TRACKERS = ("wandb", "tensorboard", "trackio")
 SET_IT = "set it: "  # begins the line of a setting whose value is no literal
+
+
+# A variable of the shell in braces, and a value with variables and nothing else of the shell.
+_BRACED = re.compile(r"\$\{(\w+)\}(?!\w)")
+_VARIABLES = re.compile(r"(?=.*\$)(?:[^$`\"\\!]|\$\w+)*")
 
 
 @dataclass
@@ -39,7 +48,13 @@ def one_value(value: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    return f"'{value}'" if re.search(r"[\s\[\]{}&;|<>*+()]", value) else value
+    """Return the value as a shell reads it: only variables are filled in by it."""
+    value = _BRACED.sub(r"$\1", value)
+    if _VARIABLES.fullmatch(value):
+        return (
+            value if shlex.quote(value.replace("$", "")) == value.replace("$", "") else f'"{value}"'
+        )
+    return shlex.quote(value)
 
 
 def lower_bool(value: str) -> str:
@@ -65,6 +80,25 @@ def source_of(files: Sequence[str], columns: Mapping[str, str]) -> str:
     """The data source of files, with columns renamed by `OLD: NEW`."""
     names = "".join(f":{old}={new}" for old, new in columns.items() if old != new)
     return ",".join(f"{file}{names}" for file in files)
+
+
+def translate_parallel(
+    result: Translation, key: str, value: str, settings: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Set the workers that divide a model, or list the size; 1 divides nothing.
+
+    Engines of vLLM have sizes of their own, which change no result. The reference and the critic
+    have the policy's sizes here.
+    """
+    leaf = key.rpartition(".")[2]
+    policys = key.replace(".ref.", ".actor.").replace("critic.", "actor_rollout_ref.actor.")
+    if ".rollout." in key or value in ("1", "null") or leaf == "data_parallel_size":
+        return
+    if leaf in PARALLEL_SIZES and key == policys:
+        result.overrides[PARALLEL_SIZES[leaf]] = value
+    elif key == policys or settings.get(policys) != value:
+        reason = REASONS.get(leaf, "all models of a run are divided as the policy is")
+        result.missing.append(f"{key}={value}: {reason}")
 
 
 def drop_epochs(overrides: dict[str, str]) -> None:

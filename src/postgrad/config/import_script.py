@@ -109,6 +109,8 @@ def _read_command(
     if ".vla." in program:
         raise ConfigError(f"{program} trains models of vision and action; here models read text")
     name = program.removesuffix(".py").replace("/", ".").rpartition(".")[2]
+    if name.startswith("qwen_"):  # of Classmate-CoT
+        settings["trainer.project_name"] = "classmate_cot"
     if kind == VERL and any(part in program for part in _ASYNC):
         notes.append(
             f"{program}: rollouts run while the policy trains; add rollout.staleness=1 "

@@ -14,8 +14,11 @@ _ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\S.*|\"\")\s*$")
 _PARTS = re.compile(r";\s+|\s(?=(?:then|else|do)\s)")  # between commands of one line
 _KEYWORD = re.compile(r"^\s*(?:then|else|do)\s+")
 _SETTING = re.compile(
-    r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(\"[^\"]*\"|'[^']*'|\[[^\]]*\]|\$\(\([^\n]*?\)\)+|\S*)"
+    r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)="
+    r"((?:\"[^\"\s]*\"|'[^'\s]*'){2,}|\"[^\"]*\"|'[^']*'|\[[^\]]*\]|\$\(\([^\n]*?\)\)+|\S*)"
 )
+_REFERENCE = re.compile(r"\$\{(\w+(?:\.\w+)+)\}")
+THIS_FOLDER = re.compile(r"\$\(pwd\)|`pwd`|\$PWD\b|\$\{PWD\}")
 _VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::-((?:[^{}]|\$\{[^{}]*\})*))?\}|\$(\w+)")
 _ARRAY = re.compile(r"(?ms)^\s*(\w+)=\(\s*\n(.*?)^\s*\)")
 _QUOTED_ARRAY = re.compile(r'"(\$\{\w+\[[@*]\]\})"')
@@ -69,9 +72,12 @@ class Script:
             if match and program and _name(match) != program:
                 continue
             for setting in _SETTING.finditer(line):
-                value = expand(setting[2], self.variables).strip("\"'")
-                found[setting[1]] = value
-        return found
+                value = setting[2].strip("\"'").replace("\"'", "").replace("'\"", "")
+                found[setting[1]] = THIS_FOLDER.sub(".", expand(value, self.variables))
+        return {
+            key: _REFERENCE.sub(lambda match: found.get(match[1], match[0]), value)
+            for key, value in found.items()
+        }
 
     def flags(self, command: Command) -> dict[str, str]:
         """The --name value arguments of a command; several values are joined by spaces."""

@@ -21,6 +21,7 @@ from postgrad.config.import_names import (
 )
 from postgrad.config.import_result import (
     SCHEDULES,
+    SET_IT,
     TRACKERS,
     Translation,
     drop_epochs,
@@ -29,9 +30,13 @@ from postgrad.config.import_result import (
     source_of,
     split_list,
     track_of,
+    translate_parallel,
 )
 from postgrad.config.import_verl_losses import LOSS_OPTIONS, translate_correction, translate_loss
 
+# Parts of names of Classmate-CoT's data sets: rated by a judge, and with a ground truth.
+_JUDGED = ("sycophancy", "helpful_instructions", "anthropic_hh_rlhf")
+_VERIFIED = ("gsm8k", "math", "mmlu", "code")
 _UNSET = ("null", "None", "none", "")
 _SCALED_RECIPES = ("luffy", "luffy_on_policy", "luffy_rl_sft", "exgrpo")
 
@@ -60,13 +65,23 @@ def translate_verl(settings: dict[str, str]) -> Translation:
 
 def _note_reward(result: Translation, settings: dict[str, str]) -> None:
     """Classmate-CoT chooses the reward by the data set; the recipes have that of sycophancy."""
-    is_syc = "sycophancy" in settings.get("data.train_files", "")
-    has_own = "reward.verifier" in result.overrides
-    if result.recipe.startswith("classmate") and not is_syc and not has_own:
+    if not result.recipe.startswith("classmate") or "reward.verifier" in result.overrides:
+        return
+    if _is_judged(settings):
+        result.missing.append(f"{SET_IT}the judge (reward.judge.model=http://HOST:PORT/v1#NAME)")
+    elif any(name in settings.get("data.train_files", "") for name in _VERIFIED):
+        result.overrides["reward.verifier"] = "auto"
+    else:
         result.missing.append(
-            "the reward of this data set: set reward.verifier (for a judge also "
+            f"{SET_IT}the reward of this data set (reward.verifier; for a judge also "
             "reward.judge.model and reward.judge.template)"
         )
+
+
+def _is_judged(settings: dict[str, str]) -> bool:
+    """Whether the data set of Classmate-CoT is one whose responses a judge rates for sycophancy."""
+    files = settings.get("data.train_files", "")
+    return any(name in files for name in _JUDGED) and "mmlu" not in files
 
 
 def _translate(result: Translation, key: str, value: str, settings: dict[str, str]) -> None:
@@ -83,6 +98,8 @@ def _translate(result: Translation, key: str, value: str, settings: dict[str, st
             result.missing.append(f"{key}={value}: exgrpo has no prefixes of demonstrations")
     elif key in CLASSMATE_VALUES:
         _translate_classmate(result, key, value)
+    elif leaf.endswith("parallel_size"):
+        translate_parallel(result, key, value, settings)
     elif key in NAMES:
         _copy(result, NAMES[key], value)
     elif key.endswith(NOT_NEEDED) or any(part in key for part in NOT_NEEDED_SECTIONS):
@@ -125,9 +142,10 @@ def _recipe_of(settings: dict[str, str]) -> str:
     if "classmate" in keys:
         if estimator == "gdpo":
             return "classmate_gdpo"
-        is_syc = "sycophancy" in settings.get("data.train_files", "")
-        return "classmate_sycophancy" if is_syc else "classmate_think"
-    if "think_start_str" in keys:
+        return "classmate_sycophancy" if _is_judged(settings) else "classmate_think"
+    # Baselines and warm-ups: no standard deviation, and the recipe's aggregation.
+    is_classmates = "classmate_cot" in settings.get("trainer.project_name", "")
+    if "think_start_str" in keys or is_classmates:
         return "classmate_baseline"
     return "ppo" if estimator == "gae" else "grpo"
 

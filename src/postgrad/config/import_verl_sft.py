@@ -11,6 +11,7 @@ from postgrad.config.import_result import (
     source_of,
     split_list,
     track_of,
+    translate_parallel,
 )
 
 # Settings with the same value here.
@@ -34,8 +35,6 @@ SFT_NAMES = {
     "optim.lr_warmup_steps": "optimizer.warmup_steps",
     "optim.lr_warmup_steps_ratio": "optimizer.warmup_ratio",
     "optim.warmup_steps_ratio": "optimizer.warmup_ratio",
-    "engine.ulysses_sequence_parallel_size": "cluster.sequence_parallel",
-    "ulysses_sequence_parallel_size": "cluster.sequence_parallel",
     "trainer.total_epochs": "training.epochs",
     "trainer.total_training_steps": "training.steps",
     "trainer.experiment_name": "name",
@@ -65,6 +64,8 @@ def translate_verl_sft(settings: dict[str, str]) -> Translation:
         if key in SFT_NAMES:
             if value not in _UNSET:
                 overrides[SFT_NAMES[key]] = lower_bool(value)
+        elif leaf.endswith("parallel_size"):
+            translate_parallel(result, key, value)
         elif not _is_not_needed(key, leaf):
             _translate_special(result, key, leaf, value, settings)
     drop_epochs(overrides)

@@ -20,11 +20,13 @@ FOREIGN_SECTIONS = ("actor_rollout_ref", "algorithm", "critic", "reward_model", 
 def suggest(key: str, known: list[str]) -> str:
     """Returns a hint for an unknown key.
 
-    In this order: the full name in another trainer, a known key with the same last part, the last
-    part in another trainer, a similar spelling, all keys of the section.
+    In this order: the name in another trainer, all of it or its last two parts, a known key with
+    the same last part, the last part in another trainer, a similar spelling, all keys of the
+    section.
     """
     section, _, leaf = key.rpartition(".")
-    foreign = FOREIGN_KEYS.get(key) or NAMES.get(key, "")
+    two_parts = ".".join(key.split(".")[-2:])
+    foreign = FOREIGN_KEYS.get(key) or FOREIGN_KEYS.get(two_parts) or NAMES.get(key, "")
     if _is_known(foreign, known):
         return f"the nearest here is {foreign}"
     same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
