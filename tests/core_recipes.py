@@ -16,7 +16,6 @@ CORE_RECIPES = (
     "luffy",
     "online_dpo",
     "ppo",
-    "process_reward_model",
     "reward_model",
     "self_distill",
     "sft",

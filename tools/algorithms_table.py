@@ -40,13 +40,12 @@ SHOWN = (
 )
 
 # Methods whose losses are over whole responses, so that they aggregate no tokens.
-WITHOUT_AGGREGATION = ("dpo", "online_dpo", "kto", "reward_model", "process_reward_model")
+WITHOUT_AGGREGATION = ("dpo", "online_dpo", "kto", "reward_model")
 
 # Methods with a loss of their own, and its function.
 OTHER_LOSSES: dict[str, Callable[..., Any]] = {
     "kto": preference.kto,
     "reward_model": preference.bradley_terry,
-    "process_reward_model": preference.step_cross_entropy,
 }
 
 

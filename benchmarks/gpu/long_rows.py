@@ -30,7 +30,6 @@ TIME_LIMIT = "time limit"
 GIB = 2**30
 LORA = ("model.lora.rank=16", "model.lora.alpha=32")
 RECOMPUTE = ("model.activation_checkpointing=true", "model.kept_attention_blocks=0")
-OFFLOAD = (*RECOMPUTE, "model.activation_offload=true")
 
 
 class Case(NamedTuple):
@@ -42,11 +41,8 @@ class Case(NamedTuple):
 
 CASES = {
     "0.6b": Case("0.6b", (*RECOMPUTE, "optimizer.kind=adamw_fused")),
-    "0.6b-offload": Case("0.6b", (*OFFLOAD, "optimizer.kind=adamw_fused")),
     "4b-lora": Case("4b", (*RECOMPUTE, *LORA)),
-    "4b-lora-offload": Case("4b", (*OFFLOAD, *LORA)),
     "8b-4bit": Case("8b", (*RECOMPUTE, *LORA, "model.quantization=4bit")),
-    "8b-4bit-offload": Case("8b", (*OFFLOAD, *LORA, "model.quantization=4bit")),
     "tiny": Case("tiny", (*RECOMPUTE, *LORA, "model.quantization=4bit", "model.device=cpu")),
 }
 

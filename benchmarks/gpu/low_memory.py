@@ -29,7 +29,6 @@ RECOMPUTE = "model.activation_checkpointing=true"
 OPTIONS: dict[str, tuple[str, ...]] = {
     "full": (FULL,),
     "full, checkpointing": (FULL, RECOMPUTE),
-    "full, checkpointing, activation offload": (FULL, RECOMPUTE, "model.activation_offload=true"),
     "full, 8-bit optimizer": ("optimizer.kind=adamw_8bit",),
     "full, offloaded optimizer": ("optimizer.kind=adamw_offloaded",),
     "LoRA": (FULL, *LORA),
@@ -39,7 +38,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         *LORA,
         "model.quantization=4bit",
         RECOMPUTE,
-        "model.activation_offload=true",
     ),
 }
 
@@ -152,13 +150,7 @@ def main() -> None:
     if args.child:
         print(json.dumps(run_child(args, OPTIONS[args.child])), flush=True)
         return
-    import torch
-
     names = [name.strip() for name in args.only.split(";")] if args.only else list(OPTIONS)
-    if not torch.cuda.is_available():
-        offloads = "model.activation_offload=true"
-        print(f"left out, because they need a GPU: options with {offloads}", flush=True)
-        names = [name for name in names if offloads not in OPTIONS[name]]
     with ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(lambda name: measure_option(args, name), names))
 

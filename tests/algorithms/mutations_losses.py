@@ -262,14 +262,6 @@ MUTATIONS = [
     Mutation(
         "preference", "bradley_terry", "chosen + rejected", "chosen - rejected", "bradley_terry"
     ),
-    Mutation("preference", "step_cross_entropy", "signs * scores", "scores", "step_cross_entropy"),
-    Mutation(
-        "preference",
-        "step_cross_entropy",
-        "scores.detach() > 0",
-        "scores.detach() < 0",
-        "step_cross_entropy",
-    ),
     Mutation("preference", "dpo", "2 * beta", "beta", "dpo"),
     Mutation("preference", "dpo", "1 - beta * h", "1 - h", "dpo"),
     Mutation(

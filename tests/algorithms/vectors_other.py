@@ -352,16 +352,6 @@ def check_bradley_terry(a):
     close(tie.metrics["accuracy"], [0])
 
 
-def check_step_cross_entropy(a):
-    """Scores log 3, log 3 and -log 3: p is 3/4, 3/4 and 1/4."""
-    log3 = math.log(3)
-    is_right = torch.tensor([True, False, False])
-    out = a.preference.step_cross_entropy(column(log3, log3, -log3), is_right)
-    close(out.values, [math.log(4 / 3), math.log(4), math.log(4 / 3)])
-    close(out.metrics["probability"], [0.75, 0.75, 0.25])
-    close(out.metrics["accuracy"], [1, 0, 1])
-
-
 def check_distillation(a):
     """p = (1/2, 1/4, 1/4) and q = (1/4, 1/4, 1/2) over two top tokens and the rest.
 

@@ -201,8 +201,6 @@ def _data(recipe: str) -> str:
     """Returns the data that a recipe trains on."""
     if recipe == "kto":
         return "{labels}"
-    if recipe == "process_reward_model":
-        return "{steps}"
     if recipe in ("online_dpo", "gdpo", "classmate_gdpo"):
         return "arithmetic:1"
     pairs = (
@@ -303,10 +301,6 @@ def make_places(folder: Path) -> dict[str, str]:
                 "ground_truth": str(a + b),
                 "data_source": "arithmetic/digits",
             }
-            for a, b in sums
-        ],
-        "steps": [
-            {"prompt": f"{a}+{b}=", "completions": [str(a), str(a + b)], "labels": [True, b < 3]}
             for a, b in sums
         ],
         "labels": [

@@ -18,7 +18,6 @@ REASONS = {
     # the model
     "model.device": "chosen per machine",
     "model.activation_checkpointing": "chosen by the memory of the GPU",
-    "model.activation_offload": "chosen by the memory of the GPU",
     "model.kept_attention_blocks": "chosen by the memory of the GPU",
     "model.quantization": "chosen by the memory of the GPU; any recipe runs with it and LoRA",
     "model.trust_remote_code": "unsafe, so it is only ever set by the user",
@@ -96,7 +95,6 @@ REASONS = {
     "cluster.engine_apart": "chosen per machine",
     "cluster.wait_s": "raised for very large models",
     # policy gradient methods
-    "method.step_separator": "process_reward_model: chosen per data set, as TRL's",
     "method.train_on": "SFT on the last assistant turn only, as some trainers do",
     "method.gamma": "discount of GAE and REINFORCE++, as in verl",
     "method.turn_weight": "goes with method.advantage=gigpo",

@@ -318,23 +318,18 @@ def test_weights_in_4_bits_by_hand(tiny64: Path) -> None:
 
 
 @pytest.mark.slow
-def test_4_bits_and_offload_need_less_memory(tiny64: Path) -> None:
+def test_4_bits_need_less_memory(tiny64: Path) -> None:
     pytest.importorskip("peft")
     checkpointing = "model.activation_checkpointing=true"
-    peaks: dict[str, int] = {}
     held: dict[str, int] = {}
-    for setting in ("seed=1", "model.quantization=4bit", "model.activation_offload=true"):
+    for setting in ("seed=1", "model.quantization=4bit"):
         lora = ("model.lora.rank=2", checkpointing, setting)
         plan = make_plan(make_workload(8, 20, 4), tiny64, "rollout.max_response_tokens=20", *lora)
         memory = fit.estimate_memory(plan, process=0)
-        peaks[setting] = memory.phases["update"]["activations"]
         held[setting] = memory.held["weights"]
-        if setting == "model.activation_offload=true":
-            continue
         suggested = dict(suggest_settings(plan, lambda plan: fit.estimate_memory(plan, process=0)))
         assert ("model.quantization=4bit" in suggested) == (setting == "seed=1")
     assert held["model.quantization=4bit"] < 0.5 * held["seed=1"]
-    assert peaks["model.activation_offload=true"] < 0.9 * peaks["seed=1"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""4-bit weights, 8-bit optimizer state and offloaded activations on a GPU.
+"""4-bit weights, 8-bit optimizer state and kept attention on a GPU.
 
 Run with: make test-gpu
 """
@@ -12,7 +12,6 @@ from postgrad.config.compose import compose
 from postgrad.data.problems import load_problems
 from postgrad.methods import find_method
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes import recompute
 from postgrad.model.quantized import dequantize_reference, quantize, quantized_modules
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
@@ -80,47 +79,6 @@ def test_the_captured_decode_step_samples_from_the_4_bit_policy(wide, dtype):
         assert gap.max() < (1e-3 if dtype == "float32" else 0.2), step
         assert gap.mean() < (1e-4 if dtype == "float32" else 0.02), step
         assert host.policy.update(random_batch(3), step)["grad_norm"] > 0
-
-
-@pytest.mark.parametrize("overrides", [(), FOUR_BIT], ids=["full", "4-bit"])
-def test_offloaded_activations_give_the_same_gradients(wide, overrides, monkeypatch):
-    """Several blocks, so that copies overlap with the passes; the memory is used again."""
-    if overrides:
-        pytest.importorskip("peft")
-    monkeypatch.setattr(recompute, "MIN_BYTES", 0)
-    monkeypatch.setattr(recompute, "SEGMENT_BYTES", 1 << 12)
-    batch = random_batch(3, groups=32, samples=8)
-    expected = gradients_of(make_host(wide, RECOMPUTE, *overrides), batch)
-    host = make_host(wide, RECOMPUTE, "model.activation_offload=true", *overrides)
-    store = host.policy.model.base_model.layers[0]._gradient_checkpointing_func.__self__
-    store.min_bytes = 0
-    for _ in range(2):
-        for name, gradient in gradients_of(host, batch).items():
-            torch.testing.assert_close(gradient, expected[name], rtol=1e-2, atol=1e-4, msg=name)
-        assert store.num_segments == len(store.free_segments) > 0
-        for master in host.policy.optimizer.masters.values():
-            master.grad = None
-
-
-def test_offloaded_activations_leave_the_device(wide):
-    """Four bfloat16 block inputs of 8 MiB each; the peak falls by at least one of them."""
-    rows = [Trajectory("u", [1], [2] * 16_383, 0, 0, tokens={"advantages": [1.0] * 16_383})]
-    batch = Batch.of(rows)
-    batch.tokens["old_logprobs"] = torch.full((16_383,), -2.9)
-    peaks: list[int] = []
-    for offload in ("false", "true"):
-        offloading = f"model.activation_offload={offload}"
-        host = make_host(wide, RECOMPUTE, offloading)
-        gradients_of(host, batch)
-        for master in host.policy.optimizer.masters.values():
-            master.grad = None
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        gradients_of(host, batch)
-        peaks.append(torch.cuda.max_memory_allocated() - before)
-        del host
-    assert peaks[0] - peaks[1] > 16_384 * 256 * 2
 
 
 @pytest.mark.parametrize("overrides", [(), FOUR_BIT], ids=["full", "4-bit"])

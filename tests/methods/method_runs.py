@@ -26,7 +26,7 @@ RECIPES = [name for name in recipe_names() if name != "base" and not name.starts
 # Recipes that train on pairs of the data, or on one response per row.
 PAIR_RECIPES = ("dpo", "dpo_norm", "dpo_sft", "tr_dpo", "ipo", "orpo", "simpo", "cs336_dpo")
 SFT_RECIPES = ("sft", "dft", "cs336_sft", "cs336_sft_2048", "cs336_sft_4096", "cs336_instruct")
-GIVEN_RECIPES = (*PAIR_RECIPES, "kto", "reward_model", "process_reward_model", *SFT_RECIPES)
+GIVEN_RECIPES = (*PAIR_RECIPES, "kto", "reward_model", *SFT_RECIPES)
 # Recipes that differ from another one only in their sizes are composed, not run.
 SIZES_ONLY = [*(name for name in RECIPES if name.endswith("_small")), "classmate_maths"]
 # Recipes that need a teacher and no reward.

@@ -55,7 +55,7 @@ def test_the_page_is_what_the_code_says(page):
         ("Advantages", ADVANTAGES),
         ("Policy losses", LOSSES),
         ("Preference losses", PREFERENCE_LOSSES),
-        ("Losses of other methods", ["kto", "reward_model", "process_reward_model"]),
+        ("Losses of other methods", ["kto", "reward_model"]),
         ("Distillation", DIVERGENCES),
         ("Aggregation", AGGREGATIONS),
         ("KL to the reference", KL_ESTIMATORS),

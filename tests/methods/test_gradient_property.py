@@ -62,7 +62,6 @@ def batch_with_all_columns(seed: int = 101) -> Batch:
     batch.rows["mixed"] = torch.ones(len(batch), dtype=torch.bool)
     batch.rows["preference"] = preference(batch.rows["group"].tolist())
     batch.rows["desirable"] = (torch.arange(len(batch)) % 2).float()
-    batch.tokens["step_label"] = torch.arange(batch.num_tokens).remainder(3).sub(1).float()
     batch.rows["kl"] = torch.full((len(batch),), 0.1)
     # Drawn last, so that the columns above keep their numbers. Ties are selected together.
     batch.tokens["entropy"] = (column(0.0, 2.0) > 0.5).float()

@@ -186,10 +186,6 @@ def test_a_run_with_a_reference_has_no_gap_between_engine_and_trainer(tiny, tmp_
         (("cluster=ray",), "cluster.backend=ray"),
         (("cluster.backend=process", "cluster.engine_apart=true"), "rollout.engine=native"),
         (("model.path=x.gguf",), "GGUF"),
-        (
-            ("model.activation_offload=true", "model.activation_checkpointing=false"),
-            "model.activation_checkpointing=true",
-        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused(tiny, overrides, key):

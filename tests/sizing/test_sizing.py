@@ -267,14 +267,6 @@ def test_a_run_is_planned_for_a_gpu_that_is_not_here(
     assert not list(tmp_path.iterdir())
 
 
-def test_offloaded_activations_are_of_recomputed_blocks(tiny: Path) -> None:
-    settings = ("model.activation_offload=true", "model.lora.rank=4")
-    config = make_config(tiny, *settings)
-    config.model.activation_checkpointing = None
-    resolved = make_method(config, find_gpu("h200")).config
-    assert resolved.model.activation_checkpointing is True
-
-
 @pytest.mark.slow
 def test_only_the_policy_without_its_adapters_needs_no_weights_of_its_own(tiny: Path) -> None:
     """A teacher that is the policy's own base model, and one of another path."""

@@ -79,7 +79,6 @@ def test_sparkline_shows_means_of_equal_shares():
     [
         ({"reward_model/accuracy": 0.625, "reward_model/margin": 0.02}, "preferred 0.625"),
         ({"kto/accuracy": 0.5}, "preferred 0.500"),
-        ({"process_reward_model/accuracy": 0.75}, "right labels 0.750"),
     ],
 )
 def test_methods_without_rewards_show_how_well_they_do(metrics, line):

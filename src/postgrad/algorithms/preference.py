@@ -176,23 +176,6 @@ def bradley_terry(
     return PreferenceLoss(values, metrics)
 
 
-def step_cross_entropy(scores: Tensor, is_right: Tensor) -> PreferenceLoss:
-    """(steps,) the loss of a process reward model: the cross-entropy of each step's label.
-
-        p = σ(score)
-        right step: loss = -log p
-        wrong step: loss = -log (1 - p)
-
-    Metrics: accuracy (p > 1/2 where the step is right), probability = p.
-    """
-    signs = torch.where(is_right, 1.0, -1.0)
-    metrics = {
-        "accuracy": ((scores.detach() > 0) == is_right).to(scores.dtype),
-        "probability": scores.detach().sigmoid(),
-    }
-    return PreferenceLoss(-logsigmoid(signs * scores), metrics)
-
-
 def _subtract(logprobs: Tensor, reference: Tensor | None) -> Tensor:
     """`logprobs` minus those of the reference, if there is one."""
     return logprobs if reference is None else logprobs - reference.detach()

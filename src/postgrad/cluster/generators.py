@@ -13,10 +13,9 @@ from postgrad.config.schema import Config, EngineConfig
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import LIVE, Role
-from postgrad.methods.support.reward_models import ModelVerifier, StepVerifier
+from postgrad.methods.support.reward_models import ModelVerifier
 from postgrad.model.context import context_length
 from postgrad.model.load import load_tokenizer, model_config
-from postgrad.model.process_reward_model import scores_steps, separator_of
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.generator import Chat, Generator
@@ -94,14 +93,6 @@ def open_reward_models(config: EngineConfig, verifier: str) -> dict[str, JudgeMo
 def _make_verifier(config: EngineConfig, term: ModelTerm, model: Any) -> JudgeModel:
     settings = dataclasses.replace(config.model, path=term.path)
     prompts = Prompts(load_tokenizer(settings, config.seed))
-    if scores_steps(settings, config.seed):
-        separator = separator_of(settings, config.seed)
-        return StepVerifier(model, prompts, separator, term.step_score)
-    if term.step_score:
-        raise ConfigError(
-            f"reward.verifier: model:{term.path} scores whole responses, not steps; "
-            f"remove #{term.step_score}"
-        )
     return ModelVerifier(model, prompts)
 
 

@@ -21,7 +21,6 @@ from postgrad.model.lora import add_adapters
 from postgrad.model.meta_model import load_on_meta, load_on_ranks
 from postgrad.model.passes.recompute import chunk_mlps
 from postgrad.model.policy import BaseModelPolicy, FrozenPolicy, LocalPolicy
-from postgrad.model.process_reward_model import StepModel, StepPolicy, scores_steps
 from postgrad.model.quantized import round_linears
 from postgrad.model.ranks import Ranks
 from postgrad.model.reward_model import RewardModel, RewardPolicy
@@ -31,11 +30,7 @@ from postgrad.rollout.native.engine import NativeEngine
 
 GENERATING = ("engine", "chat")  # kinds of roles that generate text
 # Method.trains_scores -> class of the trained model
-POLICY_CLASSES: dict[str, type[LocalPolicy]] = {
-    "": LocalPolicy,
-    "response": RewardPolicy,
-    "step": StepPolicy,
-}
+POLICY_CLASSES: dict[bool, type[LocalPolicy]] = {False: LocalPolicy, True: RewardPolicy}
 
 
 @dataclass
@@ -119,8 +114,7 @@ def load_reward_model(config: Config | EngineConfig, path: str) -> RewardModel:
     """Returns the reward model at a path. Raises: ConfigError that names its setting."""
     settings = dataclasses.replace(config.model, path=path)
     try:
-        model_class = StepModel if scores_steps(settings, config.seed) else RewardModel
-        return model_class(settings, choose_device(config.model.device), config.seed)
+        return RewardModel(settings, choose_device(config.model.device), config.seed)
     except ConfigError as error:
         # The message is about model.path, which is the policy's setting.
         reason = str(error).removeprefix(f"model.path={path}").removeprefix(":").strip()

@@ -30,7 +30,7 @@ METHODS = {
     "chat": ("generate",),
     "frozen": ("logprobs", "top_logprobs"),
     "synced": ("logprobs", "top_logprobs", "publish", "save", "load", "begin_save", "saved"),
-    "scores": ("scores", "step_scores"),
+    "scores": ("scores",),
     "critic": ("values", "update", "save", "load", "begin_save", "saved"),
 }
 

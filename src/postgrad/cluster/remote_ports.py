@@ -37,10 +37,6 @@ class RemoteModel:
     def scores(self, rows: Sequence[Sequence[int]]) -> Tensor:
         return self.caller.call(self.role, "scores", [list(row) for row in rows])
 
-    def step_scores(self, rows: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]) -> Tensor:
-        lists = [list(row) for row in rows], [list(of_row) for of_row in ends]
-        return self.caller.call(self.role, "step_scores", *lists)
-
     def update(self, batch: Batch, step: int) -> dict[str, float]:
         return self.caller.call(self.role, "update", batch, step)
 

@@ -56,11 +56,6 @@ class ModelConfig:
         "recompute activations in the backward pass: less memory, more time; null: on a GPU where "
         "the run would not fit otherwise (docs/scale.md)",
     )
-    activation_offload: bool = setting(
-        False,
-        "keep the inputs of recomputed blocks in host memory until the backward pass; needs "
-        "model.activation_checkpointing and an accelerator",
-    )
     kept_attention_blocks: int | None = setting(
         None,
         "recomputed blocks that keep their attention outputs: more memory, less time for long "

@@ -49,7 +49,6 @@ from postgrad.data.preference_rows import (
 )
 from postgrad.data.rows import Row, RowError
 from postgrad.data.schema_hints import rename_hint
-from postgrad.data.stepwise_rows import is_tagged, read_tagged_steps
 from postgrad.data.unsupported_columns import refuse_unsupported
 from postgrad.problem import Problem
 
@@ -341,7 +340,6 @@ SCHEMAS = (
         matches=_label_is_truth,
         truth="label",
     ),
-    Schema("Math-Shepherd", ("input", "label"), read_tagged_steps, matches=is_tagged),
     Schema(
         "input and label",
         ("input", "label"),

@@ -55,23 +55,6 @@ def split_conversation(
     return ids[:start], ids[start:]
 
 
-def stepwise_ids(
-    prompts: Prompts, problem: Problem, steps: Sequence[str], separator: str
-) -> tuple[list[int], list[int]]:
-    """The prompt and the steps as token ids, and for each step the number of ids up to its end.
-
-    Each step and the separator after it are tokenized alone, so a step's ids do not depend on its
-    neighbors.
-    """
-    ids = list(prompts.encode(problem))
-    ends: list[int] = []
-    for step in steps:
-        ids += prompts.encode_response(step, with_end=False)
-        ids += prompts.encode_response(separator, with_end=False)
-        ends.append(len(ids))
-    return ids, ends
-
-
 class ScoredRows:
     """Encodes prompts as Prompts does, and drops problems whose scored tokens are too many.
 

@@ -46,7 +46,6 @@ PACKAGES = ("torch", "transformers", "math-verify")
 TRAINING_ONLY = (
     "model.lora.rank",
     "model.activation_checkpointing",
-    "model.activation_offload",
     "model.kept_attention_blocks",
     "model.quantization",
     "rollout.staleness",

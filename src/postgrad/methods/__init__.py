@@ -1,7 +1,6 @@
 """Training methods: one file per algorithm. base.py has the stages that all methods share.
 
     sft, dpo, online_dpo, kto, reward_model    learn from given responses or from preferences
-    process_reward_model                       learns which steps of a response are right
     ppo, grpo, luffy, exgrpo, bupo, classmate  learn from rewards
     curriculum                                 grpo that draws problems by their difficulty
     distill, self_distill                      learn from a teacher's log-probs
@@ -32,7 +31,6 @@ METHODS = {
     "grpo": "postgrad.methods.grpo:Grpo",
     "curriculum": "postgrad.methods.curriculum:Curriculum",
     "reward_model": "postgrad.methods.reward_model:RewardModel",
-    "process_reward_model": "postgrad.methods.process_reward_model:ProcessRewardModel",
     "distill": "postgrad.methods.distill:Distill",
     "self_distill": "postgrad.methods.self_distill:SelfDistill",
     "ppo": "postgrad.methods.ppo:Ppo",

@@ -85,8 +85,8 @@ class Method:
     trains_on_demonstrations: ClassVar[bool] = False
     # A prompt is also read with the responses of other rows.
     mixes_rows: ClassVar[bool] = False
-    # The trained model gives scores instead of log-probs: one per "response", or one per "step".
-    trains_scores: ClassVar[str] = ""
+    # The trained model gives one score per response instead of log-probs.
+    trains_scores: ClassVar[bool] = False
     # Responses are split into thought and output, so that a monitor can read the thoughts.
     has_thoughts: ClassVar[bool] = False
     # Rows may contain tokens that tools wrote.

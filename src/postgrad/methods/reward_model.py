@@ -38,7 +38,7 @@ class RewardModelSettings(MethodSettings):
 
 class RewardModel(GivenPairs):
     Settings = RewardModelSettings
-    trains_scores = "response"
+    trains_scores = True
 
     # ---- checks
 

@@ -26,7 +26,7 @@ from postgrad.model.hub import hub_is_reachable
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import base_model_config, is_adapter, merge_adapter
 from postgrad.model.passes.attention import register_attention
-from postgrad.model.passes.recompute import keep_attention, offload_block_inputs
+from postgrad.model.passes.recompute import keep_attention
 from postgrad.model.processor_files import save_tokenizer
 from postgrad.model.quantized import quantize_linears
 from postgrad.packages import is_installed
@@ -100,37 +100,26 @@ def _initialize_lm_head(model: Any, missing: set[str], seed: int) -> set[str]:
     return found
 
 
-def load_classifier(
-    config: ModelConfig, device: torch.device, seed: int = 0, per_token: bool = False
-) -> Any:
-    """Return a frozen classifier: a reward model.
-
-    It is a sequence classifier with one label or, with `per_token`, a token classifier with two.
+def load_classifier(config: ModelConfig, device: torch.device, seed: int = 0) -> Any:
+    """Return a frozen sequence classifier with one label: a reward model.
 
     Raises: ConfigError, one line, for a path that is no such model.
     """
     _silence_transformers()
-    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+    from transformers import AutoModelForSequenceClassification
 
-    auto_class: Any = AutoModelForSequenceClassification
-    recipe, num_labels = "reward_model", 1
-    if per_token:
-        auto_class = AutoModelForTokenClassification
-        recipe, num_labels = "process_reward_model", 2
     options: dict[str, Any] = {"output_loading_info": True}
     if config.dtype in DTYPES:
         options["dtype"] = DTYPES[config.dtype]
-    model, info = _from_pretrained(auto_class, config, seed, **options)
+    model, info = _from_pretrained(AutoModelForSequenceClassification, config, seed, **options)
     if info["missing_keys"]:
         raise ConfigError(
             f"model.path={config.path} is not a reward model: its folder has no "
-            f"{sorted(info['missing_keys'])[0]}; train one with postgrad train {recipe}"
+            f"{sorted(info['missing_keys'])[0]}; train one with postgrad train reward_model"
         )
-    if model.config.num_labels != num_labels:
-        kind = "process reward model" if per_token else "reward model"
+    if model.config.num_labels != 1:
         raise ConfigError(
-            f"model.path={config.path} has {model.config.num_labels} labels; "
-            f"a {kind} has {num_labels}"
+            f"model.path={config.path} has {model.config.num_labels} labels; a reward model has 1"
         )
     disable_dropout(model)
     return model.to(device).eval().requires_grad_(False)
@@ -208,9 +197,7 @@ def prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.de
     gate.measure()
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable()  # type: ignore[operator]
-        if config.activation_offload:
-            offload_block_inputs(model, device)
-        elif config.kept_attention_blocks:
+        if config.kept_attention_blocks:
             keep_attention(model, config.kept_attention_blocks)
     if supports_triton(device):
         from postgrad.model.passes.kernels.install import install_kernels

@@ -8,7 +8,7 @@ last token, as transformers reads it from the saved folder.
 import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ from postgrad.model.passes.layout import MicroBatch, default_token_budget
 from postgrad.model.policy import LocalPolicy, Objective, read_weights
 from postgrad.model.score_head import SCORE, read_score_head
 from postgrad.model.views import View
+
+AUTO_CLASS = "AutoModelForSequenceClassification"
 
 
 class ScoreOutputs(NamedTuple):
@@ -49,10 +51,8 @@ class RewardModel:
     Raises ConfigError for a folder that is not a sequence classifier with one label.
     """
 
-    per_token: ClassVar[bool] = False  # the logits are those of every token
-
     def __init__(self, config: ModelConfig, device: torch.device, seed: int = 0) -> None:
-        self.model = load_classifier(config, device, seed, self.per_token)
+        self.model = load_classifier(config, device, seed)
         self.pad_id = padding_id(load_tokenizer(config, seed))
         self.model.config.pad_token_id = self.pad_id
         self.device = device
@@ -108,50 +108,37 @@ class RewardPolicy(LocalPolicy):
     """
 
     Outputs = ScoreOutputs
-    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
-    head_names: ClassVar[tuple[str, ...]] = (SCORE,)
 
     def __init__(self, config: Config, loaded: Loaded, objective: Objective) -> None:
         self.config = config
         parameter = next(loaded.model.parameters())
         width = int(loaded.model.config.get_text_config().hidden_size)
         # The head is float32, whatever the model's compute type is.
-        self.head = self.make_head(width)
+        self.head = nn.Linear(width, 1, bias=False)
         generator = torch.Generator().manual_seed(config.seed)
         # So small that scores start near 0. A larger head gives all responses a common score, and
         # the first steps then only center it.
         nn.init.normal_(self.head.weight, std=1 / (width + 1), generator=generator)
-        self._load_head()
+        self._read_head(read_score_head(config.model, config.seed))
         self.head.to(parameter.device)
         self.check_architecture(loaded)
         super().__init__(config, loaded, objective)
 
-    def make_head(self, width: int) -> nn.Linear:
-        """Return a new head that gives one score."""
-        return nn.Linear(width, 1, bias=False)
-
-    def head_state(self) -> dict[str, Tensor]:
-        """Return the head's tensors as a folder has them."""
-        return {SCORE: self.head.weight.detach()}
-
-    def read_head(self, tensors: dict[str, Tensor]) -> None:
+    @torch.no_grad()
+    def _read_head(self, tensors: dict[str, Tensor]) -> None:
         """Copy the head from the tensors of a folder, if they have one of the right shape."""
         if SCORE in tensors and tensors[SCORE].shape == self.head.weight.shape:
             self.head.weight.copy_(tensors[SCORE])
 
-    def classifier_settings(self) -> dict[str, Any]:
-        """Return the entries of config.json that make the folder a reward model's."""
-        return {"num_labels": 1}
-
     def make_classifier(self, loaded: Loaded) -> Any:
         """Return a stock classifier of the model's configuration, without weights."""
-        import transformers
+        from transformers import AutoModelForSequenceClassification
 
         config = copy.deepcopy(loaded.model.config)
-        config.update(self.classifier_settings())
+        config.update({"num_labels": 1})
         config.pad_token_id = padding_id(loaded.tokenizer)
         with torch.device("meta"):
-            return getattr(transformers, self.auto_class).from_config(config)
+            return AutoModelForSequenceClassification.from_config(config)
 
     def check_architecture(self, loaded: Loaded) -> None:
         """Raise ConfigError if transformers has no such classifier for this model type."""
@@ -160,13 +147,13 @@ class RewardPolicy(LocalPolicy):
             classifier = self.make_classifier(loaded)
         except ValueError as error:
             raise ConfigError(
-                f"model.path: transformers has no {self.auto_class} for "
+                f"model.path: transformers has no {AUTO_CLASS} for "
                 f"{loaded.model.config.model_type}; use another model"
             ) from error
         known = {name for name, _ in classifier.base_model.named_parameters()}
         if names != known or not hasattr(classifier, "score"):
             raise ConfigError(
-                f"model.path: {self.auto_class} of {loaded.model.config.model_type} has "
+                f"model.path: {AUTO_CLASS} of {loaded.model.config.model_type} has "
                 "other blocks than its language model; use another model"
             )
 
@@ -182,7 +169,7 @@ class RewardPolicy(LocalPolicy):
 
     def save(self, folder: str) -> None:
         classifier = self.make_classifier(self.loaded)
-        weights = {**self.weights(), **self.head_state()}
+        weights = {**self.weights(), SCORE: self.head.weight.detach()}
         known = classifier.state_dict().keys()
         state = {name: weight.cpu() for name, weight in weights.items() if name in known}
         classifier.load_state_dict(state, strict=False, assign=True)
@@ -202,9 +189,8 @@ class RewardPolicy(LocalPolicy):
             for name, _ in self.model.named_parameters()
             if name.startswith(self.model.base_model_prefix)
         ]
-        names = [*self.head_names, *body]
-        tensors = read_weights(Path(folder) / "policy", names, self.auto_class)
-        self.read_head(tensors)
+        tensors = read_weights(Path(folder) / "policy", [SCORE, *body], AUTO_CLASS)
+        self._read_head(tensors)
         if self.has_adapters:
             load_adapter(self.model, Path(folder) / "adapter")
         else:
@@ -212,8 +198,3 @@ class RewardPolicy(LocalPolicy):
                 if name in tensors:  # all but the LM head
                     p.copy_(tensors[name])
         self.optimizer.load(Path(folder) / "optimizer.safetensors")
-
-    @torch.no_grad()
-    def _load_head(self) -> None:
-        """Copy the score head of the model that training starts from, if it has one."""
-        self.read_head(read_score_head(self.config.model, self.config.seed))

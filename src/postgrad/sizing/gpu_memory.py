@@ -163,8 +163,8 @@ class GpuEstimator:
         """Return the simulation of this model's passes."""
         settings = config.model
         rank = settings.lora.rank if adapters else 0
-        changes = (settings.activation_checkpointing, settings.activation_offload)
-        key = (id(model), settings.dtype, changes, settings.quantization, rank)
+        recomputes = settings.activation_checkpointing
+        key = (id(model), settings.dtype, recomputes, settings.quantization, rank)
         if key not in self.simulations:
             self.simulations[key] = PackedSimulation(config, model, adapters)
         return self.simulations[key]
@@ -266,7 +266,7 @@ def is_captured(config: Config, size: ModelSize, tokens: int) -> bool:
 def num_kept_attention(config: Config, num_blocks: int) -> int:
     """Return the blocks whose attention is not computed again in the backward pass."""
     model = config.model
-    if not model.activation_checkpointing or model.activation_offload:
+    if not model.activation_checkpointing:
         return 0
     return min(model.kept_attention_blocks or 0, num_blocks)
 

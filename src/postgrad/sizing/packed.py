@@ -119,8 +119,6 @@ class PackedSimulation:
         kept_by_two, _ = _train(two, tokens, response_tokens)
         _, peak_of_blocks = _train(one, tokens, 0)
         num_more = self.num_blocks - 1
-        if self.config.model.activation_offload:  # one goes to the host, one comes back
-            num_more = min(num_more, 2)
         kept = kept_by_one + num_more * (kept_by_two - kept_by_one)
         return PassMemory(
             kept=kept,

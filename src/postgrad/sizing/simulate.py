@@ -222,8 +222,6 @@ def _simulate_update(config: Config, model_config: Any, micro: MicroBatch) -> tu
     kept_by_one, peak_of_one = _simulate_blocks(config, model_config, micro, 1)
     kept_by_two, _ = _simulate_blocks(config, model_config, micro, 2)
     num_more = int(model_config.get_text_config().num_hidden_layers) - 1
-    if config.model.activation_offload:  # one on its way to the host, one on its way back
-        num_more = min(num_more, 2)
     activations = kept_by_one + num_more * (kept_by_two - kept_by_one)
     return activations, peak_of_one - kept_by_one
 

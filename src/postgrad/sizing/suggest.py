@@ -31,8 +31,6 @@ def _try_settings(plan: Plan, estimate_plan: Callable[[Plan], Memory]) -> list[t
         "rollout.max_response_tokens": max(1, config.rollout.max_response_tokens // 2),
         "optimizer.kind": "adamw_offloaded",
     }
-    if config.model.activation_checkpointing and config.model.device != "cpu":
-        changes["model.activation_offload"] = True
     if config.model.kept_attention_blocks:
         changes["model.kept_attention_blocks"] = 0
     if config.model.lora.rank:

@@ -51,8 +51,6 @@ def resolve_passes(
     """
     model = config.model
     training = config.training
-    if model.activation_offload and model.activation_checkpointing is None:
-        model.activation_checkpointing = True  # what is offloaded are inputs of recomputed blocks
     # Passes with LoRA or checkpointing are not captured as graphs; see model/passes/captured.py.
     is_eager = bool(model.lora.rank or model.activation_checkpointing)
     default = default_token_budget(device, eager=is_eager)
@@ -70,7 +68,7 @@ def _kept_attention(
 ) -> int:
     """Return how many recomputed blocks keep their attention: those for which memory is left."""
     model = config.model
-    if not model.activation_checkpointing or model.activation_offload:
+    if not model.activation_checkpointing:
         return 0
     if config.cluster.backend == "ray" or not has_own_memory(device):
         return 0

@@ -13,7 +13,6 @@ from postgrad.model.device import (
     memory_held,
     other_processes_bytes,
     requested_memory,
-    supports_state_streaming,
     total_memory_bytes,
 )
 from postgrad.model.policy import LocalPolicy
@@ -36,7 +35,7 @@ PASSES = "model.activation_checkpointing=true, or training.token_budget to a sma
 # From this share of the GPU on, what other processes hold is named first; a context needs less.
 MIN_OTHER_SHARE = 0.1
 # If blocks are recomputed already.
-LONG_PASSES = "model.activation_offload=true, or training.token_budget to a smaller number"
+LONG_PASSES = "training.token_budget to a smaller number"
 ADVICE = {"sample": SAMPLING, "validate": SAMPLING, "load": LOADING, "save": LOADING}
 # What the error names if it does not happen in a stage of a step, which the driver names.
 ACTIVITIES = {"validate": " during the validation", "save": " while the checkpoint was written"}
@@ -78,7 +77,7 @@ def explain(stage: str, text: str, policy: Any = None) -> str:
         device = policy.device
         parts = memory_parts(policy)
         held = "; " + ", ".join(f"{name} {size:.1f} GiB" for name, size in parts.items())
-        if advice == PASSES and _could_offload(policy):
+        if advice == PASSES and policy.config.model.activation_checkpointing:
             advice = LONG_PASSES
         advice = estimated_advice(stage, policy) or advice
         others = describe_others(other_processes_bytes(device), total_memory_bytes(device))
@@ -130,14 +129,6 @@ def estimated_advice(stage: str, policy: LocalPolicy) -> str:
         if setting.partition("=")[0] in MAY_CHANGE:
             best.append(f"{setting} (saves {saved / GIB:.1f} GiB)")
     return " or ".join(best[:2])
-
-
-def _could_offload(policy: LocalPolicy) -> bool:
-    """Return whether the inputs of recomputed blocks could go to host memory."""
-    if not supports_state_streaming(policy.device):
-        return False
-    model = policy.config.model
-    return bool(model.activation_checkpointing) and not model.activation_offload
 
 
 def memory_parts(policy: LocalPolicy) -> dict[str, float]:

@@ -29,7 +29,6 @@ from postgrad.model.device import (
     choose_device,
     choose_dtype,
     is_gpu,
-    supports_state_streaming,
     supports_triton,
 )
 from postgrad.model.load import load_tokenizer, model_config, model_hidden_size
@@ -89,11 +88,6 @@ def resolve(config: Config, method: Method | None = None, planned: GpuSpec | Non
     if not planned:
         check_engine(engine_config(config))
     device = _resolve_device(config, planned)
-    if config.model.activation_offload and not supports_state_streaming(device):
-        raise ConfigError(
-            f"model.activation_offload=true needs a CUDA device, and model.device={device.type}; "
-            "remove it"
-        )
     if config.model.kept_attention_blocks and not (planned or supports_triton(device)):
         raise ConfigError(
             f"model.kept_attention_blocks={config.model.kept_attention_blocks} needs a device with "

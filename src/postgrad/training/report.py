@@ -21,7 +21,6 @@ SHOWN_METRICS = (
     ("kto/accuracy", "preferred", ".3f"),
     ("reward_model/accuracy", "preferred", ".3f"),
     ("reward_model/margin", "margin", ".3f"),
-    ("process_reward_model/accuracy", "right labels", ".3f"),
     ("response/length", "length", ".1f"),
     ("response/truncated", "truncated", ".0%"),
     ("entropy", "entropy", ".3f"),

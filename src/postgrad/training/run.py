@@ -27,7 +27,6 @@ MAY_CHANGE = {
     "training.max_flat_steps",
     "training.token_budget",
     "model.activation_checkpointing",
-    "model.activation_offload",
     "model.kept_attention_blocks",
     "reward.max_failure_rate",
     "reward.workers",

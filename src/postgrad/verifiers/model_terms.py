@@ -4,37 +4,24 @@ A model scores many responses at once and runs where the other models of a run a
 are taken out of the sum; the rules that remain run as before, and the results are added.
 """
 
-import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Score
 from postgrad.user_code import PythonObject
 from postgrad.verifiers.combine import MODEL_PREFIX, Term, add_term, parse_sum
 
 ROLE = "reward_model"
 LLM_JUDGE = "llm_judge"
-# How a process reward model's probabilities of right steps become the score of a response.
-STEP_SCORES: dict[str, Callable[[Sequence[float]], float]] = {
-    "min": min,
-    "product": math.prod,
-    "mean": fmean,
-}
 
 
 @dataclass(frozen=True)
 class ModelTerm:
-    """`weight` times the score of the reward model at `path`; `role` names it in a run.
-
-    `step_score` is the name of STEP_SCORES that was given as model:PATH#NAME, or "".
-    """
+    """`weight` times the score of the reward model at `path`; `role` names it in a run."""
 
     weight: float
     path: str
     role: str
-    step_score: str = ""
 
 
 def model_terms(verifier: str) -> list[ModelTerm]:
@@ -45,19 +32,14 @@ def model_terms(verifier: str) -> list[ModelTerm]:
     for term in parse_sum(verifier):
         if not term.name.startswith(MODEL_PREFIX):
             continue
-        path, _, step_score = term.name.removeprefix(MODEL_PREFIX).partition("#")
+        path = term.name.removeprefix(MODEL_PREFIX)
         if not path or term.arguments or path.startswith(("http://", "https://")):
             raise ConfigError(
                 f"reward.verifier={verifier}: {term.name} is not a reward model; write "
                 "model:PATH with a folder or hub id of a sequence classifier with one label"
             )
-        if step_score and step_score not in STEP_SCORES:
-            raise ConfigError(
-                f"reward.verifier={verifier}: #{step_score} is not a way to score steps; "
-                f"{did_you_mean(step_score, STEP_SCORES)}"
-            )
         role = ROLE if not found else f"{ROLE}-{len(found) + 1}"
-        found.append(ModelTerm(term.weight, path, role, step_score))
+        found.append(ModelTerm(term.weight, path, role))
     return found
 
 

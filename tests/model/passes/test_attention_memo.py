@@ -95,7 +95,6 @@ def test_the_last_blocks_keep_theirs(tiny) -> None:
     "settings",
     [
         ("model.activation_checkpointing=false",),
-        ("model.activation_checkpointing=true", "model.activation_offload=true"),
         ("model.activation_checkpointing=true", "cluster.backend=ray"),
         ("model.activation_checkpointing=true",),  # a CPU has no Triton kernels
     ],

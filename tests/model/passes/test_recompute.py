@@ -1,4 +1,4 @@
-"""Offloaded block inputs and chunked MLPs change neither log-probs nor gradients."""
+"""Chunked MLPs change neither log-probs nor gradients."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +10,8 @@ from tiny_runs import config_of, random_batch
 from torch import nn
 
 from postgrad.cluster.host import build_host
-from postgrad.errors import ConfigError
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes import recompute
-from postgrad.training.prepare import resolve
 
 CPU = torch.device("cpu")
 
@@ -28,59 +26,6 @@ def gradients_of(host, batch) -> dict[str, torch.Tensor]:
 
 def checkpointed_host(tiny):
     return build_host(config_of("grpo", tiny, "model.activation_checkpointing=true"))
-
-
-def store_of(host, monkeypatch, segment_bytes: int) -> recompute.ActivationStore:
-    """Offload the host's block inputs in small segments; return the store."""
-    monkeypatch.setattr(recompute, "SEGMENT_BYTES", segment_bytes)
-    recompute.offload_block_inputs(host.policy.model, CPU)
-    store = host.policy.model.base_model.layers[0]._gradient_checkpointing_func.__self__
-    store.min_bytes = 0
-    return store
-
-
-def test_offloaded_inputs_give_the_same_gradients_and_their_memory_is_reused(tiny, monkeypatch):
-    batch = random_batch(3)
-    expected = gradients_of(checkpointed_host(tiny), batch)
-    host = checkpointed_host(tiny)
-    store = store_of(host, monkeypatch, segment_bytes=96)  # no divisor of a tensor's size
-    taken: list[int] = []
-    original = store.take_segments
-    monkeypatch.setattr(
-        store, "take_segments", lambda count: taken.append(count) or original(count)
-    )
-    actual = gradients_of(host, batch)
-    assert len(taken) >= 2, "one input per block and pass"
-    for name, gradient in actual.items():
-        assert torch.equal(gradient, expected[name]), name
-    assert len(store.free_segments) == store.num_segments > 0
-    before = store.num_segments
-    for master in host.policy.optimizer.masters.values():
-        master.grad = None
-    gradients_of(host, batch)
-    assert store.num_segments == before
-
-
-@pytest.mark.slow
-def test_a_copy_survives_changes_of_the_tensor_and_is_fetched_ahead():
-    store = recompute.ActivationStore(CPU, min_bytes=0)
-    first, second = (torch.randn(4, 5).bfloat16() for _ in range(2))
-    packed = [store.pack(first), store.pack(second)]
-    values = [first.clone(), second.clone()]
-    first.zero_()
-    second.zero_()
-    assert torch.equal(store.unpack(packed[1]), values[1])
-    assert packed[0].loaded is not None, "the one before is being copied"
-    assert torch.equal(store.unpack(packed[0]), values[0])
-    assert packed[0].loaded is None, "the device memory belongs to the caller now"
-
-
-def test_small_tensors_and_weights_stay():
-    store = recompute.ActivationStore(CPU)
-    small = torch.randn(3)
-    weight = torch.nn.Parameter(torch.zeros(1 << 19))
-    assert store.pack(small) is small
-    assert store.pack(weight) is weight
 
 
 def count_tokens(policy: Any) -> list[int]:
@@ -149,9 +94,3 @@ def test_chunks_of_an_input_without_gradient_train_the_mlp():
     assert mlp.down_proj.weight.grad.item() == 24.0
     mlp.down_proj.weight.requires_grad_(False)
     assert not mlp(torch.ones(1, 12, 1)).requires_grad
-
-
-def test_offload_needs_an_accelerator(tiny):
-    settings = ("model.activation_checkpointing=true", "model.activation_offload=true")
-    with pytest.raises(ConfigError, match=r"model\.activation_offload"):
-        resolve(config_of("grpo", tiny, *settings))

@@ -277,26 +277,12 @@ def check_memory_saving(config: Config) -> None:
                 f"{quantization} would quantize the weights of a GGUF file a second time; use the "
                 "model's original folder"
             )
-    if model.activation_offload:
-        if model.activation_checkpointing is False:
-            raise ConfigError(
-                "model.activation_offload=true has no effect without activation checkpointing; add "
-                "model.activation_checkpointing=true"
-            )
-        if config.cluster.backend == "ray":
-            raise ConfigError(
-                "model.activation_offload=true is not supported with cluster.backend=ray; remove it"
-            )
     if model.kept_attention_blocks:
         kept = f"model.kept_attention_blocks={model.kept_attention_blocks}"
         if model.activation_checkpointing is False:
             raise ConfigError(
                 f"{kept} has no effect without activation checkpointing; add "
                 "model.activation_checkpointing=true"
-            )
-        if model.activation_offload:
-            raise ConfigError(
-                f"{kept} takes the memory that model.activation_offload=true saves; use one of them"
             )
         if config.cluster.backend == "ray":
             raise ConfigError(f"{kept} is not supported with cluster.backend=ray; remove it")
