@@ -577,7 +577,7 @@ def test_values_of_other_trainers_get_a_hint(override, hint):
         ("wandb", ["wandb"]),
         ("wandb,tensorboard", ["wandb", "tensorboard"]),
         ("[wandb, tensorboard]", ["wandb", "tensorboard"]),
-        ("'wandb,trackio'", ["wandb", "trackio"]),
+        ("'wandb,mine.py:Csv'", ["wandb", "mine.py:Csv"]),
         ("[wandb,wandb]", ["wandb"]),
         ("", []),
         ("null", []),

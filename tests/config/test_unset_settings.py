@@ -14,7 +14,7 @@ REASONS = {
     # the run
     "name": "chosen per run",
     "runs": "chosen per machine",
-    "track": "W&B, TensorBoard or Trackio need an account or a server",
+    "track": "W&B and TensorBoard are other programs",
     # the model
     "model.device": "chosen per machine",
     "model.activation_checkpointing": "chosen by the memory of the GPU",

@@ -1,8 +1,6 @@
 """track=...: what each package stores offline; skipped if the package is not installed."""
 
 import importlib.util
-import json
-import sqlite3
 import time
 from types import SimpleNamespace
 
@@ -199,96 +197,48 @@ def test_no_step_is_sent_twice_after_a_kill(tiny, tmp_path, monkeypatch, capsys)
     ]
 
 
-@pytest.fixture(scope="module")
-def trackio_folder(tmp_path_factory):
-    """Trackio's store of these tests; Trackio reads TRACKIO_DIR when it is imported."""
-    if importlib.util.find_spec("trackio") is None:
-        pytest.skip("trackio is not installed (pip install 'postgrad[track]')")
-    folder = tmp_path_factory.mktemp("trackio")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRACKIO_DIR", str(folder))
-        yield folder
+OWN = """
+class Lines:
+    def __init__(self, folder, config, start):
+        self.file = (folder / "lines.txt").open("a")
+        self.file.write(f"{config.name} from {start}\\n")
+        self.last_step = 1 if start else -1
+
+    def log(self, step, metrics):
+        assert all(type(value) is float for value in metrics.values())
+        self.file.write(f"{step} {'step_s' in metrics}\\n")
+
+    def finish(self):
+        self.file.write("end\\n")
+        self.file.close()
+
+class NoTracker:
+    def log(self, step, metrics): ...
+"""
 
 
-def trackio_rows(folder, name):
-    """Return (run id, step, metrics) of each row of the runs with this name, in order."""
-    (file,) = folder.glob("*.db")
-    with sqlite3.connect(file) as base:
-        rows = base.execute(
-            "select run_id, step, metrics from metrics where run_name = ? order by id", (name,)
-        ).fetchall()
-    return [(run_id, step, json.loads(text)) for run_id, step, text in rows]
+def test_a_class_of_the_user_is_a_tracker(tiny, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    given = (*SMALL, f"runs={tmp_path}/runs", f"track={tmp_path}/own.py:Lines")
+    train(config_of("grpo", tiny, *given, "training.checkpoint_every=1"), Reporter())
+    train(config_of("grpo", tiny, *given, "training.steps=3"), Reporter())
+    lines = (tmp_path / "runs" / "test" / "lines.txt").read_text().splitlines()
+    first = ["test from 0", "0 False", "1 True", "2 True", "2 False", "end"]
+    assert lines == [*first, "test from 2", "3 True", "3 False", "end"]
 
 
-@pytest.mark.slow
-def test_trackio_has_each_step_once_after_a_kill(tiny, tmp_path, trackio_folder, capsys):
-    config = config_of("grpo", tiny, "name=killed", "track=trackio")
-
-    def send(start, steps, loss):
-        reporter = trackers.TrackerReporter("trackio")
-        reporter.started(tmp_path, config, start)
-        for step in steps:
-            reporter.step({"step": step, "time": 0.0, "loss": loss}, None)  # type: ignore[arg-type]
-        reporter.stopped()
-
-    send(0, (1, 2, 3, 4), 1.0)
-    send(2, (3, 4, 5), 2.0)  # killed after step 4, with a checkpoint of step 2
-    assert "has steps 3 to 4" in capsys.readouterr().out
-    first = trackio_rows(trackio_folder, "killed")
-    assert [(step, metrics["loss"]) for _, step, metrics in first] == [
-        (1, 1.0),
-        (2, 1.0),
-        (3, 1.0),
-        (4, 1.0),
-        (5, 2.0),
-    ]
-    send(0, (1, 2), 3.0)  # the same name, from step 0
-    again = trackio_rows(trackio_folder, "killed")[5:]
-    assert [(step, metrics["loss"]) for _, step, metrics in again] == [(1, 3.0), (2, 3.0)]
-    assert {row[0] for row in first}.isdisjoint(row[0] for row in again), "a run of its own"
-
-
-@pytest.mark.slow
-def test_trackio_does_not_resume_a_run_of_another_folder(tiny, tmp_path, trackio_folder, capsys):
-    config = config_of("grpo", tiny, "name=same", "track=trackio")
-
-    def send(folder, start, steps, loss):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        reporter = trackers.TrackerReporter("trackio")
-        reporter.started(tmp_path / folder, config, start)
-        for step in steps:
-            reporter.step({"step": step, "time": 0.0, "loss": loss}, None)  # type: ignore[arg-type]
-        reporter.stopped()
-
-    send("first", 0, (1, 2), 1.0)
-    send("second", 0, (1, 2, 3, 4), 2.0)
-    send("first", 2, (3, 4, 5), 1.5)
-    assert "has steps" not in capsys.readouterr().out
-    send("first", 5, (6,), 1.5)
-    rows = trackio_rows(trackio_folder, "same")
-    losses = {(step, metrics["loss"]) for _, step, metrics in rows}
-    assert {(3, 1.5), (4, 1.5), (5, 1.5), (6, 1.5)} <= losses
-    by_run = {run_id: {m["loss"] for r, _, m in rows if r == run_id} for run_id, _, _ in rows}
-    assert sorted(map(sorted, by_run.values())) == [[1.0], [1.5], [2.0]], "no run has two folders"
-
-
-@pytest.mark.slow
-def test_trackio_gets_every_number(tiny, tmp_path, trackio_folder):
-    _, steps, validations = train_with("trackio", tiny, tmp_path)
-
-    rows = [(step, line) for _, step, line in trackio_rows(trackio_folder, "test")]
-    assert [
-        (step, line["response/length"]) for step, line in rows if "response/length" in line
-    ] == [(s["step"], pytest.approx(s["response/length"])) for s in steps]
-    assert [step for step, line in rows if "validation/accuracy" in line] == [
-        s["step"] for s in validations
-    ]
+@pytest.mark.parametrize("name", ["NoTracker", "Line"])
+def test_a_class_that_is_no_tracker_is_refused(tiny, tmp_path, name):
+    (tmp_path / "own.py").write_text(OWN)
+    path = f"{tmp_path}/own.py:{name}"
+    with pytest.raises(ConfigError, match=f"has no class with log and finish {name}.*Lines"):
+        trackers.check_tracker(config_of("grpo", tiny, f"track={path}"))
 
 
 def test_one_error_names_the_packages_of_all_trackers(tiny, monkeypatch):
-    monkeypatch.setattr(trackers, "is_installed", lambda name: name == "wandb")
-    with pytest.raises(ConfigError, match="pip install tensorboard trackio, or"):
-        trackers.check_tracker(config_of("grpo", tiny, "track=tensorboard,wandb,trackio"))
+    monkeypatch.setattr(trackers, "is_installed", lambda name: False)
+    with pytest.raises(ConfigError, match="pip install tensorboard wandb, or"):
+        trackers.check_tracker(config_of("grpo", tiny, "track=tensorboard,wandb"))
 
 
 @pytest.mark.slow

@@ -336,8 +336,9 @@ class Config:
     track: list[str] = setting(
         [],
         "also send the metrics to this tracker, or to several: track=wandb,tensorboard; "
-        "empty: none",
-        choices=("", "wandb", "tensorboard", "trackio"),
+        "file.py:Class is your own; empty: none",
+        choices=("", "wandb", "tensorboard"),
+        or_path=True,
     )
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -1,6 +1,8 @@
-"""`track=wandb,tensorboard,trackio`: sends the metrics of a run to these trackers as well.
+"""`track=wandb,tensorboard,file.py:Class`: send the metrics of a run to these trackers as well.
 
-The run folder stays the source of truth.
+The run folder stays the source of truth. A user's class is called as Class(folder, config, start),
+with `start` the step that the run continues from, 0 for a new run. It has log(step, metrics) and
+finish(), and may have `last_step`: the last step of this run that it has from before a kill.
 """
 
 import dataclasses
@@ -15,6 +17,7 @@ from postgrad.files import atomic_write_text
 from postgrad.packages import is_installed
 from postgrad.training.report import Reporter, print_line
 from postgrad.types import Batch
+from postgrad.user_code import is_path, load_object
 
 
 class Tracker(NamedTuple):
@@ -29,8 +32,10 @@ class Tracker(NamedTuple):
 
 
 def check_tracker(config: Config) -> None:
-    """Raise ConfigError if the package of a tracker is not installed."""
-    missing = [name for name in config.track if not is_installed(name)]
+    """Raise ConfigError if a tracker's package is not installed, or its class is not found."""
+    for path in filter(is_path, config.track):
+        _load_class(path)
+    missing = [name for name in config.track if not is_path(name) and not is_installed(name)]
     if missing:
         noun = "package" if len(missing) == 1 else "packages"
         raise ConfigError(
@@ -58,7 +63,8 @@ class TrackerReporter(Reporter):
 
     def started(self, folder: Path, config: Config, start: int) -> None:
         try:
-            self.tracker = TRACKERS[self.kind](folder.resolve(), config, start)
+            make = _start_class(self.kind) if is_path(self.kind) else TRACKERS[self.kind]
+            self.tracker = make(folder.resolve(), config, start)
         except Exception as error:  # each package has its own error types
             reason = " ".join(str(error).split())[:300]
             raise RunError(f"track={self.kind} could not start: {reason}") from error
@@ -167,46 +173,28 @@ def tensorboard(folder: Path, config: Config, start: int) -> Tracker:
     return Tracker(log, writer.close)
 
 
-def trackio(folder: Path, config: Config, start: int) -> Tracker:
-    """Start Trackio: its store on this machine (TRACKIO_DIR); `trackio show` opens it.
+def _start_class(path: str) -> Callable[[Path, Config, int], Tracker]:
+    """Return a function that starts the user's tracker at `file.py:Class`."""
+    made_class = _load_class(path)
 
-    A run from step 0 is a new run there, also if an earlier one has its name.
-    """
-    import trackio
+    def start_tracker(folder: Path, config: Config, start: int) -> Tracker:
+        made = made_class(folder, config, start)
+        return Tracker(made.log, made.finish, getattr(made, "last_step", -1))
 
-    def init(resume: str) -> Any:
-        return trackio.init(
-            project="postgrad",
-            name=config.name.replace("/", "-"),
-            config=dataclasses.asdict(config),
-            resume=resume,
-            embed=False,
-        )
+    return start_tracker
 
-    def log(number: int, metrics: dict[str, float]) -> None:
-        trackio.log(metrics, step=number)
 
-    # Trackio resumes the newest run of a name. Old versions have one run per name and no ids.
-    file = folder / "trackio_id"
-    run_id = _read_id(file, config)
-    is_resumed = start > 0 and bool(run_id or not file.is_file())
-    run = init("allow" if is_resumed else "never")
-    # Trackio has no public name for the last step of a resumed run; old versions have none.
-    last_step = getattr(run, "_next_step", 0) - 1 if is_resumed else -1
-    if last_step >= 0 and run_id not in ("", getattr(run, "id", run_id)):
-        trackio.finish()
-        print_line(
-            f"track=trackio has a newer run of the name {config.name}, from another folder; the "
-            f"steps after {start} are a new run there"
-        )
-        run = init("never")
-        last_step = -1
-    _write_id(file, config, getattr(run, "id", "none"))
-    return Tracker(log, trackio.finish, last_step)
+def _load_class(path: str) -> Any:
+    return load_object(path, f"track={path}", _is_tracker, "class with log and finish")
+
+
+def _is_tracker(value: Any) -> bool:
+    return isinstance(value, type) and all(
+        callable(getattr(value, name, None)) for name in ("log", "finish")
+    )
 
 
 TRACKERS: dict[str, Callable[[Path, Config, int], Tracker]] = {
     "wandb": wandb,
     "tensorboard": tensorboard,
-    "trackio": trackio,
 }
