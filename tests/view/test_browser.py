@@ -191,6 +191,52 @@ def test_a_live_run_updates_and_keeps_its_zoom(browser, tmp_path):
         browser.driver.get("about:blank")
 
 
+def test_metrics_with_the_names_of_properties_are_metrics(browser, tmp_path):
+    names = ("constructor", "__proto__", "hasOwnProperty", "toString/valueOf")
+    for run in ("a", "constructor"):
+        (tmp_path / run).mkdir()
+        lines = [{"step": i, "time": i} | dict.fromkeys(names, float(i)) for i in range(1, 6)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / run / "metrics.jsonl").write_text(text)
+    (tmp_path / "a" / "config.yaml").write_text("constructor: 1\n__proto__: {toString: 2}\n")
+    (tmp_path / "constructor" / "config.yaml").write_text("constructor: 3\n")
+    with serving(tmp_path) as server:
+        for page in ("#/run/constructor/curves", "#/compare?run=a&run=constructor"):
+            browser.open(page, server)
+            browser.click("details.rest summary")
+            for title in ("constructor", "__proto__", "hasOwnProperty", "toString"):
+                plot = browser.chart(title).find_element(By.CSS_SELECTOR, "svg.plot")
+                browser.until(
+                    lambda plot=plot: plot.get_attribute("data-points") in ("5", "10"), title
+                )
+        table = browser.text("table.differences")
+        assert "__proto__.toString" in table and "constructor" in table
+        browser.open("#/constructor", server)
+        browser.wait_for("This page does not exist")
+        browser.driver.get("about:blank")
+
+
+def test_the_table_of_runs_needs_no_sideways_scroll_bar(browser, tmp_path):
+    for name in ("luffy_small-openr1-math-46k-8192-seed1-lr1e-6", "group/grpo-smollm2-gsm8k"):
+        written = WrittenRun(tmp_path / name).steps(12)
+        file = written.folder / "config.yaml"
+        file.write_text(file.read_text().replace("path: ", "path: Qwen/Qwen2.5-Math-7B-16k-"))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "metrics.jsonl").write_text("[" * 9999)
+    browser.driver.set_window_size(1300, 900)
+    try:
+        with serving(tmp_path) as server:
+            browser.open("#/runs", server)
+            browser.wait_for("cannot be read")
+            sizes = (
+                "const e = document.querySelector('.scroll'); return e.scrollWidth - e.clientWidth"
+            )
+            assert browser.run(sizes) == 0
+            browser.driver.get("about:blank")
+    finally:
+        browser.driver.set_window_size(1280, 900)
+
+
 def test_chart_values_by_mouse_keyboard_and_screen_reader(browser):
     browser.open("#/run/finished/curves")
     chart = browser.chart("Response length (tokens)")

@@ -1,6 +1,5 @@
 """Results of `postgrad eval` and of the entropy analysis: summaries, responses, comparisons."""
 
-import json
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -13,8 +12,8 @@ from postgrad.evaluation.compare import compare_set
 from postgrad.evaluation.folder import set_names
 from postgrad.evaluation.pivot import as_csv, as_markdown, make_pivot, sets_of
 from postgrad.view.folder import Folder, NotFound
+from postgrad.view.reader import Unreadable, parse_json, read_json, read_lines
 
-MAX_JSON_BYTES = 1 << 24
 MAX_TEXT = 200_000  # characters of one text
 MAX_QUESTION = 1200  # characters
 MAX_RESPONSES = 64  # to one problem
@@ -93,9 +92,9 @@ class Evaluations:
         contents = self.folder.contents()
         evaluations: list[dict[str, Any]] = []
         for name in contents.evaluations:
-            summary = read_json(self.folder, f"{name}/summary.json")
+            summary, problem = self._object(f"{name}/summary.json")
             sets = self.sets(name)
-            if not sets and not isinstance((summary or {}).get("sets"), dict):
+            if not (sets or problem or isinstance((summary or {}).get("sets"), dict)):
                 continue
             evaluations.append(
                 {
@@ -104,9 +103,19 @@ class Evaluations:
                     "summary": summary or {},
                     "sets": sets,
                     "finished": summary is not None,
+                    "problem": problem,
                 }
             )
         return {"evaluations": evaluations}
+
+    def _object(self, name: str) -> tuple[dict[str, Any] | None, str]:
+        """Return (the object in a JSON file or None, why it cannot be read or "")."""
+        try:
+            return read_json(self.folder.resolve(name)), ""
+        except (NotFound, OSError):
+            return None, ""
+        except Unreadable as error:
+            return None, f"{error.file} cannot be read: {error.why}"
 
     def pivot(self, metric: str) -> dict[str, Any]:
         """All finished evaluations as a table of models by sets, also as Markdown and CSV.
@@ -147,7 +156,7 @@ class Evaluations:
         """The problems of a data set by uid; read again only if the file has changed."""
         file = self.file(name, set_name)
         stamp = (file.stat().st_mtime_ns, file.stat().st_size)
-        summary = read_json(self.folder, f"{name}/summary.json") or {}
+        summary = self._object(f"{name}/summary.json")[0] or {}
         with self._lock:
             cached = self._sets.pop(file, None)
             if cached is None or cached[0] != stamp:
@@ -207,10 +216,9 @@ class Evaluations:
         if problem is None:
             raise NotFound(uid)
         responses: list[dict[str, Any]] = []
-        with self.file(name, set_name).open("rb") as stream:
-            for offset in problem.offsets[:MAX_RESPONSES]:
-                stream.seek(offset)
-                responses.append(_shorten(json.loads(stream.readline())))
+        file = self.file(name, set_name)
+        for offset in problem.offsets[:MAX_RESPONSES]:
+            responses.append(_shorten(parse_json(next(read_lines(file, offset)), file)))
         return {"uid": uid, "question": problem.question, "responses": responses}
 
     def entropies(self) -> dict[str, Any]:
@@ -218,10 +226,10 @@ class Evaluations:
         contents = self.folder.contents()
         entropies: list[dict[str, Any]] = []
         for name in contents.entropies:
-            data = read_json(self.folder, name)
-            if data is not None:
+            data, problem = self._object(name)
+            if data is not None or problem:
                 run = _owning_run(name, contents.runs)
-                entropies.append({"name": name, "run": run, "data": data})
+                entropies.append({"name": name, "run": run, "data": data, "problem": problem})
         return {"entropies": entropies}
 
 
@@ -235,17 +243,16 @@ def read_index(file: Path, pass_score: float) -> dict[str, EvaluatedProblem]:
     """The problems of a file by uid; a response is correct from `pass_score` on."""
     problems: dict[str, EvaluatedProblem] = {}
     offset = 0
-    with file.open("rb") as stream:
-        for raw in stream:
-            try:
-                line = json.loads(raw)
-            except (ValueError, RecursionError):  # counted as a response that cannot be shown
-                line = None
-            if isinstance(line, dict):
-                uid = str(line.get("uid", offset))
-                problem = problems.setdefault(uid, EvaluatedProblem(uid, question_of(line)))
-                _add_response(problem, line, offset, pass_score)
-            offset += len(raw)
+    for raw in read_lines(file):
+        try:
+            line = parse_json(raw, file)
+        except ValueError:  # counted as a response that cannot be shown
+            line = None
+        if isinstance(line, dict):
+            uid = str(line.get("uid", offset))
+            problem = problems.setdefault(uid, EvaluatedProblem(uid, question_of(line)))
+            _add_response(problem, line, offset, pass_score)
+        offset += len(raw)
     return problems
 
 
@@ -276,18 +283,6 @@ def question_of(line: dict[str, Any]) -> str:
         last = prompt[-1]
         prompt = last.get("content", "") if isinstance(last, dict) else ""
     return str(prompt)[-MAX_QUESTION:]
-
-
-def read_json(folder: Folder, name: str) -> dict[str, Any] | None:
-    """An object from a file, or None if the file is missing, too large or no JSON object."""
-    try:
-        file = folder.resolve(name)
-        if file.stat().st_size > MAX_JSON_BYTES:
-            return None
-        loaded = json.loads(file.read_bytes())
-    except (NotFound, OSError, ValueError, RecursionError):
-        return None
-    return loaded if isinstance(loaded, dict) else None
 
 
 def _pass_score(summary: dict[str, Any]) -> float:

@@ -2,17 +2,19 @@
 
 import json
 import math
+import os
 import threading
 from array import array
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from postgrad.view.reader import Unreadable, open_file, parse_json, read_lines
+
 # When a file has this many lines, every second one is dropped, which bounds the memory of any run.
 MAX_LINES = 20_000
-CHUNK_BYTES = 1 << 22
+MAX_NAMES = 1000  # of metrics
 SMALL_FILE_BYTES = 1 << 20  # read_sample reads smaller files whole
-MAX_LINE_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 18  # of the lines that read_sample reads
 NAN = float("nan")
 
 
@@ -37,10 +39,10 @@ class Metrics:
         self.inode = None
 
     def refresh(self) -> "Metrics":
-        """Reads the appended lines.
+        """Read the appended lines.
 
         A file that was replaced, as by a run that resumed from a checkpoint, is read from its
-        start.
+        start. Raises Unreadable.
         """
         with self._lock:
             try:
@@ -60,30 +62,27 @@ class Metrics:
 
     def _read_appended(self) -> None:
         self.kinds = []
-        with self.file.open("rb") as file:
-            file.seek(self.offset)
-            while chunk := file.read(CHUNK_BYTES):
-                complete = chunk.rfind(b"\n") + 1
-                if not complete:
-                    break  # the line is still being written, or is longer than the chunk
-                self._add_lines(chunk[:complete].splitlines())
-                self.offset += complete
-                file.seek(self.offset)
+        for raw in read_lines(self.file, self.offset):
+            if not raw.endswith(b"\n"):
+                return  # the line is still being written
+            self._add_line(raw)
+            self.offset += len(raw)
 
-    def _add_lines(self, lines: Iterable[bytes]) -> None:
-        for raw in lines:
-            line = parse_line(raw)
-            if line is None or self._is_skipped(line):
+    def _add_line(self, raw: bytes) -> None:
+        line = parse_line(raw, self.file)
+        if line is None or self._is_skipped(line):
+            return
+        for name, value in line.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            for name, value in line.items():
-                if isinstance(value, bool) or not isinstance(value, int | float):
-                    continue
-                column = self.columns.setdefault(name, array("d"))
-                self._pad(column)
-                column.append(value)
-            self.num_lines += 1
-            if self.num_lines >= MAX_LINES:
-                self._drop_every_second_line()
+            column = self.columns.setdefault(name, array("d"))
+            if len(self.columns) > MAX_NAMES:
+                raise Unreadable(self.file, f"it has more than {MAX_NAMES} metrics")
+            self._pad(column)
+            column.append(value)
+        self.num_lines += 1
+        if self.num_lines >= MAX_LINES:
+            self._drop_every_second_line()
 
     def _is_skipped(self, line: dict[str, Any]) -> bool:
         if self.stride == 1 or is_validation(line):
@@ -162,11 +161,11 @@ class Metrics:
         return self.kinds
 
 
-def parse_line(raw: bytes) -> dict[str, Any] | None:
-    """A line with a finite step, or None for anything else."""
+def parse_line(raw: bytes, file: Path) -> dict[str, Any] | None:
+    """Return a line with a finite step, or None for anything else. Raises Unreadable."""
     try:
-        line = json.loads(raw)
-    except (ValueError, RecursionError):
+        line = parse_json(raw, file)
+    except ValueError:
         return None
     if not isinstance(line, dict):
         return None
@@ -193,34 +192,39 @@ def _format_numbers(column: "array[float]", start: int, end: int, exact: bool) -
 def read_sample(file: Path, count: int = 48) -> list[dict[str, Any]]:
     """About `count` evenly spaced lines and the last ones: enough for a sparkline.
 
-    A small file is read whole.
+    A small file is read whole. Raises Unreadable, or FileNotFoundError.
     """
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            if size <= SMALL_FILE_BYTES:
-                raw_lines = stream.read().splitlines()
-            else:
-                raw_lines = [_read_line_at(stream, size * i // count) for i in range(count)]
-                raw_lines += _read_tail(stream, size)
-    except OSError:
-        return []
+    with open_file(file) as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        if size <= SMALL_FILE_BYTES:
+            raw_lines = stream.read(size).splitlines()
+        else:
+            raw_lines = [_read_line_at(stream, size * i // count, file) for i in range(count)]
+            raw_lines += _read_tail(stream, size)
     unique: dict[tuple[Any, Any], dict[str, Any]] = {}
+    names: set[str] = set()
     for raw in raw_lines:
-        line = parse_line(raw)
+        line = parse_line(raw, file)
         if line is not None:
-            unique[line["step"], line.get("time")] = line
+            unique[line["step"], str(line.get("time"))] = line
+            names.update(line)
+    if len(names) > MAX_NAMES:
+        raise Unreadable(file, f"it has more than {MAX_NAMES} metrics")
     return sorted(unique.values(), key=lambda line: line["step"])
 
 
-def _read_line_at(stream: Any, offset: int) -> bytes:
-    """The first line that starts after `offset`."""
+def _read_line_at(stream: Any, offset: int, file: Path) -> bytes:
+    """Return the first line that starts after `offset`. Raises Unreadable."""
     stream.seek(offset)
-    if offset:
-        stream.readline(MAX_LINE_BYTES)
-    return stream.readline(MAX_LINE_BYTES)
+    line = b""
+    for _ in range(2 if offset else 1):
+        line = stream.readline(MAX_LINE_BYTES)
+        if len(line) == MAX_LINE_BYTES:
+            raise Unreadable(file, f"a line is longer than {MAX_LINE_BYTES >> 10} KiB")
+    return line
 
 
 def _read_tail(stream: Any, size: int) -> list[bytes]:
     stream.seek(max(0, size - (1 << 14)))
-    return stream.read().splitlines()[-4:]
+    return stream.read(1 << 14).splitlines()[-4:]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from postgrad.view.reader import Unreadable, open_parquet
 from postgrad.view.rollout_files import round_number
 
 
@@ -64,7 +64,7 @@ class ProblemIndex:
             try:
                 modified = _mtime(file)
                 visits = read_visits(file, step)
-            except (OSError, pa.ArrowException):  # being written, or damaged
+            except (OSError, pa.ArrowException, Unreadable):  # being written, or damaged
                 continue
             for uid, visit in visits:
                 self._visits.setdefault(uid, []).append(visit)
@@ -78,7 +78,7 @@ class ProblemIndex:
 
 def read_visits(file: Path, step: int) -> list[tuple[str, Visit]]:
     """(uid, visit) of each group of a step."""
-    opened = pq.ParquetFile(file)
+    opened = open_parquet(file)
     names = [name for name in ("uid", "group", "reward") if name in opened.schema_arrow.names]
     if "uid" not in names:
         return []

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
-import pyarrow.parquet as pq
 
+from postgrad.view.reader import open_parquet
 from postgrad.view.tokens import TokenDecoder
 
 pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not know them
@@ -57,7 +57,7 @@ class StepRows:
 
 def read_step(file: Path, stamp: tuple[int, int]) -> StepRows:
     """Reads the row columns of a step, with response lengths and mean advantages."""
-    opened = pq.ParquetFile(file)
+    opened = open_parquet(file)
     schema = opened.schema_arrow
     row_columns = [column.name for column in schema if not pa.types.is_nested(column.type)]
     token_lists = [name for name in ("response", "advantages") if name in schema.names]
@@ -122,7 +122,7 @@ def add_texts(file: Path, rows: list[dict[str, Any]], decoder: TokenDecoder) -> 
 
 def read_rows(file: Path, numbers: Sequence[int], columns: list[str] | None = None) -> pa.Table:
     """The given rows with all columns or the named ones, from the row groups that hold them."""
-    opened = pq.ParquetFile(file)
+    opened = open_parquet(file)
     low = min(numbers)
     high = max(numbers)
     row_groups: list[int] = []

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from postgrad.view.reader import open_parquet
 from postgrad.view.rollout_files import SNIPPET, StepRows, pc, round_number
 
 
 def search_file(file: Path, step: int, query: str) -> list[dict[str, Any]]:
     """The rows of one step whose question or response contains the query, without case."""
-    opened = pq.ParquetFile(file)
+    opened = open_parquet(file)
     available = opened.schema_arrow.names
     searched = [name for name in ("text", "question") if name in available]
     if not searched:

@@ -4,14 +4,15 @@ import fcntl
 import json
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import yaml
-
+from postgrad.errors import first_line
 from postgrad.view.folder import Folder, NotFound
 from postgrad.view.metrics import Metrics, read_sample
+from postgrad.view.reader import Unreadable, open_file, parse_json, read_end, read_yaml
 
 # The metric that a run is listed with: the first of these that it has.
 MAIN_METRICS = ("reward/mean", "sft/loss", "dpo/accuracy", "loss")
@@ -20,23 +21,28 @@ MAX_EVENTS = 2000
 MAX_EVENT_BYTES = 1 << 20
 END_EVENTS = ("finished", "stopped", "failed")
 RUN_FILES = ("metrics.jsonl", "events.jsonl", "config.yaml")
+MAX_SHOWN = 500  # characters of a setting or a reason in the list
+MAX_EVENT_TEXT = 5000  # characters
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class State:
-    """`name` is running, finished, stopped or failed; `reason` is a sentence or ""."""
+    """`name` is running, finished, stopped, failed or unreadable; `reason` is a sentence or ""."""
 
     name: str
     reason: str = ""
 
 
 class Run:
-    """One run folder."""
+    """One run folder. `problems` says which of its files could not be read, and why."""
 
     def __init__(self, folder: Folder, name: str) -> None:
         self.folder = folder
         self.name = name
         self.path = folder.resolve(name)
+        self.problems: dict[str, str] = {}
 
     def file(self, *parts: str) -> Path | None:
         """A file of the run, or None if it does not exist or is a link out of the folder."""
@@ -45,56 +51,37 @@ class Run:
         except NotFound:
             return None
 
+    def _read(self, name: str, reader: Callable[[Path], T], empty: T) -> T:
+        """Return what the reader makes of a file, `empty` if it is missing or cannot be read."""
+        file = self.file(name)
+        if file is None:
+            return empty
+        try:
+            return reader(file)
+        except FileNotFoundError:  # removed meanwhile
+            return empty
+        except Unreadable as error:
+            self.problems[name] = error.why
+            return empty
+
     def config(self) -> dict[str, Any]:
         """The content of config.yaml; empty if it cannot be read."""
-        file = self.file("config.yaml")
-        if file is None:
-            return {}
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        try:
-            loaded = yaml.load(file.read_text(), Loader=loader)
-        except (yaml.YAMLError, OSError, UnicodeDecodeError):
-            return {}
-        return loaded if isinstance(loaded, dict) else {}
+        return self._read("config.yaml", read_yaml, {})
+
+    def metrics_sample(self) -> list[dict[str, Any]]:
+        """Some lines of metrics.jsonl; empty if it cannot be read."""
+        return self._read("metrics.jsonl", read_sample, [])
 
     def events(self) -> list[dict[str, Any]]:
         """The last events, oldest first.
 
         Kinds are started, resumed, checkpoint, note, finished, stopped and failed.
         """
-        file = self.file("events.jsonl")
-        if file is None:
-            return []
-        with file.open("rb") as stream:
-            size = stream.seek(0, 2)
-            stream.seek(max(0, size - MAX_EVENT_BYTES))
-            lines = stream.read().splitlines()[-MAX_EVENTS:]
-        events: list[dict[str, Any]] = []
-        for raw in lines:
-            try:
-                line = json.loads(raw)
-            except (ValueError, RecursionError):  # a line that is being written
-                continue
-            if isinstance(line, dict) and isinstance(line.get("event"), str):
-                step = line.get("step")
-                line["step"] = step if isinstance(step, int | float) else 0
-                line["text"] = str(line.get("text", ""))
-                events.append(line)
-        return events
+        return self._read("events.jsonl", read_events, [])
 
     def is_locked(self) -> bool:
         """Whether a living process holds the run's lock."""
-        file = self.file(".lock")
-        if file is None:
-            return False
-        try:
-            with file.open("rb") as stream:
-                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:  # the run holds it
-            return True
-        except OSError:
-            return False
-        return False
+        return self._read(".lock", _is_locked, False)
 
     def state(
         self,
@@ -143,8 +130,7 @@ class Run:
 
     def overview(self) -> dict[str, Any]:
         """Everything that the list shows about this run."""
-        file = self.file("metrics.jsonl")
-        lines = read_sample(file) if file else []
+        lines = self.metrics_sample()
         config = self.config()
         step = max((line["step"] for line in lines), default=0)
         metric = next((name for name in MAIN_METRICS if any(name in line for line in lines)), "")
@@ -153,16 +139,19 @@ class Run:
         times = _numbers(lines, "time")
         accuracy = accuracies[-1] if accuracies else None
         state = self.state(step, accuracy, self.events(), config)
+        if self.problems:
+            whys = [f"{name}: {why}" for name, why in self.problems.items()]
+            state = unreadable("; ".join(whys))
         rounded = [_round(value) for value in thin_out(values)]
         return {
             "name": self.name,
             "state": state.name,
-            "reason": state.reason,
-            "method": _nested_value(config, "method", "name") or "",
-            "model": str(_nested_value(config, "model", "path") or ""),
-            "data": str(_nested_value(config, "data", "train") or ""),
+            "reason": state.reason[:MAX_SHOWN],
+            "method": _setting_text(config, "method", "name"),
+            "model": _setting_text(config, "model", "path"),
+            "data": _setting_text(config, "data", "train"),
             "step": step,
-            "steps": _nested_value(config, "training", "steps"),
+            "steps": _number(_nested_value(config, "training", "steps")),
             "metric": metric,
             "last": _round(values[-1]) if values else None,
             "accuracy": _round(accuracy),
@@ -171,6 +160,42 @@ class Run:
             "changed": self.changed(),
             "rollouts": self.file("rollouts") is not None,
         }
+
+
+def unreadable(why: str) -> State:
+    """Return the state of a run of which a file cannot be read."""
+    return State("unreadable", why)
+
+
+def read_events(file: Path) -> list[dict[str, Any]]:
+    """Return the last events of a file; lines that are no events are left out."""
+    events: list[dict[str, Any]] = []
+    for raw in read_end(file, MAX_EVENT_BYTES)[-MAX_EVENTS:]:
+        try:
+            line = parse_json(raw, file)
+        except ValueError:  # a line that is being written
+            continue
+        if isinstance(line, dict) and isinstance(line.get("event"), str):
+            events.append(
+                {
+                    "time": _number(line.get("time")),
+                    "step": _number(line.get("step")) or 0,
+                    "event": line["event"][:MAX_SHOWN],
+                    "text": str(line.get("text", ""))[:MAX_EVENT_TEXT],
+                }
+            )
+    return events
+
+
+def _is_locked(file: Path) -> bool:
+    with open_file(file) as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # the run holds it
+            return True
+        except OSError:
+            return False
+    return False
 
 
 class Runs:
@@ -199,6 +224,10 @@ class Runs:
                 overviews.append(self.overview(name))
             except (OSError, NotFound):  # removed since the folders were listed
                 continue
+            except Exception as error:  # one run, whatever is in its folder, hides no other
+                state = unreadable(f"{type(error).__name__}: {first_line(error)}")
+                run = {**EMPTY_OVERVIEW, "name": name, "state": state.name, "reason": state.reason}
+                overviews.append(run)
         return overviews
 
     def overview(self, name: str) -> dict[str, Any]:
@@ -239,6 +268,16 @@ class Runs:
         return {"keys": keys, "different": different, "values": values}
 
 
+EMPTY_OVERVIEW: dict[str, Any] = {
+    **dict.fromkeys(("method", "model", "data", "metric"), ""),
+    **dict.fromkeys(("steps", "last", "accuracy", "started"), None),
+    "step": 0,
+    "changed": 0.0,
+    "sparkline": [],
+    "rollouts": False,
+}
+
+
 def thin_out(values: list[float], count: int = 60) -> list[float]:
     """About `count` evenly spaced values, the last one among them."""
     stride = math.ceil(len(values) / count) or 1
@@ -271,6 +310,16 @@ def _nested_value(values: Any, *keys: str) -> Any:
     for key in keys:
         values = values.get(key) if isinstance(values, dict) else None
     return values
+
+
+def _setting_text(config: dict[str, Any], *keys: str) -> str:
+    return str(_nested_value(config, *keys) or "")[:MAX_SHOWN]
+
+
+def _number(value: Any) -> int | float | None:
+    """Return a finite number, None for anything else."""
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    return value if is_number else None
 
 
 def _round(value: Any) -> float | None:

@@ -23,18 +23,21 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
+from postgrad import web
 from postgrad.evaluation.pivot import METRICS
 from postgrad.view.auth import NO_PAGE, AuthMiddleware
 from postgrad.view.evaluations import Evaluations
 from postgrad.view.folder import Folder, NotFound
+from postgrad.view.reader import Unreadable
 from postgrad.view.rollouts import FILTERS, SORTS, Rollouts
 from postgrad.view.runs import Runs
 from postgrad.view.tokens import TokenizerCache
-from postgrad.web import is_loopback
 
 ASSETS = Path(__file__).parent / "assets"
 POLL_S = 0.5  # time between two looks of a stream at the files
 MAX_COMPARED = 12  # runs
+MAX_CONNECTIONS = 200
+GRACE_S = 3  # for running requests when the server stops
 GROUPS_PER_PAGE = 40
 MAX_QUERY = 200  # characters
 
@@ -197,15 +200,12 @@ class Page:
     async def live(self, request: Request) -> Response:
         """Server-sent events: new metrics and state of one run, or without a run the list."""
         name = request.query_params.get("run")
+        start = _integer(request, "from", 0)
+        generation = _integer(request, "generation", 0)
         if name is None:
             stream = self._stream_list(request)
         else:
-            try:
-                await run_in_threadpool(self.runs.get, name)
-            except NotFound:
-                return PlainTextResponse("not found", 404)
-            start = _integer(request, "from", 0)
-            generation = _integer(request, "generation", 0)
+            await run_in_threadpool(self.runs.get, name)
             stream = self._stream_run(request, name, start, generation)
         headers = {"X-Accel-Buffering": "no"}
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
@@ -226,8 +226,11 @@ class Page:
             try:
                 metrics = await run_in_threadpool(self.runs.metrics, name)
                 status = dump_json(await run_in_threadpool(self._status, name))
+            except Unreadable as error:
+                yield format_event("ended", dump_json({"reason": str(error)}))
+                return
             except (NotFound, OSError):
-                yield format_event("deleted", "{}")
+                yield format_event("ended", dump_json({"reason": "The run folder was deleted."}))
                 return
             if metrics.generation != generation:
                 start = 0
@@ -260,40 +263,47 @@ def make_server(
         token: may be empty on loopback only.
         framed_by: pages that may show this one in a frame.
     """
-    if not token and not is_loopback(host):
+    if not token and not web.is_loopback(host):
         raise ValueError(f"{host} is not loopback: a token is needed")
     page = Page(folder, lambda: server.should_exit)
     middleware = [
         Middleware(AuthMiddleware, host=host, token=token, framed_by=framed_by),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=3),
     ]
-    app = Starlette(routes=page.routes(), middleware=middleware)
-    config = uvicorn.Config(
-        app, log_level="warning", timeout_graceful_shutdown=3, access_log=False, server_header=False
+    app = Starlette(
+        routes=page.routes(), middleware=middleware, exception_handlers=_error_handlers()
     )
-    server = uvicorn.Server(config)
+    server = web.make_server(app, grace_s=GRACE_S, connections=MAX_CONNECTIONS)
     return server
 
 
 def _endpoint(handle: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    """Return the endpoint of a function that returns a Response or a value for JSON."""
+
     def endpoint(request: Request) -> Response:
-        try:
-            result = handle(request)
-        except NotFound:
-            return JSONResponse({"error": "not found"}, 404)
-        except BadRequest as error:
-            return JSONResponse({"error": str(error)}, 400)
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            return JSONResponse({"error": f"a file could not be read: {reason}"}, 503)
-        except ArrowException:
-            reason = "it is not a parquet file, or not a complete one"
-            return JSONResponse({"error": f"a file could not be read: {reason}"}, 503)
+        result = handle(request)
         if isinstance(result, Response):
             return result
         return Response(dump_json(result), media_type="application/json")
 
     return endpoint
+
+
+def _error_handlers() -> dict[Any, Any]:
+    """Return what is answered to each kind of error, as {"error": reason}."""
+
+    def answer(status: int, reason_of: Callable[[Any], str]) -> Callable[..., Response]:
+        return lambda request, error: JSONResponse({"error": reason_of(error)}, status)
+
+    unread = "a file could not be read"
+    no_parquet = "it is not a parquet file, or not a complete one"
+    return {
+        NotFound: answer(404, lambda error: "not found"),
+        BadRequest: answer(400, str),
+        Unreadable: answer(503, lambda error: f"{error.file} cannot be read: {error.why}"),
+        OSError: answer(503, lambda e: f"{unread}: {e.strerror or type(e).__name__}"),
+        ArrowException: answer(503, lambda error: f"{unread}: {no_parquet}"),
+    }
 
 
 def dump_json(value: Any) -> str:

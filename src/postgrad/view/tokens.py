@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.view.folder import NotFound
+from postgrad.view.reader import read_bytes
 from postgrad.view.runs import Run
 
 MAX_BYTES = 1 << 26  # of a tokenizer.json
+MAX_NAME_BYTES = 1000  # of a checkpoint's name
 MAX_CACHED = 3
 UNKNOWN_BYTE = ord("?")
 
@@ -43,8 +45,8 @@ def find_tokenizer_file(run: Run) -> Path | None:
     """
     file = None
     latest = run.file("checkpoints", "latest")
-    if latest is not None and latest.is_file():
-        name = latest.read_text()[:200].strip()
+    if latest is not None:
+        name = read_bytes(latest, MAX_NAME_BYTES).decode(errors="replace").strip()
         if "/" not in name:
             file = run.file("checkpoints", name, "policy", "tokenizer.json")
     file = file or run.file("tokenizer.json")
@@ -64,10 +66,9 @@ def load_decoder(file: Path) -> "TokenDecoder | None":
     """The decoder of a tokenizer.json; None if the file is not one, or is too large."""
     from tokenizers import Tokenizer
 
-    if file.stat().st_size > MAX_BYTES:
-        return None
     try:
-        return TokenDecoder(Tokenizer.from_file(str(file)), json.loads(file.read_bytes()))
+        content = read_bytes(file, MAX_BYTES)
+        return TokenDecoder(Tokenizer.from_buffer(content), json.loads(content))
     except Exception:  # the library raises plain Exception for a file that it cannot read
         return None
 

@@ -40,7 +40,7 @@ async function showPage() {
   controller.abort();
   controller = new AbortController();
   const signal = controller.signal;
-  const show = PAGES[route.page];
+  const show = Object.hasOwn(PAGES, route.page) ? PAGES[route.page] : null;
   for (const link of document.querySelectorAll("nav [data-page]")) {
     const on =
       link.dataset.page === route.page ||

@@ -25,6 +25,12 @@ export async function showCompare(container, route, signal) {
     loadPanels(),
   ]);
   const short = shortNames(names);
+  const settings = new Map(
+    Object.entries(comparison.values).map(([name, values]) => [
+      name,
+      new Map(Object.entries(values)),
+    ]),
+  );
   const runs = names.map((name, i) => ({ name, label: short[i], store: new Store(), events: [] }));
   const load = async (run) => run.store.add(await request("metrics", { run: run.name }, signal));
   const running = runs.filter((_, i) => comparison.overviews[i].state === "running");
@@ -45,8 +51,8 @@ export async function showCompare(container, route, signal) {
       ...names.map((name, i) => ({
         key: name,
         label: short[i],
-        value: (row) => text(comparison.values[name][row]),
-        cell: (row) => h("code", {}, text(comparison.values[name][row])),
+        value: (row) => text(settings.get(name).get(row)),
+        cell: (row) => h("code", {}, text(settings.get(name).get(row))),
       })),
     ],
     { label: "Settings of the runs", name: "differences", class: "differences" },

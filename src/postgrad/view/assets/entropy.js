@@ -16,12 +16,16 @@ export async function showEntropy(container, route, signal) {
   document.title = "Entropy · Postgrad";
   const { entropies } = await request("entropies", {}, signal);
   const usable = entropies.filter(
-    (one) => Array.isArray(one.data.layers) && one.data.layers.length,
+    (one) => Array.isArray(one.data?.layers) && one.data.layers.length,
   );
+  const problems = entropies
+    .filter((one) => one.problem)
+    .map((one) => h("p", { class: "failure" }, h("b", {}, `${one.name}: `), one.problem));
   if (!usable.length) {
     fill(
       container,
       h("div", { class: "heading" }, h("h1", {}, "Entropy flow")),
+      problems,
       h(
         "div",
         { class: "empty" },
@@ -145,6 +149,7 @@ export async function showEntropy(container, route, signal) {
       changes.map(([, chart]) => chart.element),
     ),
     h("div", { class: "gap" }, table.element),
+    problems,
   );
   drawFlow();
   for (const [key, chart] of changes) {

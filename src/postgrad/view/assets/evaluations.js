@@ -49,8 +49,12 @@ export function showEvaluationsOf(body, live) {
 
 function overview(evaluations, run = null) {
   const rows = evaluations.flatMap((one) =>
-    setsOf(one).map((set) => ({ one, set, result: one.summary.sets?.[set] || null })),
+    setsOf(one).map((set) => ({ one, set, result: resultOf(one, set) })),
   );
+  const problems = evaluations
+    .filter((one) => one.problem)
+    .map((one) => h("p", { class: "failure" }, h("b", {}, `${one.name}: `), one.problem));
+  if (!rows.length && problems.length) return h("div", {}, problems);
   if (!rows.length) {
     return h(
       "div",
@@ -230,8 +234,14 @@ function overview(evaluations, run = null) {
       csv.button(),
     ),
     table.element,
+    problems,
     text ? h("p", { class: "dim note" }, `Intervals: ${text}.`) : null,
   );
+}
+
+function resultOf(one, set) {
+  const sets = one.summary.sets || {};
+  return Object.hasOwn(sets, set) ? sets[set] : null;
 }
 
 function setsOf(one) {

@@ -505,7 +505,7 @@ export class Rollouts {
         h("span", { class: `verdict ${verdict(row)}` }, verdictText(row)),
         h("span", { class: `source from-${row.source}` }, row.source || ""),
         h("span", { class: "grow" }),
-        h("span", { class: "dim" }, FINISH[row.finish] || row.finish),
+        h("span", { class: "dim" }, (Object.hasOwn(FINISH, row.finish) && FINISH[row.finish]) || row.finish),
       ),
       h(
         "dl",

@@ -98,9 +98,9 @@ export async function showRun(container, route, signal) {
       disconnected: (is) => {
         disconnected.hidden = !is;
       },
-      deleted: () => {
+      ended: ({ reason }) => {
         disconnected.hidden = false;
-        disconnected.textContent = "The run folder was deleted.";
+        disconnected.textContent = reason;
       },
     },
     signal,
@@ -121,7 +121,7 @@ function drawHead(head, live) {
   const { overview: run, store } = live;
   const running = run.state === "running";
   const secondsLeft = running ? store.secondsLeft(run.steps) : null;
-  const times = store.columns.time || [];
+  const times = store.columns.get("time") || [];
   const elapsed = times.length ? times[times.length - 1] - store.startTime : null;
   const facts = [
     ["Method", run.method || "–"],

@@ -10,6 +10,7 @@ export const STATES = {
   finished: "finished",
   stopped: "stopped",
   failed: "failed",
+  unreadable: "cannot be read",
 };
 
 export function runLink(name, tab = "curves", params = {}) {
@@ -19,7 +20,7 @@ export function runLink(name, tab = "curves", params = {}) {
 
 /** The state of a run as a symbol and a word. */
 export function badge(state) {
-  const sign = { running: "●", finished: "✓", stopped: "‖", failed: "✕" }[state] || "";
+  const sign = { running: "●", finished: "✓", stopped: "‖", failed: "✕", unreadable: "!" }[state] || "";
   return h(
     "span",
     { class: `badge ${state}` },
@@ -102,8 +103,7 @@ export async function showRuns(container, route, signal) {
               "span",
               {},
               number(run.last),
-              " ",
-              h("span", { class: "dim" }, METRIC_NAMES[run.metric] || run.metric),
+              h("span", { class: "dim metric" }, METRIC_NAMES[run.metric] || run.metric),
             )
           : "–",
     },

@@ -2,7 +2,7 @@
 
 export class Store {
   constructor() {
-    this.columns = {};
+    this.columns = new Map(); // name -> values; names such as `constructor` are data
     this.count = 0;
     this.generation = -1;
     this.cache = new Map();
@@ -10,13 +10,15 @@ export class Store {
 
   /** Adds the lines of a response: all lines, or those from `from` on. */
   add(message) {
-    if (message.from === 0) this.columns = {};
+    if (message.from === 0) this.columns = new Map();
     this.generation = message.generation;
-    for (const name of new Set([...Object.keys(this.columns), ...Object.keys(message.columns)])) {
-      const column = (this.columns[name] ||= []);
+    const added = new Map(Object.entries(message.columns));
+    for (const name of new Set([...this.columns.keys(), ...added.keys()])) {
+      if (!this.columns.has(name)) this.columns.set(name, []);
+      const column = this.columns.get(name);
       while (column.length < message.from) column.push(null);
       column.length = message.from;
-      const fresh = message.columns[name];
+      const fresh = added.get(name);
       for (let i = message.from; i < message.count; i++)
         column.push(fresh ? fresh[i - message.from] : null);
     }
@@ -25,11 +27,11 @@ export class Store {
   }
 
   names() {
-    return Object.keys(this.columns).filter((name) => name !== "step" && name !== "time");
+    return [...this.columns.keys()].filter((name) => name !== "step" && name !== "time");
   }
 
   get startTime() {
-    return this.columns.time ? this.columns.time.find((t) => t !== null) || 0 : 0;
+    return (this.columns.get("time") || []).find((t) => t !== null) || 0;
   }
 
   /**
@@ -42,7 +44,7 @@ export class Store {
       const kinds = Array(this.count).fill("");
       for (const name of this.names()) {
         const isValidation = name.startsWith("validation/");
-        this.columns[name].forEach((value, i) => {
+        this.columns.get(name).forEach((value, i) => {
           if (value === null) return;
           if (isValidation || !kinds[i]) kinds[i] = isValidation ? "validation" : "step";
         });
@@ -58,13 +60,14 @@ export class Store {
    */
   series(name) {
     if (!this.cache.has(name)) {
-      const { step = [], time = [] } = this.columns,
+      const step = this.columns.get("step") || [],
+        time = this.columns.get("time") || [],
         startTime = this.startTime;
       const out = { x: { step: [], time: [] }, y: [], gaps: [] };
       const kinds = this.lineKinds();
       let gap = false,
         ownKind = null; // that of the first line with the metric
-      (this.columns[name] || []).forEach((value, i) => {
+      (this.columns.get(name) || []).forEach((value, i) => {
         if (value === null || step[i] === null) {
           if (kinds[i] === ownKind) gap = true;
           return;

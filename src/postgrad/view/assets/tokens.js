@@ -13,7 +13,11 @@ const TITLES = {
 const ORDER = ["behavior_logprobs", "advantages", "entropy", "token_source"];
 
 export function columnTitle(name) {
-  return TITLES[name] || name.replaceAll("_", " ");
+  return (Object.hasOwn(TITLES, name) && TITLES[name]) || name.replaceAll("_", " ");
+}
+
+function column(row, name) {
+  return Object.hasOwn(row.tokens, name) ? row.tokens[name] : [];
 }
 
 /** Columns that can color the tokens, the standard ones first. */
@@ -36,7 +40,7 @@ export function scale(name, rows) {
   let low = Infinity,
     high = -Infinity;
   for (const row of rows)
-    for (const value of row.tokens[name] || []) {
+    for (const value of column(row, name)) {
       if (value === null) continue;
       if (value < low) low = value;
       if (value > high) high = value;
@@ -97,7 +101,7 @@ let tip = null;
 /** The tokens of a row in a block; arrow keys move from token to token. */
 export function tokenBlock(row, name, colorScale, label) {
   const texts = row.texts || row.ids.map((id) => `⟨${id}⟩ `);
-  const values = row.tokens[name] || [];
+  const values = column(row, name);
   const mask = row.tokens.loss_mask || [];
   const sources = row.tokens.token_source || [];
   const block = h("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": label });
