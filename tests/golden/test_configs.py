@@ -1,0 +1,78 @@
+"""The configurations of all recipes, and of what the docs show, are those that were recorded.
+
+After a change on purpose: python tests/golden/record.py, and read its output and the diff.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from configs import Case, Golden, differences, resolve
+from core_recipes import CORE_RECIPES
+
+from postgrad.config.compose import recipe_names
+
+GOLDEN = Golden.read()
+RECIPE_CASES = [case for case in GOLDEN.changes if isinstance(case.overrides, str)]
+OTHER_CASES = [case for case in GOLDEN.changes if not isinstance(case.overrides, str)]
+AGAIN = "if this is meant: python tests/golden/record.py"
+
+
+@pytest.fixture
+def recipe_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The users' recipe files, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in GOLDEN.files.items():
+        Path(name).write_text(text)
+
+
+def report(cases: Iterable[Case]) -> str:
+    """Return what differs from the recorded settings, with the cases of each difference."""
+    found: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        settings = resolve(case.command, case.recipe, GOLDEN.overrides(case))
+        for key, old, new in differences(GOLDEN.settings(case), settings):
+            found[f"{key}: {old} -> {new}"].append(case)
+    lines: list[str] = []
+    for change, where in found.items():
+        lines.append(f"{change} in {len(where)} cases:")
+        lines += [f"    {case}" for case in where[:3]]
+    return "\n".join(lines)
+
+
+def check(cases: list[Case]) -> None:
+    assert cases
+    changed = report(cases)
+    assert not changed, f"{changed}\n{AGAIN}"
+
+
+def test_every_recipe_is_recorded():
+    names = {*recipe_names()} - {"base"}  # the base of the others has no method
+    assert {case.recipe for case in RECIPE_CASES} == names, AGAIN
+
+
+def test_core_recipes_compose_as_recorded():
+    check([case for case in RECIPE_CASES if case.recipe in CORE_RECIPES])
+
+
+@pytest.mark.slow
+def test_other_recipes_compose_as_recorded():
+    check([case for case in RECIPE_CASES if case.recipe not in CORE_RECIPES])
+
+
+@pytest.mark.slow
+def test_documented_settings_compose_as_recorded(recipe_files):
+    check(OTHER_CASES)
+
+
+def test_a_difference_is_reported_by_its_key_with_both_values():
+    case = RECIPE_CASES[0]
+    recorded = GOLDEN.settings(case)
+    changed = recorded | {"seed": 1.0}
+    del changed["runs"]
+    assert differences(recorded, changed) == [
+        ("runs", '"runs"', "(absent)"),
+        ("seed", str(recorded["seed"]), "1.0"),
+    ]
+    assert differences(recorded, {"(error)": "gone"}) == [("(error)", "accepted", "gone")]
