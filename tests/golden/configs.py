@@ -90,6 +90,19 @@ def differences(old: Values, new: Values) -> list[tuple[str, str, str]]:
     return [(key, before, after) for key, before, after in pairs if before != after]
 
 
+def report(old: dict[Case, Values], new: dict[Case, Values]) -> str:
+    """Return the differences of the cases of `new`, each with the cases that have it."""
+    found: dict[str, list[Case]] = {}
+    for case, values in new.items():
+        for key, before, after in differences(old[case], values):
+            found.setdefault(f"{key}: {before} -> {after}", []).append(case)
+    lines: list[str] = []
+    for change, where in found.items():
+        lines.append(f"{change} in {len(where)} cases:")
+        lines += [f"    {case}" for case in where[:3]]
+    return "\n".join(lines)
+
+
 def show(values: Values, key: str) -> str:
     return json.dumps(values[key], sort_keys=True) if key in values else ABSENT
 

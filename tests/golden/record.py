@@ -1,7 +1,8 @@
 """Writes configs.jsonl anew from what today's code composes: python tests/golden/record.py
 
-Prints what changed. Cases that are refused now are dropped, and so are those of recipes that are
-gone. Recipes that are new, and commands and settings that the documentation shows now, are added.
+Prints what changed. Recipes that are new, and commands and settings that the documentation shows
+now, are added. Recipes that are gone drop out, and so do single commands that are refused now.
+A set of overrides that is refused must be edited in configs.jsonl first.
 """
 
 import os
@@ -21,7 +22,7 @@ from configs import (  # noqa: E402
     Case,
     Golden,
     Values,
-    differences,
+    report,
     resolve,
 )
 from test_docs_examples import EXCEPTIONS, find_commands  # noqa: E402
@@ -44,13 +45,14 @@ def main() -> int:
         settings = resolve(case.command, case.recipe, golden.overrides(case))
         if ERROR not in settings:
             values[case] = settings
-        elif case in old or isinstance(case.overrides, str):
+        elif isinstance(case.overrides, str):
+            print(f"edit the overrides of {case} in configs.jsonl: {settings[ERROR]}")
+            return 1
+        elif case in old:
             print(f"refused: {case}\n    {settings[ERROR]}")
     for case in old.keys() - values.keys():
         print(f"gone: {case}")
-    for case, settings in values.items():
-        for key, before, after in differences(old.get(case, settings), settings):
-            print(f"{key}: {before} -> {after}: {case}")
+    print(report(old, {case: values[case] for case in values if case in old}))
     golden.record(values)
     golden.write()
     print(f"{len(values)} cases, {len(values.keys() - old.keys())} of them new")

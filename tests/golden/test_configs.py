@@ -3,12 +3,10 @@
 After a change on purpose: python tests/golden/record.py, and read its output and the diff.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from configs import Case, Golden, differences, resolve
+from configs import Case, Golden, differences, report, resolve
 from core_recipes import CORE_RECIPES
 
 from postgrad.config.compose import recipe_names
@@ -27,23 +25,12 @@ def recipe_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(name).write_text(text)
 
 
-def report(cases: Iterable[Case]) -> str:
-    """Return what differs from the recorded settings, with the cases of each difference."""
-    found: dict[str, list[Case]] = defaultdict(list)
-    for case in cases:
-        settings = resolve(case.command, case.recipe, GOLDEN.overrides(case))
-        for key, old, new in differences(GOLDEN.settings(case), settings):
-            found[f"{key}: {old} -> {new}"].append(case)
-    lines: list[str] = []
-    for change, where in found.items():
-        lines.append(f"{change} in {len(where)} cases:")
-        lines += [f"    {case}" for case in where[:3]]
-    return "\n".join(lines)
-
-
 def check(cases: list[Case]) -> None:
     assert cases
-    changed = report(cases)
+    changed = report(
+        {case: GOLDEN.settings(case) for case in cases},
+        {case: resolve(case.command, case.recipe, GOLDEN.overrides(case)) for case in cases},
+    )
     assert not changed, f"{changed}\n{AGAIN}"
 
 
