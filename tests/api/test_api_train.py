@@ -42,10 +42,10 @@ def test_data_in_every_form_becomes_the_same_rows(small):
 
     forms = [pandas.DataFrame, polars.DataFrame, datasets.Dataset.from_list, tuple, iter]
     forms.append(pyarrow.Table.from_pylist)
-    expected = postgrad.Trainer(**small | {"name": None})
+    expected = postgrad.Trainer(**small)._request.files
     for make in forms:
-        given = postgrad.Trainer(**small | {"data": make(ROWS), "name": None})
-        assert given.folder == expected.folder, make  # the name has a hash of the rows
+        given = postgrad.Trainer(**small | {"data": make(ROWS)})._request.files
+        assert given == expected and expected, make
 
 
 def trl_odd(completions, ground_truth, **columns):
@@ -246,29 +246,48 @@ def test_rewards_of_every_kind_score(small):
     limit = 4
     closure = lambda response, problem: odd(response, problem) * limit / 4  # noqa: E731
     runs = [
-        postgrad.train(**small | {"reward": reward, "name": None})
-        for reward in (odd, later, closure, Batch())
+        postgrad.train(**small | {"reward": reward, "name": f"run-{number}"})
+        for number, reward in enumerate((odd, later, closure, Batch()))
     ]
-    assert len({run.folder for run in runs}) == 4
     assert len({weights(run) for run in runs}) == 1
     several = postgrad.train(
-        **small | {"reward": [odd, "exact"], "name": None}, reward_weights=[3.0, 0.5]
+        **small | {"reward": [odd, "exact"], "name": "sum"}, reward_weights=[3.0, 0.5]
     )
     metrics = several.metrics.loc[1]
     expected = 3 * metrics["reward/odd"] + 0.5 * metrics["reward/exact"]
     assert metrics["reward/mean"] == pytest.approx(expected)
 
 
-@pytest.mark.slow
-def test_a_changed_reward_is_another_run(small):
-    def make(factor: float) -> Any:
-        return lambda response, problem: factor * odd(response, problem)
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({}, r"data and reward\.verifier: "),
+        ({"data": "arithmetic:1"}, r"reward\.verifier: "),
+        ({"reward": "exact"}, "data: "),
+        ({"reward": "exact", "validation": ROWS}, "data and validation: "),
+        ({"reward": "exact", "data": "arithmetic:1", "loss": lambda logprobs: None}, "loss: "),
+    ],
+)
+def test_what_is_in_memory_needs_a_name(small, changes, what):
+    with pytest.raises(postgrad.ConfigError, match=f'{what}.*add name="'):
+        postgrad.Trainer(**small | changes | {"name": None})
+    named = postgrad.Trainer(**small | changes | {"name": None}, settings={"name": "mine"})
+    assert named.folder == Path("runs/mine")
+    texts = {"data": "arithmetic:1", "reward": "exact", "name": None}
+    assert postgrad.Trainer(**small | texts).folder.name.startswith("grpo-")
 
-    folders = {postgrad.Trainer(**small | {"reward": make(f), "name": None}).folder for f in (1, 2)}
-    assert len(folders) == 2
-    postgrad.train(**small | {"reward": make(1)})
-    with pytest.raises(postgrad.ConfigError, match=r"reward\.verifier was"):
-        postgrad.train(**small | {"reward": make(2)})
+
+@pytest.mark.slow
+def test_evaluations_with_other_functions_of_one_name_are_apart(small):
+    def make(value: float) -> Any:
+        return lambda response, problem: value
+
+    given = {"max_tokens": 2, "progress": False, "device": "cpu", "template": "plain", "threads": 1}
+    values = [
+        postgrad.evaluate(small["model"], ROWS[:2], reward=make(value), **given).accuracy
+        for value in (0.0, 1.0)
+    ]
+    assert values == [0.0, 1.0]
 
 
 @pytest.mark.slow
@@ -313,9 +332,9 @@ def test_method_loss_and_advantage_are_given_as_objects(small):
         settings={"method.loss_options": {"tau": 0.5}},
     )
     assert weights(other) != weights(plain)
-    assert "python:soft#" in (other.folder / "config.yaml").read_text()
-    tools = postgrad.Trainer(**small | {"name": None}, tools=[one_tool], max_turns=2)
-    assert tools.config.rollout.tools[0].startswith("python:one_tool#")
+    assert "loss: python:soft\n" in (other.folder / "config.yaml").read_text()
+    tools = postgrad.Trainer(**small, tools=[one_tool], max_turns=2)
+    assert tools.config.rollout.tools == ["python:one_tool"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,7 @@ from postgrad.evaluation.run import evaluate as run_evaluation
 from postgrad.evaluation.settings import full_key, read_settings
 from postgrad.model.threads import kept_threads
 from postgrad.problem import Failure, Score
+from postgrad.user_code import PYTHON, PythonObject
 from postgrad.verifiers.scorer import AUTO, Scorer
 
 if TYPE_CHECKING:
@@ -85,7 +87,8 @@ def evaluate(
 ) -> Evaluation:
     """Sample and score answers of a model, as `postgrad eval MODEL data=SET n=16` does.
 
-    The same call continues an evaluation that was stopped and gives the same files.
+    The same call continues an evaluation that was stopped and gives the same files. With a reward
+    that is a Python function it does so with `out=` only; do not change the function then.
 
         result = postgrad.evaluate(run, data="gsm8k/test.jsonl", n=16)
         result.accuracy, result.summary, result.responses
@@ -135,6 +138,10 @@ def evaluate(
         for name, value in given.items():
             if value is not None:
                 values.add(full_key(ALIASES.get(name, name)), value)
+        if isinstance(verifier, PythonObject) and out is None:
+            # Another function may have the same name, so its results get a folder of their own.
+            text = verifier.removeprefix(f"{PYTHON}:")
+            verifier = PythonObject(f"{text} {secrets.token_hex(4)}", verifier.value)
         if verifier is not None:
             values.add("reward.verifier", verifier)
         target = find_model(path)

@@ -3,7 +3,6 @@
 import sys
 from typing import Any
 
-from postgrad.api.fingerprint import fingerprint
 from postgrad.user_code import PythonObject
 
 
@@ -11,10 +10,9 @@ def as_setting(value: Any) -> str:
     """Return the text of a setting for an object: its import path, or a PythonObject.
 
     An object that other processes can import is given by its path, as on the command line. Another
-    one, such as a function of a notebook, is a PythonObject; its text has a hash of its code, so
-    that a run does not continue with changed code unnoticed.
+    one, such as a function of a notebook, is a PythonObject.
     """
-    return importable_path(value) or PythonObject(describe(value), value)
+    return importable_path(value) or PythonObject(object_name(value), value)
 
 
 def importable_path(value: Any) -> str:
@@ -27,7 +25,6 @@ def importable_path(value: Any) -> str:
     return f"{module}:{name}" if found is value else ""
 
 
-def describe(value: Any) -> str:
-    """Return `NAME#HASH`: the name of an object and a hash of its code and values."""
-    name = getattr(value, "__name__", type(value).__name__).strip("<>")
-    return f"{name}#{fingerprint(value)}"
+def object_name(value: Any) -> str:
+    """Return the name of a function or a class, or of an object's class."""
+    return getattr(value, "__name__", type(value).__name__).strip("<>")

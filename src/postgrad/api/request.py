@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from postgrad.api.models import as_model, fingerprint, save_once
-from postgrad.api.objects import fingerprint as object_fingerprint
-from postgrad.api.objects import importable_path
+from postgrad.api.models import as_model, save_once
+from postgrad.api.objects import importable_path, object_name
 from postgrad.api.rewards import as_verifier_setting
 from postgrad.api.rows import HELD_OUT, Row, as_source, to_jsonl
 from postgrad.api.settings import Settings, full_key
@@ -26,6 +25,7 @@ from postgrad.user_code import PythonObject
 
 TRAIN_FILE = "train.jsonl"
 MODEL_FOLDER = "model"
+IN_FOLDER = "run folder:"  # before the name of a file that is written into the run folder
 
 
 @dataclass
@@ -128,6 +128,13 @@ def make_request(
         config = compose(recipe, all_settings.overrides, lambda _: method_class.Settings)
     except ConfigError as error:
         raise ConfigError(_with_argument_names(str(error))) from error
+    rows = ["data" if file == TRAIN_FILE else "validation" for file in files]
+    in_memory = [*dict.fromkeys(rows), *(["model"] if loaded else []), *all_settings.objects]
+    if in_memory and "name" not in all_settings.values:
+        raise ConfigError(
+            f"{' and '.join(in_memory)}: given as Python objects, from which no name of a run can "
+            'be made; add name="..."'
+        )
     all_settings.attach(config)
     _refuse_elsewhere(config, all_settings.objects)
     request = Request(config, files, loaded)
@@ -159,9 +166,7 @@ def _find_class(recipe: str, method: Any) -> tuple[Any, Any]:
             f"method is {given}; give the name of a method, or a class derived from one, such as "
             "postgrad.methods.grpo.Grpo"
         )
-    name = importable_path(method) or PythonObject(
-        f"{method.__name__}#{object_fingerprint(method)}", method
-    )
+    name = importable_path(method) or PythonObject(object_name(method), method)
     return find_method(name), name
 
 
@@ -185,12 +190,12 @@ def _add_data(settings: Settings, data: Any, validation: Any) -> dict[str, str]:
 
 
 def _placeholder(files: dict[str, str], file: str, source: str | list[Row], label: str) -> str:
-    """Return a source as text; rows in memory get a name with a hash of their content."""
+    """Return a source as text; rows in memory become a file."""
     if isinstance(source, str):
         return source
     problems_of_rows(source, label)  # raises before anything is written
     files[file] = to_jsonl(source)
-    return f"{file}#{object_fingerprint(files[file])}"
+    return f"{IN_FOLDER}{file}"
 
 
 def _add_model(settings: Settings, model: Any, tokenizer: Any) -> Loaded | None:
@@ -200,21 +205,16 @@ def _add_model(settings: Settings, model: Any, tokenizer: Any) -> Loaded | None:
     if isinstance(found, str):
         settings.add("model.path", found)
         return None
-    settings.add("model.path", f"{MODEL_FOLDER}#{fingerprint(found)}")
+    settings.add("model.path", f"{IN_FOLDER}{MODEL_FOLDER}")
     return found
 
 
 def _set_paths(request: Request) -> None:
-    """Replace the names of what is in memory by paths in the run folder.
-
-    The run's name has their hashes already, so other rows give another run.
-    """
+    """Replace the names of what is in memory by paths in the run folder."""
     config = request.config
-    for file, text in request.files.items():
-        name = f"{file}#{object_fingerprint(text)}"
-        path = str(request.folder / file)
-        config.data.train = config.data.train.replace(name, path)
-        config.data.validation = config.data.validation.replace(name, path)
+    folder = f"{request.folder}/"
+    config.data.train = config.data.train.replace(IN_FOLDER, folder)
+    config.data.validation = config.data.validation.replace(IN_FOLDER, folder)
     if request.model is not None:
         config.model.path = str((request.folder / MODEL_FOLDER).absolute())
 

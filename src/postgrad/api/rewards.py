@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from postgrad.api.objects import describe, fingerprint
+from postgrad.api.objects import object_name
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 from postgrad.user_code import PythonObject
@@ -42,10 +42,9 @@ def as_verifier_setting(
                 f"two rewards are called {name}, so their metrics would have one name; rename one"
             )
     if len(terms) == 1 and factors == [1.0]:
-        return PythonObject(describe(rewards[0]), terms)
-    parts = [f"{weight:g}*{_name(one)}" for one, weight in zip(rewards, factors, strict=True)]
-    text = " + ".join(parts)
-    return PythonObject(f"{text}#{fingerprint([*rewards, *factors])}", terms)
+        return PythonObject(names[0], terms)
+    parts = [f"{weight:g}*{name}" for name, weight in zip(names, factors, strict=True)]
+    return PythonObject(" + ".join(parts), terms)
 
 
 def _is_finite(weight: Any) -> bool:
@@ -81,6 +80,4 @@ def _sum_text(names: list[str], weights: list[float]) -> str:
 
 
 def _name(reward: Any) -> str:
-    if isinstance(reward, str):
-        return reward
-    return getattr(reward, "__name__", type(reward).__name__).strip("<>")
+    return reward if isinstance(reward, str) else object_name(reward)

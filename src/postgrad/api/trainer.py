@@ -333,7 +333,8 @@ def train(*arguments: Any, **named: Any) -> Run:
         max_tokens: longest response in tokens.
         temperature: sampling temperature.
         seed: random seed.
-        name: name of the run folder; by default the recipe's name and a hash of all arguments.
+        name: name of the run folder. Rows, models and functions given as Python objects need one.
+            Without them it is by default the recipe's name and a hash of all arguments.
         runs: folder of the run folders.
         callbacks: postgrad.Callback objects, or functions that are called with each step.
         progress: show a panel in a notebook or a terminal, one line per step elsewhere.
