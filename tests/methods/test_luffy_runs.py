@@ -1,8 +1,8 @@
 """LUFFY: rewards and advantages, invariances, complete runs and what they learn."""
 
 import json
-import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,10 +21,12 @@ from tiny_runs import config_of, metrics_of, overrides_of
 from postgrad.cli.main import main
 from postgrad.cluster.backends import open_models
 from postgrad.errors import ConfigError, RunError
+from postgrad.methods import luffy
 from postgrad.methods.base import Step
 from postgrad.methods.luffy import Luffy
 from postgrad.model.tiny import make_tiny
 from postgrad.training.log import is_timing
+from postgrad.training.prepare import load_inputs, make_method
 from postgrad.types import DEMONSTRATION, POLICY, Batch, Trajectory
 
 # ---- rewards and advantages
@@ -271,15 +273,57 @@ def test_groups_without_signal_stop_a_run_that_cannot_learn_and_an_sft_loss_is_s
     )
 
 
-@pytest.mark.slow
-def test_run_whose_demonstrations_are_all_too_long_reports_it_and_trains(tiny, tmp_path):
-    lines = run("luffy", tiny, tmp_path, "rollout.max_response_tokens=2")
-    for line in lines:
-        assert line["demonstration/dropped"] == 4 and line["off_policy/token_share"] == 0
-        assert (
-            all(math.isfinite(value) for value in line.values())
-            and "reward/demonstration" not in line
-        )
+NOTHING_FITS = {
+    "luffy rollout.max_response_tokens=2": ["0 of 91 problems", "in 2 tokens", "the shortest has"],
+    "luffy method.prefix_min=0 method.prefix_max=0.1": ["0 of 91", "raise method.prefix_"],
+    "luffy method.prefix_strategy=linear method.prefix_peak=0.1": ["0 of 91"],
+    "exgrpo method.replay_share=0.2": ["replays: 0 of the 4 problems", "method.replay_share"],
+    "exgrpo method.start_at=1": ["replays: 0", "method.start_at"],
+}
+
+
+@pytest.mark.parametrize("overrides", NOTHING_FITS)
+def test_a_run_that_would_silently_be_grpo_is_refused(overrides, tiny, tmp_path):
+    recipe, *words = overrides.split()
+    with pytest.raises(ConfigError) as caught:
+        run(recipe, tiny, tmp_path / "runs", *words)
+    line = str(caught.value)
+    assert "\n" not in line and all(part in line for part in NOTHING_FITS[overrides]), line
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "line"),
+    [
+        ("luffy", (), "demonstrations: {} of 91 problems have one that fits in 6 tokens"),
+        ("luffy", ("method.num_demonstrations=0",), None),
+        ("exgrpo", (), "replays: 2 of the 4 problems of a step"),
+    ],
+)
+def test_the_start_says_how_much_there_is(recipe, words, line, tiny):
+    config = config_of(recipe, tiny, *SMALL, *words)
+    inputs = load_inputs(config, method := make_method(config))
+    supply = method.supply(inputs.prompts, inputs.train)
+    if line is None:
+        assert supply is None
+        return
+    problems = inputs.train
+    num = sum(
+        any(len(ids) <= 6 for ids in inputs.prompts.encode_demonstrations(problem))
+        for problem in problems
+    )
+    assert supply.line.startswith(line.format(num)) and supply.line in inputs.notes
+
+
+def test_only_the_first_demonstrations_are_encoded(tiny, monkeypatch):
+    config = config_of("luffy", tiny, *SMALL)
+    method = make_method(config)
+    inputs = load_inputs(config, method)
+    monkeypatch.setattr(luffy, "MAX_COUNTED", 10)
+    assert "of the first 10 problems" in method.supply(inputs.prompts, inputs.train).line
+    unfit = [replace(p, demonstrations=("1" * 50,)) for p in inputs.train[:20]]
+    supply = method.supply(inputs.prompts, [*unfit, *inputs.train[:1]])
+    assert supply.num == 1 and "1 of 21 problems" in supply.line
 
 
 # Settings that cannot work together, and the keys that the error must name.

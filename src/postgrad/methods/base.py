@@ -71,6 +71,18 @@ class MethodSettings:
     )
 
 
+@dataclass(frozen=True)
+class Supply:
+    """How much a run has of what its method cannot do without, such as demonstrations.
+
+    A run with `num` 0 is refused, because it would silently be another method.
+    """
+
+    num: int
+    line: str  # what the start of a run reports
+    fix: str  # what to type if there is none
+
+
 class Method:
     """One training algorithm. Subclasses set `Settings` and replace stages."""
 
@@ -115,6 +127,10 @@ class Method:
     def data_notes(self, prompts: PromptEncoder, problems: Sequence[Problem]) -> list[str]:
         """Lines about the training data that a run reports at its start."""
         return []
+
+    def supply(self, prompts: PromptEncoder, problems: Sequence[Problem]) -> Supply | None:
+        """What the run has of what this method needs besides problems; None if it needs nothing."""
+        return None
 
     # ---- checks; all raise ConfigError, before anything is written
 

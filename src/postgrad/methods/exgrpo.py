@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from postgrad.config.schema import Config
-from postgrad.methods.base import Group, Stage, Step
+from postgrad.data.render import Prompts
+from postgrad.methods.base import Group, Stage, Step, Supply
 from postgrad.methods.support.exgrpo_settings import ExGrpoSettings, check, check_unread
 from postgrad.methods.support.mixed_policy import MixedPolicy
 from postgrad.methods.support.replay_pool import ReplayPool, count_successes
@@ -39,6 +40,22 @@ class ExGrpo(MixedPolicy):
     def check_unread(self) -> None:
         super().check_unread()
         check_unread(self.settings)
+
+    def supply(self, prompts: Prompts, problems: Sequence[Problem]) -> Supply | None:
+        """Counts the problems of a step that may come from the pool."""
+        settings = self.settings
+        if not settings.replay_share:
+            return None
+        per_step = self.config.training.problems_per_step
+        can_fill_pool = self.config.rollout.samples > 1 and settings.start_at < 1
+        num = int(settings.replay_share * per_step) if can_fill_pool else 0
+        return Supply(
+            num,
+            f"replays: {num} of the {per_step} problems of a step may come from the pool "
+            f"(method.replay_share={settings.replay_share:g})",
+            "replays need method.replay_share * training.problems_per_step of at least 1, "
+            "rollout.samples of at least 2 and method.start_at below 1",
+        )
 
     def stages(self) -> list[Stage]:
         stages = super().stages()

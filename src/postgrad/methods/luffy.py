@@ -5,18 +5,21 @@ of eight is a whole demonstration, and the loss of its tokens is -A · p / (p + 
 `num_demonstrations=0` it is the on-policy baseline.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from postgrad.algorithms.prefixes import STRATEGIES, prefix_ratio
 from postgrad.config.schema import setting
 from postgrad.data.render import Prompts
-from postgrad.methods.base import Group, Step
+from postgrad.methods.base import Group, Step, Supply
 from postgrad.methods.support import luffy_checks
 from postgrad.methods.support.demonstrations import fitting_traces, whole_demonstration
 from postgrad.methods.support.mixed_policy import MixedPolicy, MixedPolicySettings, off_policy
 from postgrad.model.ends import describe_end
 from postgrad.types import Batch, Problem
+
+MAX_COUNTED = 1000  # problems whose demonstrations are encoded before the run
 
 
 @dataclass
@@ -66,8 +69,43 @@ class Luffy(MixedPolicy):
         super().check_unread()
         luffy_checks.check_unread(self.settings)
 
-    def check_problems(self, problems: Sequence[Problem]) -> None:
-        luffy_checks.check_problems(self, problems)
+    def supply(self, prompts: Prompts, problems: Sequence[Problem]) -> Supply | None:
+        """Counts the problems with a demonstration of which a row gets at least one token.
+
+        Counts in the first problems only, unless none of them has one: encoding takes time.
+        """
+        if not self.settings.num_demonstrations:
+            return None
+        limit = self.config.rollout.max_response_tokens
+        largest = self.largest_prefix_ratio()
+        num_counted, num, shortest = 0, 0, math.inf
+        for problem in problems:
+            if num and num_counted == MAX_COUNTED:
+                break
+            num_counted += 1
+            lengths = [len(trace) for trace in prompts.encode_demonstrations(problem)]
+            num += any(length <= limit and int(length * largest) > 0 for length in lengths)
+            shortest = min([shortest, *lengths])
+        those = "" if num_counted == len(problems) else "the first "
+        fix = "add a column target, or set method.num_demonstrations=0"
+        if shortest > limit and math.isfinite(shortest):
+            fix = f"the shortest has {shortest}: raise rollout.max_response_tokens"
+        elif math.isfinite(shortest):
+            fix = f"the largest prefix is {largest:.2g} of one: raise method.prefix_*"
+        return Supply(
+            num,
+            f"demonstrations: {num:,} of {those}{num_counted:,} problems have one that fits in "
+            f"{limit} tokens (rollout.max_response_tokens)",
+            fix,
+        )
+
+    def largest_prefix_ratio(self) -> float:
+        """The largest share of a demonstration's tokens that a row of this run can get."""
+        num_copies = self.settings.num_demonstrations
+        if num_copies < 0:
+            num_copies = self.config.rollout.samples
+        ends = [(1, num_copies - 1), (self.config.training.steps, num_copies - 1)]
+        return max(self.prefix_share(1.0, step, copy, num_copies) for step, copy in ends)
 
     def data_notes(self, prompts: Prompts, problems: Sequence[Problem]) -> list[str]:
         notes = super().data_notes(prompts, problems)
@@ -111,12 +149,17 @@ class Luffy(MixedPolicy):
 
     def prefix_ratio(self, problem: Problem, step: Step, copy: int, num_copies: int) -> float:
         """The share of the demonstration's tokens that this copy gets."""
+        drawn_copy = 0 if self.settings.prefix_shared else copy
+        uniform = self.uniform(problem, step, drawn_copy)
+        return self.prefix_share(uniform, step.number, copy, num_copies)
+
+    def prefix_share(self, uniform: float, step: int, copy: int, num_copies: int) -> float:
+        """The share that method.prefix_strategy gives a copy at a step."""
         settings = self.settings
-        drawn_copy = 0 if settings.prefix_shared else copy
         return prefix_ratio(
             settings.prefix_strategy,
-            self.uniform(problem, step, drawn_copy),
-            step=step.number,
+            uniform,
+            step=step,
             copy=copy,
             num_copies=num_copies,
             low=settings.prefix_min,

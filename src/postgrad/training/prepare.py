@@ -231,6 +231,10 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     scorer = _make_scorer(config, method, environments, agents, [*train, *held_out])
     _check_fit(method, scorer, train, validation)
     notes = [*([too_long] if too_long else []), *method.data_notes(prompts, train)]
+    if supply := method.supply(prompts, train):
+        if not supply.num:
+            raise ConfigError(f"{supply.line}; {supply.fix}")
+        notes.append(supply.line)
     if prompts.is_plain_by_default and config.model.path != "tiny":
         notes.append(
             "the tokenizer has no chat template, so prompts are plain text (data.template=plain)"

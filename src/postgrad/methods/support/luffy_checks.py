@@ -1,13 +1,11 @@
 """Checks of LUFFY's settings, before a run writes anything. All raise ConfigError."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from postgrad.algorithms.prefixes import READS
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Method
 from postgrad.methods.support.checks import refuse_unread
-from postgrad.types import Problem
 
 PREFIX_SETTINGS = ("prefix_min", "prefix_max", "prefix_peak", "prefix_steps", "prefix_shared")
 # Settings without effect if no demonstration is used.
@@ -63,13 +61,3 @@ def check_unread(settings: Any) -> None:
     if settings.demonstration_probs:
         reason = "with method.demonstration_probs, whose ratio is exact"
         refuse_unread("method", settings, ["off_shape"], reason)
-
-
-def check_problems(method: Method, problems: Sequence[Problem]) -> None:
-    """Refuses training data without any demonstration."""
-    has_one = any(problem.demonstrations for problem in problems)
-    if method.settings.num_demonstrations and not has_one:
-        raise ConfigError(
-            f"no problem of data.train={method.config.data.train} has a demonstration; "
-            "add a column target, or set method.num_demonstrations=0"
-        )
