@@ -214,6 +214,30 @@ MUTATIONS = [
     Mutation(
         "value", "explained_variance", "error.var", "error.square().mean", "explained_variance"
     ),
+    # PF-PPO
+    Mutation(
+        "resampling",
+        "resampling_weights",
+        "rewards.abs().pow(power)",
+        "rewards.pow(power)",
+        "resampling",
+    ),
+    Mutation(
+        "resampling",
+        "resampling_weights",
+        "rewards.abs().pow(power)",
+        "rewards.abs().pow(2)",
+        "resampling",
+    ),
+    Mutation("resampling", "resampling_weights", "rewards.min()", "rewards.max()", "resampling"),
+    Mutation(
+        "resampling",
+        "resampling_weights",
+        "torch.where(highest, 0.4, 0.1)",
+        "torch.where(highest, 0.1, 0.4)",
+        "resampling",
+    ),
+    Mutation("resampling", "resampling_weights", "weights + 1e-8", "weights", "resampling"),
     # preference losses
     Mutation(
         "preference", "dpo", "gain_chosen - gain_rejected", "gain_chosen + gain_rejected", "dpo"

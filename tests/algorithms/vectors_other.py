@@ -85,6 +85,18 @@ def check_value_loss(a):
     )
 
 
+def check_resampling(a):
+    """By hand: |-2|^2 = 4, |1|^2 = 1; ties at the top all count."""
+    rewards = column(-2, 0, 1, 1)
+    weights = a.resampling.resampling_weights
+    small = 1e-8
+    close(weights(rewards, "pow"), [4 + small, small, 1 + small, 1 + small])
+    close(weights(rewards, "pow", 1.0), [2 + small, small, 1 + small, 1 + small])
+    close(weights(rewards, "max_min"), [1 + small, small, 1 + small, 1 + small])
+    close(weights(rewards, "max_random"), [0.1, 0.1, 0.4, 0.4])
+    exactly(weights(column(0, 0), "pow"), [small, small])
+
+
 def check_explained_variance(a):
     """G = [1, 2, 3], v = [0, 1, 3]: var(G - v) = 1/3, var(G) = 1."""
     returns, mask = column(1, 2, 3, 50), torch.tensor([1, 1, 1, 0]).bool()

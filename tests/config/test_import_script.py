@@ -44,6 +44,27 @@ args = GRPOConfig(output_dir="out", learning_rate=1e-5, num_generations=8, num_i
 """
 
 
+PF_PPO = (
+    "algorithm.use_pf_ppo=True algorithm.pf_ppo.reweight_method={} algorithm.pf_ppo.weight_pow=3"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "overrides"),
+    [
+        (PF_PPO.format("pow"), {"method.resample": "pow", "method.resample_power": "3"}),
+        (PF_PPO.format("max_min"), {"method.resample": "max_min"}),
+        ("algorithm.use_pf_ppo=True", {"method.resample": "pow"}),
+        (PF_PPO.format("pow").replace("True", "False"), {}),
+        (PF_PPO.format("pow") + " algorithm.adv_estimator=grpo", {}),  # verl reads it with GAE only
+    ],
+)
+def test_rows_of_pf_ppo_are_drawn_anew(words, overrides):
+    result = translate(*read_settings(f"python3 -m verl.trainer.main_ppo {words}"))
+    found = {name: value for name, value in result.overrides.items() if "resample" in name}
+    assert found == overrides and not any("pf_ppo" in line for line in result.missing)
+
+
 def test_verl_script():
     result = translate(*read_settings(VERL))
     assert result.recipe == "grpo"

@@ -96,6 +96,7 @@ REFUSED = {
 # Settings that have no effect with the others: the last one, and the reason that the error names.
 WITHOUT_EFFECT = {
     "ppo method.normalize_by_std=false": "with method.advantage=gae",
+    "ppo method.resample_power=3": "with method.resample=none",
     "reinforce_pp method.normalize_by_std=false": "with method.advantage=reinforce_pp",
     "remax method.normalize_by_std=false": "with method.advantage=remax",
     "optimal_token_baseline method.normalize_by_std=false": (

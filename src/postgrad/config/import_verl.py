@@ -37,6 +37,7 @@ from postgrad.config.import_verl_losses import LOSS_OPTIONS, translate_correctio
 # Parts of names of Classmate-CoT's data sets: rated by a judge, and with a ground truth.
 _JUDGED = ("sycophancy", "helpful_instructions", "anthropic_hh_rlhf")
 _VERIFIED = ("gsm8k", "math", "mmlu", "code")
+RESAMPLING = ("pow", "max_min", "max_random")  # verl's names and ours
 _UNSET = ("null", "None", "none", "")
 _SCALED_RECIPES = ("luffy", "luffy_on_policy", "luffy_rl_sft", "exgrpo")
 
@@ -261,6 +262,8 @@ def _translate_special(
         _translate_dapo(result, key, leaf, value, settings)
     elif key.startswith("algorithm.rollout_correction.") or leaf in LOSS_OPTIONS:
         return  # see translate_correction and translate_loss
+    elif "pf_ppo" in key:
+        _translate_resampling(result, key, leaf, value, settings)
     elif "kl" in leaf or "kl_ctrl" in key:
         _translate_kl(result, key, leaf, value, settings)
     elif leaf == "ppo_mini_batch_size" and key.startswith("actor") and batch:
@@ -333,6 +336,24 @@ def _translate_estimator(result: Translation, key: str, value: str) -> None:
     elif result.recipe == "luffy_rl_sft" and value == "grpo_split":
         return  # as in the recipe
     elif result.recipe not in ("grpo", "ppo") and ADVANTAGES[value] != "grpo":
+        _miss(result, key, value)
+
+
+def _translate_resampling(
+    result: Translation, key: str, leaf: str, value: str, settings: dict[str, str]
+) -> None:
+    """PF-PPO draws the rows of an update anew. verl reads its settings with GAE only."""
+    is_on = settings.get("algorithm.use_pf_ppo", "").lower() == "true"
+    if not is_on or result.recipe != "ppo":
+        return
+    if leaf == "use_pf_ppo":
+        result.overrides.setdefault("method.resample", "pow")  # verl's default
+    elif leaf == "reweight_method" and value in RESAMPLING:
+        result.overrides["method.resample"] = value
+    elif leaf == "weight_pow":
+        if settings.get("algorithm.pf_ppo.reweight_method", "pow") == "pow":
+            result.overrides["method.resample_power"] = value
+    else:
         _miss(result, key, value)
 
 

@@ -4,11 +4,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from postgrad.algorithms.resampling import MODES as RESAMPLING
+from postgrad.algorithms.resampling import resampling_weights
 from postgrad.algorithms.value import explained_variance, value_loss
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Method, Role, Stage, Step
 from postgrad.methods.grpo import Grpo, GrpoSettings
+from postgrad.methods.support.checks import refuse_unread
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.types import Batch
 
@@ -34,6 +37,13 @@ class PpoSettings(GrpoSettings):
         0.5, "clip of the value loss: largest change of a value from its old one", above=0.0
     )
     critic_warmup: int = setting(0, "first steps that train the critic only", at_least=0)
+    resample: str = setting(
+        "none",
+        "PF-PPO: draw the rows of an update anew, weighted by |reward|^resample_power (pow), from "
+        "the highest and lowest rewards (max_min), or the highest four times as often (max_random)",
+        choices=("none", *RESAMPLING),
+    )
+    resample_power: float = setting(2.0, "exponent of method.resample=pow", at_least=0.0)
 
 
 class Ppo(Grpo):
@@ -46,6 +56,12 @@ class Ppo(Grpo):
                 f"method.advantage={self.settings.advantage} has one number per row, and the "
                 'critic of ppo needs returns per token; declare level="token", or use grpo'
             )
+
+    def check_unread(self) -> None:
+        super().check_unread()
+        if self.settings.resample != "pow":
+            reason = f"with method.resample={self.settings.resample}"
+            refuse_unread("method", self.settings, ["resample_power"], reason)
 
     def roles(self) -> dict[str, Role]:
         critic = Role("critic", self.settings.critic_path, self.settings.critic_lr)
@@ -71,10 +87,21 @@ class Ppo(Grpo):
         return batch
 
     def update(self, batch: Batch, step: Step) -> Batch:
-        step.metrics |= self.ports.critic.update(batch, step.number)
-        if step.number <= self.settings.critic_warmup:
-            return batch
-        return super().update(batch, step)
+        trained = batch if self.settings.resample == "none" else self.resample(batch, step)
+        step.metrics |= self.ports.critic.update(trained, step.number)
+        if step.number > self.settings.critic_warmup:
+            super().update(trained, step)
+        return batch
+
+    def resample(self, batch: Batch, step: Step) -> Batch:
+        """As many rows, drawn with replacement by their rewards."""
+        settings = self.settings
+        rewards = batch.rows["reward"]
+        weights = resampling_weights(rewards, settings.resample, settings.resample_power)
+        rows = range(len(batch))
+        drawn = self.rng(step, "resampled rows").choices(rows, weights.tolist(), k=len(batch))
+        step.metrics["resample/distinct_rows"] = len(set(drawn)) / len(batch)
+        return batch.select(sorted(drawn))
 
     # ---- beside the critic
 
