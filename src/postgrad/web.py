@@ -12,8 +12,8 @@ import re
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -27,6 +27,8 @@ KEEP_ALIVE_S = 15  # an idle connection is closed after this
 SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 FIRST_REQUEST_S = 2.0  # a stopping server waits this long for the first request of a connection
 LAST_RESPONSES_S = 2  # time to send the errors of requests that did not end in the grace period
+
+T = TypeVar("T")
 
 
 class HttpError(Exception):
@@ -165,6 +167,25 @@ async def read_body(request: Request, media_type: str, max_bytes: int, timeout_s
 def _reject_constant(name: str) -> Any:
     """Python's parser would accept NaN and Infinity, which are not JSON."""
     raise ValueError(f"{name} is not JSON")
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`; when the client disconnects first, cancel it: HttpError."""
+
+    async def wait_for_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(wait_for_disconnect())
+    try:
+        await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HttpError(499, "the client has disconnected")
+        return working.result()
+    finally:
+        working.cancel()
+        waiting.cancel()
 
 
 class HeaderTimeout(H11Protocol):

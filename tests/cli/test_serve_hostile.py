@@ -1,9 +1,11 @@
 """`postgrad serve` with huge, malformed, slow and unauthorized requests; weight reloads."""
 
+import http.client
 import json
 import shutil
 import socket
 import threading
+import time
 
 import openai
 import pytest
@@ -11,9 +13,11 @@ from safetensors.torch import load_file, save_file
 from serve_process import live
 from starlette.testclient import TestClient
 from tiny_runs import config_of
+from waiting import wait_for
 
 from postgrad import web
 from postgrad.cluster.host import build_host
+from postgrad.data.render import Prompts
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.serving import app as app_module
@@ -286,6 +290,65 @@ def test_paths_and_methods(server):
 
 
 # ---- huge and slow
+
+
+LONG = "1+2=" * 3000  # more than 16 characters per token of the context of 512
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": LONG}, "prompt"),
+        ("completions", {"prompt": ["1", LONG]}, "prompt"),
+        ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        ("chat/completions", CHAT | {"chat_template_kwargs": {"a": [LONG]}}, "messages"),
+        ("chat/completions", CHAT | {"chat_template_kwargs": {LONG: 1}}, "messages"),
+        (
+            "chat/completions",
+            CHAT | {"tools": [{"function": {"name": "look", "description": LONG}}]},
+            "messages",
+        ),
+        (
+            "chat/completions",
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": LONG}}]}]},
+            "messages",
+        ),
+        ("responses", {"input": LONG}, "input"),
+        ("responses", {"input": "1", "instructions": LONG}, "input"),
+    ],
+)
+def test_a_prompt_of_too_many_characters_is_refused_before_it_is_encoded(
+    server, monkeypatch, path, body, param
+):
+    encoded = []
+    monkeypatch.setattr(Prompts, "encode", lambda self, problem: encoded.append(problem) or [1])
+    monkeypatch.setattr(Prompts, "text", lambda self, problem: encoded.append(problem) or "")
+    answer = post(server, {"model": "tiny"} | body, f"/v1/{path}")
+    assert_refused(answer, 400, "characters exceeds the context of 512 tokens", param)
+    assert answer[1]["error"]["code"] == "context_length_exceeded"
+    assert all(LONG not in str(problem) for problem in encoded)
+
+
+def test_requests_take_turns_prompt_by_prompt_and_gone_clients_give_up_theirs(server, monkeypatch):
+    order: list[str] = []
+    encode = server.served.encode
+
+    def slow(request, prompt):
+        order.append(prompt)
+        time.sleep(0.05)
+        return encode(request, prompt)
+
+    monkeypatch.setattr(server.served, "encode", slow)
+    many = GOOD | {"prompt": [f"{i}" for i in range(1, 9)] * 30}  # 12 seconds
+    gone = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
+    gone.request("POST", "/v1/completions", json.dumps(many), headers)
+    wait_for(lambda: len(order) > 2, "the first prompts")
+    assert post(server, GOOD)[0] == 200
+    assert len(order) < 200, "the other prompts of the first request wait for their turns"
+    gone.close()
+    wait_for(lambda: post(server, GOOD)[0] == 200 and order[-2:] == ["1+2="] * 2, "the end")
+    assert len(order) < 240
 
 
 def head(length, more=""):

@@ -292,6 +292,40 @@ def test_a_client_that_disconnects_frees_its_place(server):
 
 @pytest.mark.slow
 @needs_sandbox
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/test_program", {"program": LOOP, "tests": ["f()"] * 4, "max_execution_time": 60}),
+        (
+            "/test_program",
+            {"program": "while True: pass", "tests": ["1"], "max_execution_time": 60},
+        ),
+        (
+            "/test_program_stdio",
+            {"program": "while True: pass", "tests": [{"input": "", "output": ""}] * 4}
+            | {"max_execution_time": 60},
+        ),
+        ("/run_code", {"code": "while True: pass", "language": "python", "run_timeout": 60}),
+    ],
+)
+def test_the_jobs_of_clients_that_are_gone_end_at_once(server, children, path, body):
+    """One runs, one is queued; both would hold the only worker for minutes."""
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
+    gone = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=600) for _ in range(2)]
+    for connection in gone:
+        connection.request("POST", path, json.dumps(body), headers)
+    wait_for(lambda: children(server.process.pid), "the first program to run")
+    began = time.monotonic()
+    for connection in gone:
+        connection.close()
+    quick = {"program": ADD, "tests": ["assert add(1, 2) == 3"], "max_execution_time": 5}
+    wait_for(lambda: server.ask("/test_program", quick)[0] == 200, "a free worker")
+    assert time.monotonic() - began < 40
+    wait_for(lambda: not children(server.process.pid), "the programs to end")
+
+
+@pytest.mark.slow
+@needs_sandbox
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_clean_shutdown_while_a_program_runs(number, children):
     server = start("--workers", "1")

@@ -38,7 +38,6 @@ from postgrad.serving.app import (
     AuthMiddleware,
     catch_errors,
     event,
-    unless_disconnected,
 )
 from postgrad.serving.requests import ApiError, GenerationRequest, parse_request
 from postgrad.serving.responses import ResponseBuilder
@@ -162,7 +161,7 @@ class Endpoint:
         _check(request)
         recording = session.recording
         call = await run_in_threadpool(recording.start, request)
-        completion = await unless_disconnected(http_request, self._sample(session, call))
+        completion = await web.unless_disconnected(http_request, self._sample(session, call))
         builder = await run_in_threadpool(recording.finish, call, completion)
         if request.stream:
             return StreamingResponse(_events(builder), media_type="text/event-stream")

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+from postgrad.sandbox.cancellation import current
 from postgrad.sandbox.outcome import Limits, SandboxError
 from postgrad.sandbox.seccomp import seccomp_filter
 
@@ -102,6 +103,9 @@ class SandboxProcess:
                 stdout=output,
                 stderr=output,
             )
+        self._cancellation = current.get()
+        if self._cancellation is not None:
+            self._cancellation.add(self.process)
 
     def __enter__(self) -> "SandboxProcess":
         return self
@@ -109,6 +113,8 @@ class SandboxProcess:
     def __exit__(self, *_: object) -> None:
         self.process.kill()  # bubblewrap kills everything inside
         self.process.wait()
+        if self._cancellation is not None:
+            self._cancellation.remove(self.process)
 
 
 @contextlib.contextmanager

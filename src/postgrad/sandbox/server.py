@@ -24,7 +24,7 @@ import hmac
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -32,6 +32,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from postgrad.sandbox.cancellation import Cancellation, current
 from postgrad.sandbox.local import Sandbox
 from postgrad.sandbox.outcome import Limits, Result, SandboxError
 from postgrad.sandbox.request_models import (
@@ -43,13 +44,28 @@ from postgrad.sandbox.request_models import (
     TestsRequest,
     parse_request,
 )
-from postgrad.web import HttpError, has_token, read_json, reject_reason, settle
+from postgrad.web import (
+    HttpError,
+    has_token,
+    read_json,
+    reject_reason,
+    settle,
+    unless_disconnected,
+)
 
 MAX_BODY = 16 << 20  # bytes
 BODY_S = 60.0  # for a request's body to arrive
 MAX_TOTAL_S = 300.0  # for the tests of one request
 
-Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any]]
+
+@dataclass(frozen=True)
+class Job:
+    """A function to run in a thread, and the future that gets its result."""
+
+    function: Callable[[], Any]
+    loop: asyncio.AbstractEventLoop
+    future: "asyncio.Future[Any]"
+    cancellation: Cancellation
 
 
 class WorkerThreads:
@@ -63,8 +79,11 @@ class WorkerThreads:
         for _ in range(num_threads):
             threading.Thread(target=self._work, daemon=True).start()
 
-    async def run(self, job: Callable[[], Any]) -> Any:
-        """Run the job in a thread and return its result.
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """Run the function in a thread and return its result.
+
+        When the caller is cancelled, a job in the queue is dropped, and the sandboxes of one that
+        runs are killed; it counts until its thread is free.
 
         Raises:
             HttpError: the queue is full, or the server is shutting down.
@@ -74,27 +93,34 @@ class WorkerThreads:
         if self.num_jobs >= self.capacity:
             raise HttpError(429, f"{self.capacity} requests are running or queued; try again later")
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        job = Job(function, loop, loop.create_future(), Cancellation())
         self.num_jobs += 1
-        future.add_done_callback(lambda _: self._finish_job())
-        self.jobs.put((loop, future, job))
-        # The job goes on if its client disconnects: it counts until its thread is free.
-        return await asyncio.shield(future)
+        job.future.add_done_callback(lambda _: self._finish_job())
+        self.jobs.put(job)
+        try:
+            return await asyncio.shield(job.future)
+        except asyncio.CancelledError:
+            if not job.cancellation.cancel():
+                job.future.cancel()
+            raise
 
     def _finish_job(self) -> None:
         self.num_jobs -= 1
 
     def _work(self) -> None:
         while True:
-            loop, future, job = self.jobs.get()
+            job = self.jobs.get()
+            if not job.cancellation.begin():
+                continue
+            current.set(job.cancellation)
             result = None
             error: BaseException | None = None
             try:
-                result = job()
+                result = job.function()
             except BaseException as raised:
                 error = raised
             try:
-                loop.call_soon_threadsafe(settle, future, result, error)
+                job.loop.call_soon_threadsafe(settle, job.future, result, error)
             except RuntimeError:  # the event loop has ended
                 return
 
@@ -126,7 +152,8 @@ def make_app(
                     raise HttpError(403, reason)
                 body = await read_json(http_request, MAX_BODY, BODY_S)
                 request = parse_request(model, body, invalid_status)
-                return JSONResponse(await threads.run(lambda: work(sandbox, request)))
+                running = threads.run(lambda: work(sandbox, request))
+                return JSONResponse(await unless_disconnected(http_request, running))
             except HttpError as error:
                 return _error_response(error)
             except SandboxError as error:

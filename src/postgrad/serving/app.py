@@ -37,7 +37,13 @@ from postgrad.serving.responses_api import make_builder
 from postgrad.serving.responses_request import parse_responses
 from postgrad.serving.served_model import ServedModel, find_weight_files, load_weights
 from postgrad.serving.worker import PendingRequest
-from postgrad.web import HttpError, has_token, read_json, reject_reason
+from postgrad.web import (
+    HttpError,
+    has_token,
+    read_json,
+    reject_reason,
+    unless_disconnected,
+)
 
 MAX_BODY = 8 << 20  # bytes
 BODY_S = 30.0  # time limit for a request's body to arrive
@@ -189,12 +195,16 @@ class Api:
         make_body: Callable[[ResponseBuilder], dict[str, Any]] = lambda builder: builder.complete(),
     ) -> Response:
         served = self.find_model(request.model)
-        jobs = await run_in_threadpool(served.make_jobs, request)
+        deadline = asyncio.get_running_loop().time() + self.time_limit_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                jobs = await unless_disconnected(http_request, served.make_jobs(request))
+        except TimeoutError as error:
+            raise self._timeout_error() from error
         is_long = request.echoes_prompt or request.num_top is not None or bool(request.tool_schemas)
         builder = await run_aside(is_long, make_builder, request, served, jobs)
         pending = PendingRequest(jobs, per_token=request.stream)
         served.worker.submit(pending)
-        deadline = asyncio.get_running_loop().time() + self.time_limit_s
         # A stream begins with the first tokens: until then, an error has a status of its own.
         wait = _wait_for_updates if request.stream else _collect
         try:
@@ -330,25 +340,6 @@ async def run_aside(is_long: bool, function: Callable[..., T], *arguments: Any) 
     if is_long:
         return await run_in_threadpool(function, *arguments)
     return function(*arguments)
-
-
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`; when the client disconnects first, raise HttpError."""
-
-    async def wait_for_disconnect() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working = asyncio.ensure_future(work)
-    waiting = asyncio.ensure_future(wait_for_disconnect())
-    try:
-        await asyncio.wait([working, waiting], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise HttpError(499, "the client has disconnected")
-        return working.result()
-    finally:
-        working.cancel()
-        waiting.cancel()
 
 
 def catch_errors(endpoint: Endpoint) -> Endpoint:

@@ -8,10 +8,13 @@ from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 from postgrad.serving.detokenizer import REPLACEMENT, Detokenizer, raw_bytes
-from postgrad.serving.requests import ApiError, ChatRequest, GenerationRequest
+from postgrad.serving.requests import NO_LIMIT, ApiError, ChatRequest, GenerationRequest
 from postgrad.serving.tool_calls import find_tool_calls
 
 Messages = tuple[dict[str, Any], ...]
+# A prompt with more characters per token of the context is refused before it is encoded. Text has
+# about 4; only long runs of spaces and the like have more than this.
+CHARACTERS_PER_TOKEN = 16
 
 
 class ModelText:
@@ -24,6 +27,7 @@ class ModelText:
         vocabulary_size: number of token ids that the model knows.
         template: how chats are rendered; see Prompts.
         options: values that the chat template reads; a request may add others.
+        max_tokens: largest number of tokens of a prompt and its response.
     """
 
     def __init__(
@@ -34,8 +38,10 @@ class ModelText:
         vocabulary_size: int,
         template: str = "auto",
         options: Mapping[str, Any] | None = None,
+        max_tokens: int = NO_LIMIT,
     ) -> None:
         self.name = name
+        self.max_tokens = max_tokens
         self.tokenizer = tokenizer
         self.stop_ids = stop_ids
         self.vocabulary_size = vocabulary_size
@@ -55,6 +61,7 @@ class ModelText:
                     400, f"prompt has a token id outside 0 to {self.vocabulary_size - 1}", "prompt"
                 )
             return prompt
+        self._check_length(request, prompt)
         if request.tool_schemas and self.chat_prompts.chat_template is None:
             raise ApiError(
                 400,
@@ -81,6 +88,18 @@ class ModelText:
             raise ApiError(400, f"{field} is empty: the model needs at least one token", field)
         return ids
 
+    def _check_length(self, request: GenerationRequest, prompt: Any) -> None:
+        """Raise ApiError for more characters than fit, before time is spent on encoding them."""
+        num_characters = count_characters([prompt, request.tool_schemas, request.template_options])
+        if num_characters > CHARACTERS_PER_TOKEN * self.max_tokens:
+            raise ApiError(
+                400,
+                f"a prompt of {num_characters} characters exceeds the context of "
+                f"{self.max_tokens} tokens; shorten the prompt",
+                request.prompt_field,
+                "context_length_exceeded",
+            )
+
     def _known_role(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the message; one of the developer is the system's if the template has none.
 
@@ -95,8 +114,8 @@ class ModelText:
         """Return what renders the prompt of a request. Raises ConfigError."""
         if not isinstance(request, ChatRequest):
             return self.plain_prompts
-        if request.chat_template_kwargs or request.tool_schemas:
-            options = self.options | request.chat_template_kwargs
+        if request.template_options or request.tool_schemas:
+            options = self.options | request.template_options
             return self._make_prompts(self.template, options, request.tool_schemas)
         return self.chat_prompts
 
@@ -152,6 +171,21 @@ class ModelText:
         if REPLACEMENT not in text:
             return text.encode()
         return raw_bytes(self.tokenizer.convert_ids_to_tokens(token)) or text.encode()
+
+
+def count_characters(value: Any) -> int:
+    """Return the number of characters of all texts in a value of lists and objects."""
+    total = 0
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, str):
+            total += len(node)
+        elif isinstance(node, dict):
+            waiting += [*node.keys(), *node.values()]
+        elif isinstance(node, list):
+            waiting += node
+    return total
 
 
 def _check_roles(prompts: Prompts, messages: Messages) -> None:

@@ -249,6 +249,11 @@ class GenerationRequest(BaseModel):
         return []
 
     @property
+    def template_options(self) -> dict[str, Any]:
+        """Values that the chat template reads; a completion has none."""
+        return {}
+
+    @property
     def echoes_prompt(self) -> bool:
         """Whether the response begins with the prompt, and its log-probs with the prompt's."""
         return False
@@ -316,6 +321,10 @@ class ChatRequest(GenerationRequest):
         if self.tool_choice == "none":
             return []
         return [tool.model_dump(exclude_none=True) for tool in self.tools]
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        return self.chat_template_kwargs
 
     @property
     def token_limit(self) -> int | None:

@@ -1,7 +1,9 @@
 """One served model: its tokenizer, its worker, and loading new weights into it."""
 
+import asyncio
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +48,11 @@ class ServedModel(ModelText):
     def __init__(self, name: str, source: str, tokenizer: Any, worker: DecodeWorker) -> None:
         engine = worker.engine
         vocabulary_size = int(engine.model.get_input_embeddings().weight.shape[0])
-        super().__init__(name, tokenizer, set(engine.stop_ids.tolist()), vocabulary_size)
+        stop_ids = set(engine.stop_ids.tolist())
+        super().__init__(name, tokenizer, stop_ids, vocabulary_size, max_tokens=worker.longest)
         self.source = source
         self.worker = worker
+        self.encoder = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self.version = 0  # number of weight reloads
 
     @property
@@ -56,16 +60,19 @@ class ServedModel(ModelText):
         """The largest number of tokens of a prompt and its response."""
         return self.worker.longest
 
-    def make_jobs(self, request: GenerationRequest) -> list[LiveJob]:
+    async def make_jobs(self, request: GenerationRequest) -> list[LiveJob]:
         """Return one job per prompt of a request.
 
+        Prompts are encoded in a thread of their own; requests take turns, prompt by prompt.
         Raises ApiError for ids outside the vocabulary and for prompts that do not fit.
         """
+        loop = asyncio.get_running_loop()
         jobs: list[LiveJob] = []
         for prompt in request.prompts:
+            ids = await loop.run_in_executor(self.encoder, self.encode, request, prompt)
             seed = secrets.randbits(64) if request.seed is None else request.seed
             seeds = [(seed + i) % 2**64 for i in range(request.n)]
-            jobs.append(self._make_job(request, self.encode(request, prompt), seeds))
+            jobs.append(self._make_job(request, ids, seeds))
         return jobs
 
     def _make_job(self, request: GenerationRequest, ids: list[int], seeds: list[int]) -> LiveJob:
