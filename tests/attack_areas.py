@@ -17,7 +17,6 @@ AREAS = {
     "training/test_prefetch.py": "kill -9 and resume",
     "attack/test_hostile_models.py": "hostile model folders",
     "attack/test_random_settings.py": "random settings",
-    "attack/test_supply_chain.py": "installed packages",
 }
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -71,3 +73,18 @@ def test_every_declared_package_is_used():
 def test_modules_in_finds_nested_and_dotted_imports():
     source = "import a.b, c\ndef f():\n    from d.e import g\nfrom . import h\n"
     assert set(modules_in(source)) == {"a", "c", "d"}
+
+
+def test_the_constraints_name_a_version_of_every_dependency():
+    """They hold for every platform: no local versions, paths or packages of one platform."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    versions = dict(line.split("==") for line in lines)
+    assert len(versions) == len(lines)
+    known = {canonicalize_name(name): version for name, version in versions.items()}
+    needed = [*PROJECT["dependencies"]]
+    needed += [text for extra in ("dev", "gguf", "track", "cluster") for text in EXTRAS[extra]]
+    for requirement in map(Requirement, needed):
+        if requirement.marker is None:
+            assert requirement.specifier.contains(known[canonicalize_name(requirement.name)])
+    assert not [name for name in known if name.startswith(("nvidia", "cuda", "triton"))]
+    assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in known.values())
