@@ -1,8 +1,8 @@
-"""Writes configs.jsonl anew from what today's code composes: python tests/golden/record.py
+"""Writes the golden files anew from today's code: python tests/golden/record.py [configs|problems]
 
-Prints what changed. Recipes that are new, and commands and settings that the documentation shows
-now, are added. Recipes that are gone drop out, and so do single commands that are refused now.
-A set of overrides that is refused must be edited in configs.jsonl first.
+For configs it prints what changed. Recipes that are new, and commands and settings that the
+documentation shows now, are added. Recipes that are gone drop out, and so do single commands that
+are refused now. A set of overrides that is refused must be edited in configs.jsonl first.
 """
 
 import os
@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("golden", "config", "")]
+sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("golden", "config", "data", "")]
 
+import problems  # noqa: E402
 from configs import (  # noqa: E402
     ERROR,
     METHOD_SET,
@@ -33,8 +34,16 @@ from postgrad.config.compose import recipe_names  # noqa: E402
 REQUIRED = ("model.path=tiny", "data.train=arithmetic:1")
 
 
-def main() -> int:
-    """Record all cases; print those that changed."""
+def main(names: list[str]) -> int:
+    """Record what the names say, or all."""
+    names = names or ["configs", "problems"]
+    if "problems" in names:
+        problems.write_golden()
+    return record_configs() if "configs" in names else 0
+
+
+def record_configs() -> int:
+    """Record all configurations; print those that changed."""
     golden = Golden.read()
     old = {case: golden.settings(case) for case in golden.changes}
     write_files(golden)
@@ -132,4 +141,4 @@ def single_settings() -> list[Case]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
