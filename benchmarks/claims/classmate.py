@@ -21,8 +21,7 @@ MONITOR_TOKENS = 256  # of a reply
 
 
 def arms(options: argparse.Namespace) -> Arms:
-    # The tiny model of a smoke test would never write a rating.
-    monitor = "fake:RATING: 1" if options.smoke else options.monitor or options.model
+    monitor = options.monitor or options.model
     shared = [
         f"data.train={options.out / 'train.jsonl'}",
         *validation(options, parts=2),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_engine import FakeEngine
 from tool_model import CALL, KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
 from waiting import wait_for
 
@@ -19,7 +20,6 @@ from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.rollout.episodes import turn_column
-from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.respond import respond
 
 PROGRAM = Path(__file__).parent / "program.py"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fake_engine import FakeEngine
 from test_agents import LETTERS, CountingEngine, command
 from tiny_runs import config_of, metrics_of, stock_model
 from tool_model import CALL, KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
@@ -18,7 +19,6 @@ from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.fake import FakeEngine
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 

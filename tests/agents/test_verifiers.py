@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_engine import FakeEngine
 from test_agents import LETTERS
 from tool_model import PLAIN_CHAT, chat_tokenizer
 
@@ -17,7 +18,6 @@ from postgrad.config.schema import AgentConfig
 from postgrad.data.render import Prompts
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.fake import FakeEngine
 
 
 def test_the_uid_or_the_index_chooses_the_task():

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from fake_engine import FakeEngine
 from tool_model import CALL, KNOWS_TOOLS, PLAIN_CHAT, TOOLS, chat_tokenizer
 
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
@@ -17,7 +18,6 @@ from postgrad.environments.tools import Toolbox
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.respond import respond
 from postgrad.rollout.turns import Turns, run_turns
 from postgrad.sandbox.local import probe

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from fake_engine import FakeEngine
 from tool_model import KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
 
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
@@ -16,7 +17,6 @@ from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.episodes import turn_column
-from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.respond import respond
 from postgrad.rollout.turns import Turns, run_turns
 from postgrad.sandbox.local import probe

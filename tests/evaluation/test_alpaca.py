@@ -158,8 +158,9 @@ def test_output_file_is_in_the_official_format_and_can_be_a_set(compared, tiny, 
         "helpful_base",
     ]
     data = f"self={out / 'alpaca_eval.outputs.json'}"
-    judge = "reward.judge.model=fake:1"
-    assert evaluate(tiny, data, tmp_path / "self", *PAIRWISE, judge) == 0
+    with serve(chat=lambda text: "1") as served:
+        judge = f"reward.judge.model='{served.address}'"
+        assert evaluate(tiny, data, tmp_path / "self", *PAIRWISE, judge) == 0
     win = read(tmp_path / "self" / "summary.json")["sets"]["self"]["win"]
     assert (win["tied"], win["rate"]["value"], win["failed"]) == (8, 0.5, 0)
     assert not (tmp_path / "self" / "judge.jsonl").exists()
@@ -199,13 +200,14 @@ def test_compare_uses_win_rates(compared, tiny, tmp_path, capsys):
 
 def test_judge_without_verdicts_gives_no_rate(tiny, tmp_path, capsys):
     data = alpaca_file(tmp_path)
-    judge = (*PAIRWISE, "reward.judge.model=fake:1")
-    assert evaluate(tiny, data, tmp_path / "out", *judge) == 0
+    strict = "reward.max_failure_rate=0.5"
+    with serve(chat=lambda text: "1") as served:
+        judge = (*PAIRWISE, f"reward.judge.model='{served.address}'")
+        assert evaluate(tiny, data, tmp_path / "out", *judge) == 0
+        assert evaluate(tiny, data, tmp_path / "strict", *judge, strict) == 1
+    assert strict in capsys.readouterr().err
     assert "8 without a verdict" in (tmp_path / "out" / "report.md").read_text()
     assert read(tmp_path / "out" / "summary.json")["sets"]["alpaca_eval"]["win"]["rate"] is None
-    strict = "reward.max_failure_rate=0.5"
-    assert evaluate(tiny, data, tmp_path / "strict", *judge, strict) == 1
-    assert strict in capsys.readouterr().err
 
 
 def test_page_shows_the_evaluation_without_the_file_of_verdicts(compared):
@@ -264,8 +266,9 @@ def test_bad_input_is_refused_and_nothing_is_written(tiny, tmp_path, capsys, ove
     bare.write_text('{"prompt": "1+1="}\n')
     file = alpaca_file(tmp_path)
     overrides = [override.format(file=file, bare=bare) for override in overrides]
-    judge = (*PAIRWISE, "reward.judge.model=fake:A = B")
-    assert evaluate(tiny, file, tmp_path / "out", *judge, *overrides) == 2
+    with serve(chat=lambda text: "A = B") as served:
+        judge = (*PAIRWISE, f"reward.judge.model='{served.address}'")
+        assert evaluate(tiny, file, tmp_path / "out", *judge, *overrides) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from fake_engine import FakeEngine
 from method_runs import PlainScorer, build_tokenizer
 
 from postgrad.cluster.host import build_host
@@ -11,7 +12,6 @@ from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.methods import find_method
 from postgrad.methods.base import Ports, Step
-from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.generator import Generator
 from postgrad.types import Batch, Trajectory
 

@@ -410,7 +410,7 @@ def test_equal_classmates_make_the_run_the_baseline_s(tiny):
     for overrides in (
         ("method.advantage=classmate_gdpo_wo_bn",),
         ("method.condition=no_classmate",),
-        ("method.classmates=['fake:7']",),
+        ("method.classmates=['']",),
     ):
         s = made(
             tiny,

@@ -114,22 +114,11 @@ def test_what_a_role_s_path_means(tiny, tmp_path):
     nowhere = config_of("classmate", tiny, "method.classmates=[/no/such/x]")
     with pytest.raises(ConfigError, match=r"^classmate-1: .*no such folder"), open_models(nowhere):
         pass
-    with open_models(
-        config_of("classmate", tiny, "method.classmates=['fake:42','policy:live']")
-    ) as placed:
-        first, second = placed.models["classmate-1"], placed.models["classmate-2"]
-        assert (
-            first.prompts.decode(
-                first.engine.generate([], None)
-                or first.generate([[1]], [[0]], sampling(3))[0][0].tokens
-            )
-            == "42"
-        )
-        assert second.engine is placed.engine and second.context == 512
-        assert second.generate([[1] * 512, [1] * 510], [[0], [0]], sampling(9))[0] is None, (
-            "no space"
-        )
-        assert isinstance(second.generate([[1] * 510], [[0]], sampling(9))[0][0], Completion)
+    with open_models(config_of("classmate", tiny, "method.classmates=['policy:live']")) as placed:
+        mate = placed.models["classmate-1"]
+        assert mate.engine is placed.engine and mate.context == 512
+        full, fits = mate.generate([[1] * 512, [1] * 510], [[0], [0]], sampling(9))
+        assert full is None and isinstance(fits[0], Completion)
 
 
 def sampling(limit):

@@ -201,7 +201,7 @@ def test_what_cannot_be_distilled_is_refused(models, tmp_path):
         run("distill", student, tmp_path / "runs", "method.teacher=''")
     assert not (tmp_path / "runs").exists()
     refused = {
-        ("distill", "method.teacher=fake:7"): "method.teacher=fake:7",
+        ("distill", "method.teacher=policy:live"): "method.teacher=policy:live",
         ("distill", f"method.teacher={teacher}", "method.top_k=9"): "method.top_k=9",
         ("distill", f"method.teacher={teacher}", "method.jsd_beta=0.1"): "method.jsd_beta=0.1",
         ("distill", f"method.teacher={teacher}", "method.max_refills=2"): "method.max_refills=2",

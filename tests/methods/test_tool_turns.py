@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fake_engine import FakeEngine
 from method_runs import Bound
 from tiny_runs import config_of, metrics_of, stock_model, stock_row
 from tool_model import CALL, SHORT_CHAT, TOOLS, chat_model
@@ -16,7 +17,6 @@ from postgrad.environments.lookup import Environments
 from postgrad.environments.tools import Toolbox
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.turns import Turns
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter

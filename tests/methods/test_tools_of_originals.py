@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fake_engine import FakeEngine
 from method_runs import Bound
 from tiny_runs import config_of
 from tool_model import CALL, TOOLS, chat_model
@@ -16,7 +17,6 @@ from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.base import Step
 from postgrad.methods.support.replay_pool import Experience, ReplayPool
-from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.turns import Turns
 from postgrad.types import DEMONSTRATION, POLICY, REPLAY, TOOL, Batch, Trajectory
 

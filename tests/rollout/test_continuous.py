@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_engine import FakeEngine
 from fake_stream import FakeStreamingEngine
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -11,7 +12,6 @@ from postgrad.config.schema import RolloutConfig
 from postgrad.errors import ConfigError
 from postgrad.rollout.continuous import ContinuousEngine, token_versions
 from postgrad.rollout.engine import Request
-from postgrad.rollout.fake import FakeEngine
 
 VOCABULARY = 12
 

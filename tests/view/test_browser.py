@@ -9,6 +9,7 @@ import shutil
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
 
@@ -524,15 +525,38 @@ def test_a_real_run_is_colored_by_entropy(browser, tmp_path, updates):
         browser.driver.get("about:blank")
 
 
+def run_with_classmates(tmp_path: Path, texts: tuple[str, ...]) -> Path:
+    """Train for one step with classmates that always answer these texts; return the runs."""
+    from fake_engine import FakeEngine
+    from openai_server import MODEL, serve
+    from tiny_runs import config_of
+
+    from postgrad.data.render import Prompts
+    from postgrad.model.load import load_tokenizer
+    from postgrad.model.tiny import make_tiny
+
+    mate = make_tiny(tmp_path / "mate", seed=0, layers=1, width=32)
+    prompts = Prompts(load_tokenizer(config_of("grpo", mate).model), "plain")
+    with ExitStack() as stack:
+        addresses: list[str] = []
+        for text in texts:
+            tokens = prompts.encode_response(text)
+            engine = FakeEngine(lambda prompt, seed, tokens=tokens: tokens)
+            served = stack.enter_context(serve(engine=engine, prompts=prompts))
+            addresses.append(f"'{served.url}?tokenizer={mate}#{MODEL}'")
+        return real_run(
+            tmp_path,
+            "classmate",
+            f"method.classmates=[{','.join(addresses)}]",
+            "method.keep_unit=tokens",
+            "method.condition=always",
+        )
+
+
 def test_continuations_of_classmates_are_shown_with_their_thought(browser, tmp_path):
     import pyarrow.parquet as pq
 
-    overrides = (
-        "method.classmates=['fake:37','fake:5']",
-        "method.keep_unit=tokens",
-        "method.condition=always",
-    )
-    runs = real_run(tmp_path, "classmate", *overrides)
+    runs = run_with_classmates(tmp_path, ("37", "5"))
     table = pq.read_table(runs / "test" / "rollouts" / "step-000001.parquet").to_pylist()
     row = next(i for i, line in enumerate(table) if line["classmate_texts"] == ["37", "5"])
     group = table[row]["group"]

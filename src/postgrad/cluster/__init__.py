@@ -5,7 +5,7 @@ not depend on the backend. May import methods, rollout, model, verifiers and eve
 
     backends         opens the models of a run, or an engine alone, on the configured backend
     generators       models that generate text for a role: local, served, or fake
-    remote_roles     role paths that no process of the run loads: servers, the engine itself, fakes
+    remote_roles     role paths that no process of the run loads: servers, the engine itself
     engines          builds the engine of a run or an evaluation
     host             builds all models of a run in one process
 

@@ -1,6 +1,6 @@
 """Models of roles with their tokenizers: they generate text or score responses.
 
-They are loaded by the run, the run's own engine, a server, or a fake.
+They are loaded by the run, the run's own engine, or a server.
 """
 
 import dataclasses
@@ -8,7 +8,7 @@ from typing import Any
 
 from postgrad.cluster.engines import engine_config
 from postgrad.cluster.host import GENERATING, load_reward_model, load_role
-from postgrad.cluster.remote_roles import FAKE, is_remote_role
+from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
@@ -17,7 +17,6 @@ from postgrad.methods.support.reward_models import ModelVerifier
 from postgrad.model.context import context_length
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.fake import FakeEngine
 from postgrad.rollout.generator import Chat, Generator
 from postgrad.rollout.http import HttpChat, HttpEngine
 from postgrad.rollout.http_client import Address
@@ -31,7 +30,7 @@ MAX_CALLS = 64  # concurrent calls to a served engine
 
 
 def open_chat(
-    config: EngineConfig, path: str, engine: Engine, template: str, concurrency: int
+    config: EngineConfig, path: str, engine: Engine | None, template: str, concurrency: int
 ) -> Chat:
     """Returns the model that answers messages at a role's path, without the rest of a run.
 
@@ -40,7 +39,7 @@ def open_chat(
     Args:
         config: the settings of the engine of the run or the evaluation.
         path: as of a role: a model path, http://host:8000/v1#model, policy:live, ...
-        engine: the engine of the run or the evaluation.
+        engine: the engine of the run or the evaluation; None where no path is policy:live.
         template: how messages become a prompt (data.template).
         concurrency: maximum number of concurrent calls to a server.
     """
@@ -97,7 +96,12 @@ def _make_verifier(config: EngineConfig, term: ModelTerm, model: Any) -> JudgeMo
 
 
 def _make_generator(
-    config: EngineConfig, role: Role, engine: Engine, model: Any, template: str, concurrency: int
+    config: EngineConfig,
+    role: Role,
+    engine: Engine | None,
+    model: Any,
+    template: str,
+    concurrency: int,
 ) -> Any:
     if is_served(role.path):
         return _make_served(config, role, template, concurrency)
@@ -105,11 +109,9 @@ def _make_generator(
     if role.path and not is_remote_role(role.path):
         model_settings = dataclasses.replace(config.model, path=role.path)
     prompts = Prompts(load_tokenizer(model_settings, config.seed), template)
-    if role.path.startswith(FAKE):
-        response = prompts.encode_response(role.path.removeprefix(FAKE))
-        return Generator(FakeEngine(lambda prompt, seed: response), prompts)
     context = context_length(model_config(model_settings, config.seed))
-    return Generator(engine if role.path == LIVE else model, prompts, context)
+    source: Any = engine if role.path == LIVE else model
+    return Generator(source, prompts, context)
 
 
 def _make_served(config: EngineConfig, role: Role, template: str, concurrency: int) -> Any:

@@ -32,7 +32,6 @@ from postgrad.methods.support.judging import (
 )
 from postgrad.results.metrics import INTERVAL, summarize
 from postgrad.results.rows import check_failure_rate, result_row
-from postgrad.rollout.fake import FakeEngine
 from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge
 from postgrad.verifiers.reward_log import RewardLog
 from postgrad.verifiers.scorer import Scorer
@@ -219,8 +218,7 @@ def _summary(
 def _open_judge(config: ScoreConfig) -> Any:
     judge = config.reward.judge
     settings = EngineConfig(config.seed, ModelConfig(path=judge.model), config.rollout)
-    no_engine = FakeEngine(lambda prompt, seed: [])
-    return open_chat(settings, judge.model, no_engine, "auto", judge.concurrency)
+    return open_chat(settings, judge.model, None, "auto", judge.concurrency)
 
 
 def _identity(config: ScoreConfig, sets: dict[str, list[Responded]]) -> dict[str, Any]:

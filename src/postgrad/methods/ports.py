@@ -31,8 +31,8 @@ class Role:
             ModelVerifier.
         path: where the model is, as in model.path. Empty: the policy's starting model. An engine or
             a chat may also be `policy:live` (the engine that samples the rollouts of this run), a
-            model of a server (`http://host:8000/v1#model`), an entry of a file of servers
-            (`servers.json#model`), or `fake:TEXT`, which always answers TEXT.
+            model of a server (`http://host:8000/v1#model`), or an entry of a file of servers
+            (`servers.json#model`).
         lr: the learning rate of a critic.
         sync_every: steps between two updates of a synced copy; the first is after that many steps.
         share: of the policy's weights in an updated copy; the rest stays. 1 copies the policy.

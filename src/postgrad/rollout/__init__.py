@@ -6,7 +6,6 @@
     hf.py                       transformers' generate; slow, the reference for the others
     vllm.py                     vLLM in this process
     http.py, http_client.py     OpenAI-compatible servers; the same with new weights after each step
-    fake.py                     fixed responses, for tests
     stops.py                    stop strings
     turns.py, episodes.py       responses of several turns, with tools or an environment
     streams.py                  generations that requests join and leave

@@ -16,7 +16,7 @@ OF_REWARDS = ("advantage", "max_refills", "overlong_buffer", "reward_weights")
 def check_path(method: Method) -> None:
     """Refuses a teacher that gives no log-probs at the temperature of the rollouts."""
     teacher = method.settings.teacher
-    if teacher.startswith(("policy:", "fake:")):
+    if teacher.startswith("policy:"):
         raise ConfigError(
             f"method.teacher={teacher}: the teacher gives log-probs; give a path, a hub id or "
             "http://host:8000/v1?tokenizer=PATH#model"

@@ -1,4 +1,4 @@
-"""An engine with fixed responses; it stands in for a model in tests and in `fake:` roles."""
+"""An engine with fixed responses; it stands in for a model."""
 
 from collections.abc import Callable, Sequence
 
