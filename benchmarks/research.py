@@ -72,7 +72,7 @@ CLAIMS: dict[str, Claim] = {
     "losses": losses.CLAIM,
     "mismatch": mismatch.CLAIM,
 }
-# What `keep` and `draw` show; distillation and reward models are run by gpu/distill.py.
+# What `keep` and `draw` show; an earlier version ran distillation and reward models.
 REPORTS: dict[str, Report] = {**CLAIMS, **distillation.REPORTS}
 # Values of options that a claim does not set.
 DEFAULTS: dict[str, object] = {

@@ -5,7 +5,7 @@
 - results.py: results.jsonl, a line per step and run, and series and intervals from it.
 - problems.py: the problems, written as JSONL files; rewards.py: verifiers of the sums.
 - grpo.py, luffy.py, exgrpo.py, bupo.py, classmate.py, losses.py, mismatch.py: a claim each.
-- distillation.py: tables and figures of gpu/distill.py.
+- distillation.py: tables and figures of distillation and reward models.
 - trl_grpo.py: GRPO by TRL, as a child process.
 - hashes.py: hashes of a run's tokens, rewards and weights, to compare machines.
 - graders.py: verifiers beside each other on the responses of runs.

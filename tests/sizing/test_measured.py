@@ -1,6 +1,6 @@
 """The formulas of `postgrad doctor --fit` for a GPU against what an H200 measured.
 
-benchmarks/gpu/speed.jsonl has the figures of docs/results.md, and measured.json has those of
+benchmarks/gpu/speed.jsonl has the figures of docs/results.md, and measured.json here those of
 docs/lab.md with their commands; `cache_stays` marks those from before the cache gave its memory to
 the update.
 """
@@ -33,7 +33,7 @@ import sizes  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 def read_measured() -> list[dict[str, Any]]:
     """Returns the measured runs in the form of measured.json."""
-    measured = json.loads((BENCHMARKS / "measured.json").read_text())
+    measured = json.loads(Path(__file__).with_name("measured.json").read_text())
     lines = (BENCHMARKS / "speed.jsonl").read_text().splitlines()
     results = {
         line["name"]: line["measured"] for line in map(json.loads, lines) if "measured" in line
