@@ -1,6 +1,7 @@
-"""Lets the golden tests import the helpers of tests/data."""
+"""Lets the golden tests import the helpers of tests/data and tests/methods."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "data"))
+TESTS = Path(__file__).parents[1]
+sys.path += [str(TESTS / "data"), str(TESTS / "methods")]

@@ -1,4 +1,4 @@
-"""Writes the golden files anew from today's code: python tests/golden/record.py [configs|problems]
+"""Writes the golden files anew: python tests/golden/record.py [configs] [problems] [runs]
 
 For configs it prints what changed. Recipes that are new, and commands and settings that the
 documentation shows now, are added. Recipes that are gone drop out, and so do single commands that
@@ -13,9 +13,12 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("golden", "config", "data", "")]
+sys.path[:0] = [
+    str(ROOT / "tests" / folder) for folder in ("golden", "config", "data", "methods", "")
+]
 
 import problems  # noqa: E402
+import runs  # noqa: E402
 from configs import (  # noqa: E402
     ERROR,
     METHOD_SET,
@@ -36,9 +39,11 @@ REQUIRED = ("model.path=tiny", "data.train=arithmetic:1")
 
 def main(names: list[str]) -> int:
     """Record what the names say, or all."""
-    names = names or ["configs", "problems"]
+    names = names or ["configs", "problems", "runs"]
     if "problems" in names:
         problems.write_golden()
+    if "runs" in names:
+        runs.write_golden()
     return record_configs() if "configs" in names else 0
 
 
