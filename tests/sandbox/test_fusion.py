@@ -320,8 +320,9 @@ def test_asserts_run_in_a_process_of_their_own(fusion):
     assert [result.passed for result in results] == [True, False, True]
     assert results[0].seconds > 0
     assert "failed: print('x')" in results[1].reason
-    for name in ("class with state", "thread"):
-        assert all(result.passed for result in sandbox.test_asserts(*RIGHT[name]))
+    for name in ("linked nodes", "thread"):
+        program, tests, _ = RIGHT[name]
+        assert all(result.passed for result in sandbox.test_asserts(program, tests))
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Cheats against the verifiers, what each verifier gives for them, and why.
 
 answer_cheats_page.py writes them to docs/cheats.md; test_answer_cheats.py checks every row. Cheats
-against tests of code are in tests/sandbox/cheats.py.
+against tests of code are in tests/sandbox/cheats.jsonl.
 """
 
 from dataclasses import dataclass

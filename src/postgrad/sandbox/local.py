@@ -83,7 +83,7 @@ class Sandbox:
 
         Args:
             setup: code that runs before each test, such as imports. Names that it defines are the
-                test's own, and the program gets its classes.
+                test's own; the program does not get them.
             entry_point: the function that the tests are about.
         """
         suite = {"tests": list(tests), "setup": setup, "entry_point": entry_point}

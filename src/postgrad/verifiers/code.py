@@ -18,7 +18,7 @@ Some tests can still be passed without a right program:
   `assert set(f(1)) <= {1, 2}` with an empty one.
 - `assert f(1) > 40 and f(1) < 42` passes with a function that returns something else each time.
 - `assert f(x) == sorted(x)` passes with a function that empties `x`.
-- The operators of a class that the program defines and the test uses are the program's own.
+- `assert Stack().is_empty()` asks a class of the program about itself.
 
 docs/verifiers.md has the complete list.
 """

@@ -1,19 +1,24 @@
 """Code that runs inside the sandbox, with the standard library only.
 
-- program_runner.py: runs the program under test.
-- test_runner.py: runs the tests, in a second sandbox. It knows the program by its replies only.
-- channel.py: the socket between the two, as JSON lines.
-- plain.py: plain values as JSON, rebuilt on the other side.
-- handles.py: what a test holds instead of an object of the program.
-- test_names.py: what the names in a test mean.
-- test_source.py: what a test's source says about the names that it uses.
-- single_sandbox.py: both runners in one sandbox, for a Sandbox Fusion server.
-- limits.py: resource limits.
+Two processes, each in a sandbox of its own. `program_runner` holds the program and its objects;
+`test_runner` holds the tests and decides. Between them is one socket with JSON lines (`channel`).
 
-Why two sandboxes: whatever the program patches, prints or exits with, it happens in another process
-than the test. The program never sees a test or an expected value. A test gets plain values of
-exactly the built-in types, and handles; no operator of a program's object decides an assert, unless
-the test itself uses the class of that object (handles.py has the rules).
+- To the program go: "call", "getattr", "setattr", "next" ... on an object that it has handed out,
+  with plain values, names of Python's own functions, and numbers of the test's own functions as
+  arguments. No text of a test, no expected value, no class of a test.
+- To the test come: plain values, rebuilt from JSON by exactly their built-in types (`plain`);
+  numbers for everything else (`handles`); and that something was raised.
+- A number is opaque. Its attributes and calls are requests to the program. It has an identity and
+  no operators. An attribute that plain values have too (`count`, `startswith`) cannot be called,
+  except on an instance of a class that the test itself has called.
+- A test that uses an object for more is unsupported if it names a class of the program, as
+  `Stack()`; otherwise it expects plain values, and it fails.
+- An exception of the program fails the test, unless the test demands it (`test_source`). The end
+  of an iterator is a fact and no exception.
+- The program may call the test's own functions that it got as arguments, with plain values.
+- `lengths`: a test that a result of no items would pass.
 
-These files import nothing else of ours: only this folder is mounted. They must run on Python 3.10.
+`test_names`: what the names in a test mean. `single_sandbox`: both runners in one sandbox, for
+a Sandbox Fusion server. `limits`: resource limits. Only this folder is mounted, so these files
+import nothing else of ours. They must run on Python 3.10.
 """

@@ -15,14 +15,11 @@ from typing import Any
 from . import plain
 
 MAX_LINE = 32 << 20  # bytes of one message
+NOTHING = object()  # the result of `next` at the end, and of `getattr` for a missing attribute
 
 
 class ChannelClosed(BaseException):
     """The other end has closed the socket. Not an Exception, so that tests do not catch it."""
-
-
-class Unsupported(BaseException):
-    """A value of the tests cannot be sent to the program, so the test says nothing about it."""
 
 
 class Channel:
@@ -60,20 +57,19 @@ class Channel:
         return message
 
     def ask(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
-        """Have the other end perform an operation and return its result.
+        """Have the other end perform an operation and return its result, or NOTHING.
 
         Lists, dicts and other mutable arguments that the other end changed are changed here too.
         What it raised is raised here.
         """
         request_id = os.urandom(8).hex()
-        self.send(
-            {
-                "do": operation,
-                "id": request_id,
-                "arguments": [self.encode(value) for value in arguments],
-                "keywords": {name: self.encode(value) for name, value in keywords.items()},
-            }
-        )
+        request = {
+            "do": operation,
+            "id": request_id,
+            "arguments": [self.encode(value) for value in arguments],
+            "keywords": {name: self.encode(value) for name, value in keywords.items()},
+        }
+        self.send(request)
         message = self.receive()
         while "do" in message:
             self.serve(message)
@@ -90,41 +86,37 @@ class Channel:
             raise self.decode_error(message["raised"])
         for index, changed in message["changed"]:
             plain.rewrite(arguments[index], self.decode(changed))
-        return self.decode(message["value"])
+        return self.decode(message["value"]) if "value" in message else NOTHING
 
     def serve(self, request: dict[str, Any]) -> None:
         """Perform what the other end asks for, and reply, whatever it raises."""
+        reply: dict[str, Any] = {"reply": request["id"]}
         try:
             arguments = [self.decode(value) for value in request["arguments"]]
             keywords = {name: self.decode(value) for name, value in request["keywords"].items()}
             value = self.perform(request["do"], arguments, keywords)
-            reply = {
-                "value": self.encode(value),
-                "changed": self.changed_arguments(request["arguments"], arguments),
-            }
-        except (ChannelClosed, Unsupported):
+            if value is not NOTHING:
+                reply["value"] = self.encode(value)
+            reply["changed"] = self.changed_arguments(request["arguments"], arguments)
+        except ChannelClosed:
             raise
         except BaseException as error:  # SystemExit too: the program must not end its test this way
-            reply = {"raised": self.encode_error(error)}
-        self.send({"reply": request["id"]} | reply)
+            reply = {"reply": request["id"], "raised": self.encode_error(error)}
+        self.send(reply)
 
     def changed_arguments(self, encoded: list[Any], arguments: list[Any]) -> list[Any]:
         """Return [index, content] for each mutable argument that the operation changed."""
         changed = []
         for index, argument in enumerate(arguments):
-            if not self.is_mutable(argument):
+            if not plain.is_mutable(argument):
                 continue
             content = self.encode(argument)
             if content != encoded[index]:
                 changed.append([index, content])
         return changed
 
-    def is_mutable(self, value: Any) -> bool:
-        """Return whether changes of an argument are reported to the other end."""
-        return plain.is_mutable(value)
-
     def perform(self, operation: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-        """Perform an operation that the other end asked for; returns its result."""
+        """Perform an operation that the other end asked for; returns its result or NOTHING."""
         raise NotImplementedError("a subclass performs operations")
 
     # ---- values
@@ -133,9 +125,7 @@ class Channel:
         """Return a value as JSON."""
         if value is None or value is True or value is False:
             return value
-        if type(value) in plain.CODECS:
-            return plain.write(value, type(value), self.encode)
-        data = plain.write_other(value, self.encode)
+        data = plain.write(value, self.encode)
         return self.encode_other(value) if data is None else data
 
     def decode(self, data: Any) -> Any:
@@ -145,15 +135,15 @@ class Channel:
         if not isinstance(data, dict):
             return data
         kind = data["type"]
-        if kind in plain.READERS or kind in ("builtin", "ndarray", "scalar"):
-            return plain.read(kind, data["value"], self.decode)
-        return self.decode_other(kind, data)
+        if kind in plain.READERS:
+            return plain.READERS[kind](data["value"], self.decode)
+        return self.decode_other(kind, data["value"], data)
 
     def encode_other(self, value: Any) -> Any:
-        """Return a value that has no plain form as JSON, for example as a handle."""
+        """Return a value that has no plain form as JSON."""
         raise NotImplementedError("a subclass encodes other values")
 
-    def decode_other(self, kind: str, data: dict[str, Any]) -> Any:
+    def decode_other(self, kind: str, value: Any, data: dict[str, Any]) -> Any:
         """Rebuild what encode_other of the other end returned."""
         raise NotImplementedError("a subclass decodes other values")
 
@@ -166,22 +156,14 @@ class Channel:
     def decode_error(self, data: Any) -> BaseException:
         """Return the exception to raise for one that the other end raised."""
         names, text = data
-        return built_in_error(names, str(text))
-
-
-def built_in_error(names: list[str], text: str) -> BaseException:
-    """Return an instance of the first built-in exception among `names`, with this text."""
-    for name in names:
-        kind = vars(builtins).get(name)
-        if not isinstance(kind, type) or not issubclass(kind, BaseException):
-            continue
-        if kind in (BaseException, GeneratorExit):
-            break
-        try:
-            return kind(text)
-        except TypeError:  # UnicodeDecodeError and others need more arguments
-            break
-    return RuntimeError(f"{names[0]}: {text}")
+        kinds = [vars(builtins).get(name) for name in names]
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, Exception):
+                try:
+                    return kind(str(text))
+                except TypeError:  # UnicodeDecodeError and others need more arguments
+                    break
+        return RuntimeError(f"{names[0]}: {text}")
 
 
 def error_text(error: BaseException) -> str:

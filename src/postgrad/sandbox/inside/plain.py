@@ -15,24 +15,19 @@ from fractions import Fraction
 from typing import Any
 
 Convert = Callable[[Any], Any]
-Codec = tuple[Callable[[Any, Convert], Any], Callable[[Any, Convert], Any]]  # (write, read)
+Writer = Callable[[Any, Convert], Any]
+Reader = Callable[[Any, Convert], Any]
 
 BIG_INT = 1 << 64  # integers from here on are written as text: JSON readers limit digits
 FACTORIES = (int, float, str, bool, list, tuple, dict, set)  # of a defaultdict
 ARRAY_KINDS = "biufcSU"  # dtype.kind of the NumPy arrays that are plain
+MUTABLE_TYPES = (list, bytearray, deque, set, dict, OrderedDict, Counter, defaultdict)
+# Written as JSON's own values.
+JSON_TYPES = (float, str, list)
 
 
 def _write_items(value: Any, encode: Convert) -> list[Any]:
-    return [encode(item) for item in _plain_iterator(value)]
-
-
-def _plain_iterator(value: Any) -> Any:
-    """Return an iterator over a container's own items, whatever __iter__ of a subclass says."""
-    kinds: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
-    for kind in kinds:
-        if isinstance(value, kind):
-            return kind.__iter__(value)
-    return iter(value)
+    return [encode(item) for item in value]
 
 
 def _write_dict(value: Any, encode: Convert) -> list[Any]:
@@ -55,67 +50,32 @@ def _read_defaultdict(data: Any, decode: Convert) -> "defaultdict[Any, Any]":
     return defaultdict(factories.get(name), _read_dict(items, decode))
 
 
-def _write_deque(value: Any, encode: Convert) -> list[Any]:
-    return [value.maxlen, _write_items(value, encode)]
-
-
 def _read_deque(data: Any, decode: Convert) -> "deque[Any]":
     maxlen, items = data
     return deque(map(decode, items), maxlen)
 
 
-def _write_complex(value: Any, encode: Convert) -> list[float]:
-    return [value.real, value.imag]
+def _write_hex(*names: str) -> Writer:
+    """Return the writer of a value that is made from these integers."""
+    return lambda value, _: [hex(getattr(value, name)) for name in names]
 
 
-def _write_fraction(value: Any, encode: Convert) -> list[str]:
-    return [hex(value.numerator), hex(value.denominator)]
-
-
-def _read_fraction(data: Any, decode: Convert) -> Fraction:
-    numerator, denominator = data
-    return Fraction(int(numerator, 16), int(denominator, 16))
-
-
-def _write_range(value: Any, encode: Convert) -> list[str]:
-    return [hex(value.start), hex(value.stop), hex(value.step)]
-
-
-def _read_range(data: Any, decode: Convert) -> range:
-    start, stop, step = data
-    return range(int(start, 16), int(stop, 16), int(step, 16))
-
-
-def _write_timedelta(value: Any, encode: Convert) -> list[int]:
-    return [value.days, value.seconds, value.microseconds]
-
-
-def _write_iso(value: Any, encode: Convert) -> str:
-    return value.isoformat()
-
-
-def _write_namedtuple(value: Any, encode: Convert) -> list[Any]:
-    return [type(value).__name__, list(value._fields), _write_items(tuple(value), encode)]
-
-
-def _read_namedtuple(data: Any, decode: Convert) -> Any:
-    name, fields, items = data
-    kind = namedtuple(name, fields)  # type: ignore[misc]
-    return kind(*map(decode, items))
+def _read_hex(kind: type) -> Reader:
+    return lambda data, _: kind(*[int(number, 16) for number in data])
 
 
 def _read_dict_values(data: Any, decode: Convert) -> Any:
     return dict(enumerate(map(decode, data))).values()
 
 
-MUTABLE_TYPES = (list, bytearray, deque, set, dict, OrderedDict, Counter, defaultdict)
-# Written as JSON's own values.
-JSON_TYPES = (float, str, list)
+def _write_iso(value: Any, encode: Convert) -> str:
+    return value.isoformat()
 
-CODECS: dict[type, Codec] = {
+
+CODECS: dict[type, tuple[Writer, Reader]] = {
     int: (lambda value, _: hex(value), lambda data, _: int(data, 16)),
-    float: (lambda value, _: float.__float__(value), lambda data, _: float(data)),
-    str: (lambda value, _: str.__str__(value), lambda data, _: str(data)),
+    float: (lambda value, _: value, lambda data, _: float(data)),
+    str: (lambda value, _: value, lambda data, _: str(data)),
     bytes: (lambda value, _: value.hex(), lambda data, _: bytes.fromhex(data)),
     bytearray: (lambda value, _: value.hex(), lambda data, _: bytearray.fromhex(data)),
     list: (_write_items, lambda data, decode: list(map(decode, data))),
@@ -126,63 +86,99 @@ CODECS: dict[type, Codec] = {
     OrderedDict: (_write_dict, lambda data, decode: OrderedDict(_read_dict(data, decode))),
     Counter: (_write_dict, lambda data, decode: Counter(_read_dict(data, decode))),
     defaultdict: (_write_defaultdict, _read_defaultdict),
-    deque: (_write_deque, _read_deque),
-    complex: (_write_complex, lambda data, _: complex(*data)),
-    Fraction: (_write_fraction, _read_fraction),
+    deque: (lambda value, encode: [value.maxlen, _write_items(value, encode)], _read_deque),
+    complex: (lambda value, _: [value.real, value.imag], lambda data, _: complex(*data)),
+    Fraction: (_write_hex("numerator", "denominator"), _read_hex(Fraction)),
     Decimal: (lambda value, _: str(value), lambda data, _: Decimal(data)),
-    range: (_write_range, _read_range),
+    range: (_write_hex("start", "stop", "step"), _read_hex(range)),
     datetime.datetime: (_write_iso, lambda data, _: datetime.datetime.fromisoformat(data)),
     datetime.date: (_write_iso, lambda data, _: datetime.date.fromisoformat(data)),
     datetime.time: (_write_iso, lambda data, _: datetime.time.fromisoformat(data)),
-    datetime.timedelta: (_write_timedelta, lambda data, _: datetime.timedelta(*data)),
+    datetime.timedelta: (
+        _write_hex("days", "seconds", "microseconds"),
+        _read_hex(datetime.timedelta),
+    ),
     type({}.keys()): (_write_items, lambda data, decode: dict.fromkeys(map(decode, data)).keys()),
     type({}.values()): (_write_items, _read_dict_values),
     type({}.items()): (_write_items, lambda data, decode: dict(map(decode, data)).items()),
 }
-READERS = {kind.__name__: read for kind, (_, read) in CODECS.items()}
+
+ARRAY_ATTRIBUTES = (
+    "all", "any", "astype", "equals", "item", "max", "mean", "min", "round", "std", "sum", "tolist",
+)  # fmt: skip
+# What can be read from plain values and arrays, and may so stand for their methods in a test.
+ATTRIBUTES = frozenset(name for kind in CODECS for name in dir(kind)).union(ARRAY_ATTRIBUTES)
+
+
+def _read_namedtuple(data: Any, decode: Convert) -> Any:
+    name, fields, encoded = data
+    items = [decode(item) for item in encoded]
+    for field, item in zip(fields, items, strict=True):
+        if callable(item) and field in ATTRIBUTES:
+            raise ValueError(f"a field {field} hides a method of tuples")
+    return namedtuple(name, fields)(*items)  # type: ignore[misc]
+
+
+def _read_builtin(data: Any, decode: Convert) -> type:
+    found = vars(builtins)[data]
+    if not isinstance(found, type):
+        raise ValueError(f"{data} is not a built-in type")
+    return found
+
+
+def _array_dtype(name: str) -> Any:
+    import numpy  # where the sandbox has no NumPy, no program can return an array either
+
+    dtype = numpy.dtype(name)
+    if dtype.kind not in ARRAY_KINDS:
+        raise ValueError(f"arrays of {dtype} are not plain")
+    return dtype
+
+
+def _read_array(data: Any, decode: Convert) -> Any:
+    import numpy
+
+    name, shape, items = data
+    return numpy.array(decode(items), _array_dtype(name)).reshape(shape)
+
+
+READERS: dict[str, Reader] = {kind.__name__: read for kind, (_, read) in CODECS.items()}
 READERS["namedtuple"] = _read_namedtuple
+READERS["builtin"] = _read_builtin
+READERS["ndarray"] = _read_array
+READERS["scalar"] = lambda data, decode: _array_dtype(data[0]).type(decode(data[1]))
 
 
-def plain_base(value: Any) -> type | None:
-    """Return the plain type that a value's class is or derives from, or None."""
-    for kind in type(value).__mro__:
-        if kind in CODECS:
-            return kind
-    return None
-
-
-def is_namedtuple(value: Any) -> bool:
-    """Return whether a value is an instance of a class that namedtuple() made, and nothing more."""
+def write(value: Any, encode: Convert) -> Any:
+    """Return JSON for a plain value, or None for another one."""
     kind = type(value)
-    if kind.__bases__ != (tuple,):
-        return False
-    fields = vars(kind).get("_fields")
-    return isinstance(fields, tuple) and all(type(field) is str for field in fields)
-
-
-def write(value: Any, kind: type, encode: Convert) -> Any:
-    """Return JSON for a value whose class is, or derives from, the plain type `kind`."""
     if kind is int and -BIG_INT < value < BIG_INT:
-        return int.__index__(value)
-    data = CODECS[kind][0](value, encode)
-    return data if kind in JSON_TYPES else tagged(kind.__name__, data)
-
-
-def write_other(value: Any, encode: Convert) -> dict[str, Any] | None:
-    """Return JSON for namedtuples, built-in types, NumPy arrays and scalars; None for the rest."""
-    if is_namedtuple(value):
-        return tagged("namedtuple", _write_namedtuple(value, encode))
+        return value
+    if kind in CODECS:
+        data = CODECS[kind][0](value, encode)
+        return data if kind in JSON_TYPES else tagged(kind.__name__, data)
+    if _is_namedtuple(kind):
+        items = _write_items(value, encode)
+        return tagged("namedtuple", [kind.__name__, list(vars(kind)["_fields"]), items])
     if isinstance(value, type) and vars(builtins).get(value.__name__) is value:
         return tagged("builtin", value.__name__)
     numpy = sys.modules.get("numpy")
-    if numpy is None:
+    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)):
         return None
-    if _is_array(value) and value.dtype.kind in ARRAY_KINDS:
+    if value.dtype.kind not in ARRAY_KINDS:
+        return None
+    if kind is numpy.ndarray:
         items = encode(value.ravel().tolist())
         return tagged("ndarray", [value.dtype.str, list(value.shape), items])
-    if isinstance(value, numpy.generic) and value.dtype.kind in ARRAY_KINDS:
-        return tagged("scalar", [value.dtype.str, encode(value.item())])
-    return None
+    return tagged("scalar", [value.dtype.str, encode(value.item())])
+
+
+def _is_namedtuple(kind: Any) -> bool:
+    """Return whether namedtuple() made the class, and nothing was added."""
+    fields = vars(kind).get("_fields")
+    if kind.__bases__ != (tuple,) or not isinstance(fields, tuple):
+        return False
+    return all(type(field) is str for field in fields)
 
 
 def tagged(kind: str, data: Any) -> dict[str, Any]:
@@ -190,37 +186,8 @@ def tagged(kind: str, data: Any) -> dict[str, Any]:
     return {"type": kind, "value": data}
 
 
-def read(kind: str, data: Any, decode: Convert) -> Any:
-    """Rebuild a tagged plain value.
-
-    Raises:
-        LookupError: no plain value has this tag.
-        Exception: the data is malformed.
-    """
-    if kind == "builtin":
-        found = vars(builtins)[data]
-        if not isinstance(found, type):
-            raise ValueError(f"{data} is not a built-in type")
-        return found
-    if kind in ("ndarray", "scalar"):
-        return _read_numpy(kind, data, decode)
-    return READERS[kind](data, decode)
-
-
-def _read_numpy(kind: str, data: Any, decode: Convert) -> Any:
-    import numpy  # where the sandbox has no NumPy, no program can return an array either
-
-    dtype = numpy.dtype(data[0])
-    if dtype.kind not in ARRAY_KINDS:
-        raise ValueError(f"arrays of {dtype} are not plain")
-    if kind == "scalar":
-        return dtype.type(decode(data[1]))
-    _, shape, items = data
-    return numpy.array(decode(items), dtype=dtype).reshape(shape)
-
-
 def is_mutable(value: Any) -> bool:
-    """Return whether a value is a container of a plain type that can change in place."""
+    """Return whether a value can change in place."""
     return type(value) in MUTABLE_TYPES or _is_array(value)
 
 

@@ -6,8 +6,7 @@ limits, the file descriptor of the program's source and that of the pipe that st
 
 import asyncio
 import builtins
-import copy
-import functools
+import importlib
 import inspect
 import itertools
 import json
@@ -19,29 +18,14 @@ import types
 from typing import Any
 
 from . import plain
-from .channel import Channel, ChannelClosed, Unsupported, error_text
+from .channel import NOTHING, Channel, ChannelClosed, error_text
 from .limits import apply_limits
 
 RECURSION_LIMIT = 10_000
+# Where a class has one of these, the identity of its instances does not say what == and bool() say.
+OWN_OPERATORS = ("__eq__", "__bool__", "__len__")
 
-BINARY_OPERATORS = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul",
-    "and_", "or_", "xor", "lshift", "rshift",
-    "eq", "ne", "lt", "le", "gt", "ge", "getitem", "delitem", "contains",
-)  # fmt: skip
-UNARY_OPERATORS = ("neg", "pos", "invert", "index")
-UNARY_FUNCTIONS = (
-    len, next, str, repr, hash, bool, int, float, complex, abs, round, format, dir,
-)  # fmt: skip
-
-FUNCTION_TYPES = (
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    types.MethodWrapperType,
-    functools.partial,
-    type(functools.lru_cache(lambda: None)),
-)
+_EMPTY: tuple[Any, ...] = ([], (), {}, "", "é", b"", set(), range(0), range(1 << 64))
 ITERATOR_TYPES = (
     types.GeneratorType,
     map,
@@ -49,8 +33,7 @@ ITERATOR_TYPES = (
     zip,
     enumerate,
     reversed,
-    *[type(iter(value)) for value in ([], (), {}, "", "é", b"", set(), range(0), range(1 << 64))],
-    *[type(iter(view)) for view in ({}.values(), {}.items())],
+    *[type(iter(value)) for value in (*_EMPTY, {}.values(), {}.items())],
     *[type(reversed(value)) for value in ([], {}, {}.values(), {}.items())],
     *[kind for kind in vars(itertools).values() if isinstance(kind, type)],
 )
@@ -60,56 +43,77 @@ def perform_call(function: Any, *arguments: Any, **keywords: Any) -> Any:
     return function(*arguments, **keywords)
 
 
-def perform_setitem(target: Any, key: Any, value: Any) -> None:
-    target[key] = value
+def perform_getattr(target: Any, name: str) -> Any:
+    """Return an attribute, or NOTHING if there is none. A property may raise AttributeError."""
+    try:
+        return getattr(target, name)
+    except AttributeError:
+        missing = object()
+        if inspect.getattr_static(target, name, missing) is not missing:
+            raise
+        return NOTHING
+
+
+def perform_rewrite(target: Any, name: str, value: Any) -> None:
+    """Give a list, dict ... that is an attribute the content that the test has given its copy."""
+    plain.rewrite(getattr(target, name), value)
+
+
+def perform_next(iterator: Any) -> Any:
+    return next(iterator, NOTHING)
+
+
+def perform_send(generator: Any, value: Any) -> Any:
+    try:
+        return generator.send(value)
+    except StopIteration:
+        return NOTHING
 
 
 OPERATIONS: dict[str, Any] = {
     "call": perform_call,
-    "getattr": getattr,
+    "getattr": perform_getattr,
     "setattr": setattr,
     "delattr": delattr,
-    "setitem": perform_setitem,
+    "rewrite": perform_rewrite,
     "isinstance": isinstance,
-    "issubclass": issubclass,
     "class_of": type,
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "run_coroutine": asyncio.run,
-    "send": lambda generator, value: generator.send(value),
+    "next": perform_next,
+    "send": perform_send,
     "close": lambda generator: generator.close(),
+    "run_coroutine": asyncio.run,
     "enter": lambda context: type(context).__enter__(context),
-    "exit": lambda context: type(context).__exit__(context, None, None, None),
-    **{function.__name__: function for function in UNARY_FUNCTIONS},
-    **{name: getattr(operator, name) for name in (*BINARY_OPERATORS, *UNARY_OPERATORS)},
+    "exit": lambda context: bool(type(context).__exit__(context, None, None, None)),
 }
 
 
 class ProgramChannel(Channel):
     """Does what the tests ask for.
 
-    Plain values are sent by value. The program's other objects are kept here and sent as a number
-    with the names of their classes. Functions of the tests are `TestFunction`s here.
-
     Attributes:
         kept: the objects that the tests know by number.
-        test_classes: classes that the tests define and whose instances travel by their attributes.
-        instances: by number, the instances of these classes that both sides know.
     """
 
-    def __init__(self, connection: socket.socket, module: types.ModuleType) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
-        self.module = module
         self.kept: list[Any] = []
         self.numbers: dict[int, int] = {}  # id(object) -> its number; `kept` keeps the ids valid
-        self.test_classes: dict[str, type] = {}
-        self.instances: dict[int, Any] = {}
-        self.instance_numbers: dict[int, int] = {}
-        self.in_message: set[int] = set()  # instances whose attributes the message already has
 
-    def send(self, message: dict[str, Any]) -> None:
-        self.in_message.clear()
-        super().send(message)
+    def perform(self, operation: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        return OPERATIONS[operation](*arguments, **keywords)
+
+    def encode_other(self, value: Any) -> Any:
+        if isinstance(value, TestFunction):
+            return plain.tagged("function", value.number)
+        if isinstance(value, types.ModuleType):
+            return plain.tagged("module", value.__name__)
+        if isinstance(value, ITERATOR_TYPES):
+            return plain.tagged("iterator", self.keep(value))
+        if inspect.iscoroutine(value):
+            return plain.tagged("coroutine", self.keep(value))
+        bases = type(value).__mro__[:-1]  # without object
+        has_operators = any(name in vars(base) for base in bases for name in OWN_OPERATORS)
+        return plain.tagged("object", self.keep(value)) | {"has_operators": has_operators}
 
     def keep(self, value: Any) -> int:
         """Return the number of an object; the same object has the same number."""
@@ -118,107 +122,13 @@ class ProgramChannel(Channel):
             self.kept.append(value)
         return self.numbers[id(value)]
 
-    def perform(self, operation: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-        if operation == "define":
-            return self.define_class(*arguments)
-        if operation in ("iter", "reversed"):
-            return Iteration((iter if operation == "iter" else reversed)(*arguments))
-        if operation == "content":
-            return Content(arguments[0])
-        return OPERATIONS[operation](*arguments, **keywords)
-
-    def define_class(self, name: str, source: str) -> None:
-        """Take over a class of the tests, unless the program has a class of that name itself."""
-        if not isinstance(vars(self.module).get(name), type):
-            exec(compile(source, "test", "exec"), self.module.__dict__)
-        self.test_classes[name] = vars(self.module)[name]
-
-    def is_mutable(self, value: Any) -> bool:
-        return super().is_mutable(value) or self.is_test_instance(value)
-
-    def is_test_instance(self, value: Any) -> bool:
-        kind = type(value)
-        return self.test_classes.get(kind.__name__) is kind and hasattr(value, "__dict__")
-
-    # ---- values
-
-    def encode_other(self, value: Any) -> Any:
-        if isinstance(value, TestFunction):
-            return plain.tagged("function", value.number)
-        if isinstance(value, Iteration):
-            return plain.tagged("iterator", self.keep(value.iterator))
-        if isinstance(value, Content):
-            return self.encode_content(value.value)
-        if isinstance(value, types.ModuleType):
-            return plain.tagged("module", value.__name__)
-        if self.is_test_instance(value):
-            return self.encode_instance(value)
-        number = self.keep(value)
-        if isinstance(value, type):
-            return plain.tagged("class", number) | {"classes": class_names(value)}
-        if isinstance(value, FUNCTION_TYPES):
-            return plain.tagged("callable", number)
-        if isinstance(value, ITERATOR_TYPES):
-            return plain.tagged("iterator", number)
-        if inspect.iscoroutine(value):
-            return plain.tagged("coroutine", number)
-        data = plain.tagged("object", number) | {"classes": class_names(type(value))}
-        if plain.plain_base(value) is not None:
-            data["content"] = self.encode_content(value)
-        return data
-
-    def encode_content(self, value: Any) -> Any:
-        """Return an instance of a subclass of a plain type as that plain type; None for others."""
-        kind = plain.plain_base(value)
-        return None if kind is None else plain.write(value, kind, self.encode)
-
-    def encode_instance(self, value: Any) -> Any:
-        number = self.instance_numbers.get(id(value))
-        if number is None:  # made by the program: negative, so that the tests' numbers stay theirs
-            number = -1 - len(self.instance_numbers)
-            self.instance_numbers[id(value)] = number
-            self.instances[number] = value
-        data = plain.tagged("instance", number) | {"class": type(value).__name__}
-        if number not in self.in_message:
-            self.in_message.add(number)
-            attributes = list(vars(value).items())
-            data["attributes"] = [[name, self.encode(item)] for name, item in attributes]
-        return data
-
-    def decode_other(self, kind: str, data: dict[str, Any]) -> Any:
+    def decode_other(self, kind: str, value: Any, data: dict[str, Any]) -> Any:
         if kind == "function":
-            return TestFunction(self, data["value"])
-        if kind == "instance":
-            return self.decode_instance(data)
-        return self.kept[data["value"]]
-
-    def decode_instance(self, data: dict[str, Any]) -> Any:
-        number = data["value"]
-        if number not in self.instances:
-            kind = self.test_classes[data["class"]]
-            value = object.__new__(kind)
-            self.instances[number] = value
-            self.instance_numbers[id(value)] = number
-        value = self.instances[number]
-        if "attributes" in data:
-            attributes = {name: self.decode(item) for name, item in data["attributes"]}
-            vars(value).clear()
-            vars(value).update(attributes)
-        return value
-
-
-class Iteration:
-    """An iterator that is sent as one, whatever its class is."""
-
-    def __init__(self, iterator: Any) -> None:
-        self.iterator = iterator
-
-
-class Content:
-    """A value whose plain content is sent."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+            return TestFunction(self, value)
+        if kind == "standard":
+            module, name = value
+            return operator.attrgetter(name)(importlib.import_module(module))
+        return self.kept[value]
 
 
 class TestFunction:
@@ -232,11 +142,6 @@ class TestFunction:
 
     def __call__(self, *arguments: Any) -> Any:
         return self.channel.ask("call", self, *arguments)
-
-
-def class_names(kind: type) -> list[str]:
-    """Return the names of a class and its bases, without the built-in ones."""
-    return [base.__name__ for base in kind.__mro__ if base.__module__ != "builtins"]
 
 
 def main() -> None:
@@ -266,7 +171,7 @@ def serve_tests(source: str, connection: socket.socket) -> None:
     """Load the program, send its global names, then serve requests until the tests end."""
     module = types.ModuleType("program")
     sys.modules["program"] = module
-    channel = ProgramChannel(connection, module)
+    channel = ProgramChannel(connection)
     try:
         exec(compile(source, "program.py", "exec"), module.__dict__)
     except BaseException as error:  # SystemExit too
@@ -281,8 +186,8 @@ def serve_tests(source: str, connection: socket.socket) -> None:
         channel.send({"names": names})
         while True:
             channel.serve(channel.receive())
-    except (ChannelClosed, Unsupported):
-        pass  # the tests have ended, or refuse this program; they report it
+    except ChannelClosed:
+        pass  # the tests have ended
     finally:
         os._exit(0)  # the program's threads must not keep the process alive
 
@@ -302,4 +207,4 @@ def describe(value: Any, channel: ProgramChannel) -> Any:
             return plain.tagged("exception", [kind.__name__ for kind in value.__mro__])
         return channel.encode(value)
     except Exception:  # a value that cannot be encoded, a list that contains itself for instance
-        return plain.tagged("object", channel.keep(value)) | {"classes": []}
+        return plain.tagged("object", channel.keep(value)) | {"has_operators": True}
