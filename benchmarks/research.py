@@ -7,9 +7,9 @@
     python benchmarks/research.py graders RUN_FOLDER... --out graders.md
     python benchmarks/research.py demonstrations MODEL --data FOLDER/train.jsonl
     python benchmarks/research.py continuations MODEL --data GSM8K/test.jsonl
-    python benchmarks/research.py keep FOLDER                       (to docs/research/CLAIM.jsonl)
+    python benchmarks/research.py keep FOLDER             (results and figure to docs/research)
     python benchmarks/research.py entropy FOLDER/entropy --name NAME     (to docs/research/entropy)
-    python benchmarks/research.py draw                              (figures and tables of docs/)
+    python benchmarks/research.py draw                    (tables of docs/results.md)
 
 | claim | question | model |
 |---|---|---|

@@ -11,6 +11,6 @@
 - graders.py: verifiers beside each other on the responses of runs.
 - demonstrations.py: probability of each token of the demonstrations under a model.
 - entropies.py: internal entropies of models, the analysis behind BuPO's depth.
-- draw.py: figures and tables from docs/research/*.jsonl.
+- keep.py, draw.py: results per seed in docs/research, tables and figures.
 - tiny_model.py: a chat model with random weights, for smoke tests on a CPU.
 """

@@ -1,10 +1,11 @@
-"""Figures and tables of the claims, from the metrics that keep.py wrote.
+"""Tables of the claims, from the values that keep.py wrote, and figures of their runs.
 
-`draw` writes docs/research/CLAIM.png from docs/research/CLAIM.jsonl, and puts each table between
-the lines `<!-- CLAIM -->` and `<!-- end -->` of docs/results.md. Lines are means over seeds, bands
-reach from the lowest to the highest seed. Tables have the mean of the seeds. Accuracies and rewards
-also have the half width of its 95% t interval over seeds, and each seed; with one seed a greedy
-accuracy has its Wilson interval over the test problems.
+`draw` puts the table of docs/research/CLAIM.jsonl between the lines `<!-- CLAIM -->` and
+`<!-- end -->` of docs/results.md. Tables have the mean of the seeds. Accuracies and rewards also
+have the half width of its 95% t interval over seeds, and each seed; with one seed a greedy accuracy
+has its Wilson interval over the test problems. `keep` draws the figures: lines are means over
+seeds, bands reach from the lowest to the highest seed.
+
 Runs that were stopped before their last step are drawn as far as they came: dashed where seeds of
 an arm are missing. The table counts their steps and ends with a line that says so; values after
 training are those of the arm's runs that came furthest.
@@ -64,7 +65,15 @@ def metric(line: Mapping[str, float], key: str) -> float | None:
 
 
 def column_values(lines: Sequence[Mapping[str, float]], column: Column) -> list[float]:
-    """Return the values that a column averages over, of one run.
+    """Return the values that a column averages over, of one run."""
+    found = (metric(line, column.key) for line in read_lines(lines, column))
+    return [value for value in found if value is not None]
+
+
+def read_lines(
+    lines: Sequence[Mapping[str, float]], column: Column
+) -> Sequence[Mapping[str, float]]:
+    """Return the lines of one run whose values a column averages over.
 
     Step 0 is before the training: it is the first value and never one of the last.
     """
@@ -73,8 +82,8 @@ def column_values(lines: Sequence[Mapping[str, float]], column: Column) -> list[
         lines = [line for line in lines if line.get(key) == value]
     if not column.first:
         lines = [line for line in lines if line["step"] > 0]
-    values = [value for line in lines if (value := metric(line, column.key)) is not None]
-    return values[: column.count] if column.first else values[-column.count :]
+    lines = [line for line in lines if metric(line, column.key) is not None]
+    return lines[: column.count] if column.first else lines[-column.count :]
 
 
 def table(claim: Report, entries: Sequence[Entry]) -> str:
@@ -241,7 +250,7 @@ def draw_curve(
 
 
 def main(claims: Mapping[str, Report], arguments: list[str]) -> int:
-    """Draw the figures and renew the tables of all claims that have kept metrics."""
+    """Renew the tables of all claims that have kept values, and the figures of entropies."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--docs", type=Path, default=DOCS)
     docs = parser.parse_args(arguments).docs
@@ -250,7 +259,6 @@ def main(claims: Mapping[str, Report], arguments: list[str]) -> int:
     for file in sorted((docs / "research").glob("*.jsonl")):
         claim = claims[file.stem]
         entries = read_kept(file)
-        figure(claim, entries, file.with_suffix(".png"))
         markdown = table(claim, entries)
         print(f"{file.stem}: {claim.question}\n\n{markdown}\n")
         block = f"<!-- {file.stem} -->\n{markdown}\n<!-- end -->"

@@ -1,7 +1,9 @@
-"""Raw metrics of the claims in a form that is small enough to commit.
+"""The results of the claims per seed, in a form that is small enough to commit.
 
-`keep FOLDER` writes docs/research/CLAIM.jsonl from FOLDER/results.jsonl; `keep FOLDER --add` adds
-the runs to those of that file, except runs that it has with more steps.
+`keep FOLDER` writes docs/research/CLAIM.jsonl from FOLDER/results.jsonl: of each run the values
+that the claim's table reads. It also draws the claim's figure, CLAIM.png, which needs all steps.
+`keep FOLDER --add` adds the runs to those of the file, except runs that it has with more steps, and
+leaves the figure as it is; give all folders to draw it.
 """
 
 import argparse
@@ -14,7 +16,7 @@ from claims.claim import Report
 from claims.results import Entry, Results, labels_by_arm, series
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-ALWAYS_KEPT = ("step", "step_s", "running")
+ALWAYS_KEPT = ("step", "running")
 DIGITS = 5  # significant digits of kept metrics
 SIZES = (
     "steps",
@@ -50,7 +52,9 @@ def described(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def keep(claims: Mapping[str, Report], arguments: list[str]) -> int:
-    """Write docs/research/CLAIM.jsonl from the results of one or several folders."""
+    """Write docs/research/CLAIM.jsonl and CLAIM.png from the results of one or several folders."""
+    from claims.draw import figure
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--docs", type=Path, default=DOCS)
@@ -76,6 +80,8 @@ def keep(claims: Mapping[str, Report], arguments: list[str]) -> int:
         file = target / f"{name}.jsonl"
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
         print(f"{file}: {len(lines)} lines")
+        if not options.add:
+            figure(claims[name], of_claim(name, entries), file.with_suffix(".png"))
     return 0
 
 
@@ -137,22 +143,44 @@ def merged(folders: Sequence[Sequence[Entry]]) -> list[Entry]:
     return kept
 
 
+def of_claim(name: str, entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries of one claim."""
+    return [
+        entry
+        for entry in entries
+        if entry.get("claim") == name or entry["label"].startswith(f"{name}-")
+    ]
+
+
 def thinned(name: str, claim: Report, entries: Sequence[Entry]) -> list[Entry]:
-    """Return the options, and an entry per run with the metrics that are shown by step."""
-    shown = {column.key for column in claim.columns} | set(claim.curves) | set(ALWAYS_KEPT)
-    shown |= {column.where[0] for column in claim.columns if column.where}
-    any_number = tuple(key for key in shown if key.endswith("@"))
+    """Return the options, and an entry per run with the values that the table reads, by step."""
     headers = [entry for entry in entries if entry.get("claim") == name]
     kept: list[Entry] = [headers[-1]]
     for arm, labels in labels_by_arm(entries, f"{name}-").items():
         for seed, label in sorted(labels.items()):
-            columns: dict[str, list[float | None]] = {}
-            lines = series(entries, label)
-            for key in sorted({key for line in lines for key in line}):
-                if key in shown or (any_number and key.startswith(any_number)):
-                    columns[key] = [rounded(line[key]) if key in line else None for line in lines]
+            columns = read_values(claim, series(entries, label))
             kept.append({"arm": arm, "seed": seed, "label": label, "columns": columns})
     return kept
+
+
+def read_values(claim: Report, lines: Sequence[Mapping[str, float]]) -> Mapping[str, Any]:
+    """Return metric -> values at the steps of which the table reads any; the last step is kept."""
+    from claims.draw import metric, read_lines
+
+    values: dict[int, dict[str, float]] = {int(lines[-1]["step"]): {}}
+    for column in claim.columns:
+        for line in read_lines(lines, column):
+            found = values.setdefault(int(line["step"]), {})
+            keys = [key for key in line if key == column.key or metric({key: 0.0}, column.key) == 0]
+            keys += [column.where[0]] if column.where else []
+            found |= {key: rounded(line[key]) for key in keys}
+    most = max(line.get("running", 0) for line in lines)
+    names = sorted({name for found in values.values() for name in found})
+    steps = sorted(values)
+    columns: dict[str, list[float | None]] = {"step": [*steps]}
+    if most:
+        columns["running"] = [most] * len(steps)
+    return columns | {name: [values[step].get(name) for step in steps] for name in names}
 
 
 def read_kept(file: Path) -> list[Entry]:

@@ -93,7 +93,7 @@ def series(entries: Iterable[Entry], label: str) -> list[dict[str, float]]:
     train_s = 0.0
     lines: list[dict[str, float]] = []
     for step in sorted(by_step):
-        train_s += by_step[step].get("step_s", 0.0)
+        train_s = by_step[step].get("train_s", train_s + by_step[step].get("step_s", 0.0))
         lines.append(by_step[step] | {"train_s": round(train_s, 2)})
     return lines
 
