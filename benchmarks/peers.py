@@ -6,8 +6,8 @@
 Every system gets the settings that its documentation recommends for the work:
 
 - vLLM: its default processes, a captured graph for every number of rows up to all of them (its
-  default ends at 512), no detokenizing. It is timed with the sampled tokens' log-probs, and without
-  as `vllm-no-logprobs`. Sampling has neither top-k nor top-p, so FlashInfer's sampler is not used.
+  default ends at 512), no detokenizing. It is timed with the sampled tokens' log-probs, and
+  without. Sampling has neither top-k nor top-p, so FlashInfer's sampler is not used.
 - TRL: vLLM in its process, which sleeps during the update (its default is to stay, which leaves too
   little memory at 4B), bfloat16 weights and Adam state (8 bytes per weight; Postgrad's float32
   state takes 18), gradient checkpointing.
@@ -32,19 +32,19 @@ ROWS_PER_PASS = 8  # of TRL and Unsloth
 SHARE = {"8b": 0.4}  # of the GPU's memory for vLLM beside a trainer; otherwise 0.6
 
 
-def run_vllm(row: Row, folder: Path, logprobs: int | None = 0) -> dict[str, Any]:
-    """Time three rollouts of vLLM after a warm-up."""
+def run_vllm(row: Row, folder: Path) -> dict[str, Any]:
+    """Time three rollouts of vLLM after a warm-up, then two without log-probs."""
     import vllm  # type: ignore[import-not-found]
 
     start = time.perf_counter()
     on_cpu = row.shape == "tiny"
     is_real = row.shape == "smollm2"
-    graphs = [1 << power for power in range(row.rows.bit_length())]
     options: dict[str, Any] = {} if is_real else {"load_format": "dummy"}
     if not on_cpu:
-        # Every 64 rows, so that a step whose rows have partly ended runs in a captured graph, too.
-        sizes = sorted({*graphs, *range(64, row.rows + 1, 64), row.rows})
-        options["compilation_config"] = {"cudagraph_capture_sizes": sizes}
+        # Powers of two, and every 64 rows, so that steps whose rows have partly ended have a graph.
+        sizes = {1 << power for power in range(row.rows.bit_length())}
+        sizes |= {*range(64, row.rows + 1, 64), row.rows}
+        options["compilation_config"] = {"cudagraph_capture_sizes": sorted(sizes)}
         options["gpu_memory_utilization"] = 0.85
     llm = vllm.LLM(
         str(make_model(folder, row.shape, with_weights=is_real)),
@@ -55,9 +55,23 @@ def run_vllm(row: Row, folder: Path, logprobs: int | None = 0) -> dict[str, Any]
         **options,
     )
     start_s = time.perf_counter() - start
-    prompts = make_prompts(row, row.problems)
+    with_logprobs = [generate_with_vllm(llm, row, logprobs=0) for _ in range(4)]
+    return {
+        "label": f"vLLM {vllm.__version__}",
+        "seconds": with_logprobs[1:],
+        "seconds_without_logprobs": [generate_with_vllm(llm, row, None) for _ in range(2)],
+        "first_s": with_logprobs[0],
+        "start_s": start_s,
+    }
+
+
+def generate_with_vllm(llm: Any, row: Row, logprobs: int | None) -> float:
+    """Return the seconds of one rollout of the row."""
+    import vllm  # type: ignore[import-not-found]
+
     lengths = response_lengths(row)
     shared = {"temperature": 1.0, "ignore_eos": True, "logprobs": logprobs, "detokenize": False}
+    prompts = make_prompts(row, row.problems)
     if row.lengths == "full":
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         sampling = [
@@ -66,19 +80,12 @@ def run_vllm(row: Row, folder: Path, logprobs: int | None = 0) -> dict[str, Any]
     else:
         requests = [{"prompt_token_ids": p} for p in prompts for _ in range(row.samples)]
         sampling = [vllm.SamplingParams(max_tokens=length, **shared) for length in lengths]
-    seconds: list[float] = []
-    for _ in range(4):
-        begin = time.perf_counter()
-        outputs = llm.generate(requests, sampling, use_tqdm=False)
-        seconds.append(time.perf_counter() - begin)
-        count = sum(len(one.token_ids) for output in outputs for one in output.outputs)
-        assert count == sum(lengths), f"{count} tokens, expected {sum(lengths)}"
-    return {
-        "label": f"vLLM {vllm.__version__}" + ("" if logprobs == 0 else " without log-probs"),
-        "seconds": seconds[1:],
-        "first_s": seconds[0],
-        "start_s": start_s,
-    }
+    begin = time.perf_counter()
+    outputs = llm.generate(requests, sampling, use_tqdm=False)
+    seconds = time.perf_counter() - begin
+    count = sum(len(one.token_ids) for output in outputs for one in output.outputs)
+    assert count == sum(lengths), f"{count} tokens, expected {sum(lengths)}"
+    return seconds
 
 
 class StepTimer:
@@ -247,7 +254,6 @@ def run_unsloth(row: Row, folder: Path) -> dict[str, Any]:
 
 SYSTEMS: dict[str, Callable[[Row, Path], dict[str, Any]]] = {
     "vllm": run_vllm,
-    "vllm-no-logprobs": lambda row, folder: run_vllm(row, folder, logprobs=None),
     "trl": run_trl,
     "unsloth": run_unsloth,
 }

@@ -77,7 +77,7 @@ class Row:
         return self.problems * self.samples
 
 
-ENGINES = ("vllm", "vllm-no-logprobs", "sglang")
+ENGINES = ("vllm", "sglang")
 OFFLOADED = "optimizer.kind=adamw_offloaded"
 RECOMPUTE = "model.activation_checkpointing=true"
 ROWS = {
@@ -532,6 +532,8 @@ def make_cell(row: Row, results: Sequence[dict[str, Any]], ours: float | None) -
     parts = [format_seconds(row, seconds)]
     if memory := max(result.get("memory_gib") or 0.0 for result in measured):
         parts.append(f"{memory:.1f} GiB")
+    if without := [s for r in measured for s in r.get("seconds_without_logprobs", ())]:
+        parts.append(f"without log-probs {format_seconds(row, statistics.median(without))}")
     text = ", ".join(parts)
     if ours is not None:
         text = f"{measured[-1].get('label', measured[-1]['system'])}: {text} ({seconds / ours:.2f})"
