@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import metrics_of, overrides_of
 
+from postgrad.phases import print_line
 from postgrad.training import report
 from postgrad.training.display import make_reporter
 from postgrad.training.report import (
@@ -15,7 +16,6 @@ from postgrad.training.report import (
     duration,
     format_metrics,
     one_line,
-    print_line,
     sparkline,
 )
 from postgrad.types import Batch, Trajectory

@@ -15,10 +15,11 @@ from postgrad.api.signature import with_arguments_of
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.threads import kept_threads, set_threads
+from postgrad.phases import print_line
 from postgrad.training import checkpoint, input_files
 from postgrad.training.display import make_reporter
 from postgrad.training.driver import Driver, open_driver
-from postgrad.training.report import MultiReporter, Reporter, print_line
+from postgrad.training.report import MultiReporter, Reporter
 from postgrad.training.result import Result, StepResult
 from postgrad.training.warmup import run_warmup
 

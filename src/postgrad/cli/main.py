@@ -11,7 +11,8 @@ import sys
 
 from postgrad.cli.arguments import HelpPrinted
 from postgrad.errors import ConfigError, RunError, did_you_mean
-from postgrad.log_level import DEBUG, VARIABLE, set_up_logging, take_option
+from postgrad.log_level import DEBUG, QUIET, VARIABLE, log_level, set_up_logging, take_option
+from postgrad.phases import PhaseLines, Show, shown_by
 from postgrad.version import __version__
 
 # name -> (module with run(argv) -> exit code, one-line description)
@@ -51,6 +52,9 @@ COMMANDS = {
     ),
     "init": ("postgrad.cli.init", "init NAME [--verifier]: start a method or verifier of your own"),
 }
+
+# Commands that say what they are doing.
+LONG_COMMANDS = ("demo", "train", "doctor", "eval", "generate")
 
 # What an interrupted command says about its next start.
 FROM_CHECKPOINT = "; the same command continues from the last checkpoint"
@@ -121,7 +125,8 @@ def run(argv: list[str], ends_process: bool = False) -> int:
         if argv[0] not in COMMANDS:
             raise ConfigError(f"unknown command {argv[0]}; {_suggest_command(argv[0])}")
         set_up_logging()
-        return importlib.import_module(COMMANDS[argv[0]][0]).run(argv[1:])
+        with shown_by(_phase_lines(argv[0])):
+            return importlib.import_module(COMMANDS[argv[0]][0]).run(argv[1:])
     except HelpPrinted:
         return 0
     except ConfigError as error:
@@ -139,6 +144,13 @@ def run(argv: list[str], ends_process: bool = False) -> int:
             _ignore_signals()
         print(f"postgrad: stopped{HOW_TO_CONTINUE.get(argv[0], '')}", file=sys.stderr)
         return 130
+
+
+def _phase_lines(command: str) -> Show | None:
+    """Return what shows the phases of a command that may take minutes."""
+    if command not in LONG_COMMANDS or log_level() == QUIET:
+        return None
+    return PhaseLines().show
 
 
 # Commands of other programs -> the one that does this here.

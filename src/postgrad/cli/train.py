@@ -4,6 +4,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+from postgrad import phases
 from postgrad.cli.arguments import Parser
 from postgrad.config.compose import compose, recipe_names, to_yaml
 from postgrad.config.schema import Config
@@ -58,6 +59,8 @@ def make_parser() -> Parser:
 
 def run(argv: list[str]) -> int:
     arguments = make_parser().parse(argv, help_if_empty=True)
+    if not arguments.show:
+        phases.begin("loading torch and transformers")
     config = compose_arguments([arguments.recipe, *arguments.overrides])
     if arguments.show:
         print(to_yaml(config), end="")
@@ -80,8 +83,9 @@ def run(argv: list[str]) -> int:
 
 
 def _print_result(config: Config, result: "Result") -> None:
+    from postgrad.phases import print_line
     from postgrad.training import checkpoint, input_files
-    from postgrad.training.report import counted, print_line
+    from postgrad.training.report import counted
 
     if result.step == 0:
         print_line(

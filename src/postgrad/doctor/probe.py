@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from postgrad import phases
 from postgrad.config.schema import RolloutConfig
 from postgrad.doctor.fit import Rates
 from postgrad.model.device import (
@@ -58,8 +59,11 @@ def measure_rates(plan: Plan, size: ModelSize) -> Rates:
     config = plan.config
     set_threads(config.model.threads)
     micro = _probe_layout(plan, size).largest_pass
+    phases.begin("measuring one block with the whole vocabulary (1 of 3)")
     fixed = _probe(plan, micro, 1, None)
+    phases.begin("measuring one block (2 of 3)")
     one = _probe(plan, micro, 1, SMALL_VOCABULARY)
+    phases.begin("measuring three blocks (3 of 3)")
     three = _probe(plan, micro, 3, SMALL_VOCABULARY)
     with torch.device("meta"):
         model = build_model(config, plan.model, 3, SMALL_VOCABULARY)

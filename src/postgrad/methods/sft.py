@@ -86,7 +86,7 @@ class Sft(Method):
         ]
 
     def needs_verifier(self) -> bool:
-        return self.settings.validate_accuracy
+        return self.settings.validate_accuracy and bool(self.config.data.validation)
 
     def scores_training_rows(self) -> bool:
         return False

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from postgrad import phases
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, did_you_mean, first_line
 from postgrad.files import create_folder_once
@@ -193,6 +194,7 @@ def prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.de
     model.train()
     disable_dropout(model)
     register_attention()
+    phases.begin("checking the model's passes")
     gate = Gate(model, cache_folder())
     gate.measure()
     if config.activation_checkpointing:

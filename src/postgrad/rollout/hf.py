@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from postgrad import phases
 from postgrad.config.schema import RolloutConfig
 from postgrad.errors import ConfigError
 from postgrad.model.context import context_length
@@ -59,7 +60,10 @@ class HfEngine:
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         check_requests(requests, sampling, self.max_context, self.model.config)
         with self._neutral_generation_config():
-            groups = [self._generate_group(request, sampling) for request in requests]
+            groups: list[list[Completion]] = []
+            for request in requests:
+                groups.append(self._generate_group(request, sampling))
+                phases.count(len(groups), len(requests))
         if not sampling.stop:
             return groups
         stops = StopStrings(self.tokenizer, sampling.stop)

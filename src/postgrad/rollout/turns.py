@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+from postgrad import phases
 from postgrad.environments.calls import THOUGHT_END, Call, CallParser
 from postgrad.environments.host import Host, Result, Sessions
 from postgrad.environments.lookup import Environments
@@ -257,6 +258,8 @@ class _Runner:
                     if stream.busy:
                         for key, completion in stream.poll():
                             self.on_turn(self.conversations[key], completion)
+                    total = len(self.conversations)
+                    phases.count(total - self.num_running, total)
         finally:
             for conversation in self.conversations:
                 self.sessions.close(conversation.key)

@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 
 from postgrad.log_level import DEBUG, QUIET, log_level
+from postgrad.phases import print_line
 from postgrad.training.notebook import NotebookReporter, in_notebook
-from postgrad.training.report import LineReporter, PanelReporter, Reporter, print_line
+from postgrad.training.report import LineReporter, PanelReporter, Reporter
 from postgrad.types import Batch
 
 

@@ -5,8 +5,9 @@ draw -> compose -> sample -> enrich -> score -> estimate -> update -> publish
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
+from postgrad import phases
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.training.checkpoint import checkpoint_due
@@ -27,6 +28,8 @@ from postgrad.training.validation import validation_due
 from postgrad.training.validator import Validator
 from postgrad.verifiers.trainer_state import TrainerState
 
+STAGE_PHASES = {"sample": "sampling", "score": "scoring", "update": "updating"}
+
 
 def train(config: Config, reporter: Reporter) -> Result:
     """Train to the last step, from the latest checkpoint if the run folder has one.
@@ -46,12 +49,16 @@ def train(config: Config, reporter: Reporter) -> Result:
 @contextmanager
 def open_driver(config: Config, reporter: Reporter) -> Iterator["Driver"]:
     """Yield the driver of a run: checked, locked, loaded and restored. Raises ConfigError."""
-    method = make_method(config)
-    inputs = load_inputs(method.config, method)
-    with explained_memory_errors("load"), open_run(method, inputs, reporter) as opened:
+    with ExitStack() as stack:
+        stack.enter_context(phases.shown_by(reporter.phase))
+        method = make_method(config)
+        inputs = load_inputs(method.config, method)
+        stack.enter_context(explained_memory_errors("load"))
+        opened = stack.enter_context(open_run(method, inputs, reporter))
         driver = Driver(opened)
-        with announced(opened, driver.log, driver.start), closing(driver.rollouts):
-            yield driver
+        stack.enter_context(announced(opened, driver.log, driver.start))
+        stack.enter_context(closing(driver.rollouts))
+        yield driver
 
 
 class Driver:
@@ -125,6 +132,7 @@ class Driver:
             step, work, stages = self.rollouts.next_step(number)
             for stage in stages:
                 name = stage.__name__
+                phases.begin(STAGE_PHASES.get(name, name))
                 with timed(step, name), explained_memory_errors(name, self.method.ports.policy):
                     work = returned(stage(work, step), stage)
                     check_stage(work, step, stage)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from postgrad import phases
 from postgrad.config.schema import Config
 from postgrad.errors import RunError
 from postgrad.methods.base import Ports
@@ -58,6 +59,7 @@ def check_engine_gap(config: Config, ports: Ports, problems: Sequence[Problem]) 
     ports.engine.publish(_with_last_block_negated(weights))
     from_other_weights = ports.engine.generate(requests, sampling)
     ports.engine.publish(weights)
+    phases.begin("comparing the engine's log-probs with the trainer's")
     completions = ports.engine.generate(requests, sampling)
     if _rounded(completions) == _rounded(from_other_weights):
         raise RunError(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from postgrad import phases
 from postgrad.agents.runner import Agents, open_agents
 from postgrad.cluster.engines import engine_config
 from postgrad.cluster.meshes import check_meshes
@@ -192,6 +193,7 @@ def _check_tokenizers(config: Config, method: Method, tokenizer: Any) -> None:
 def load_inputs(config: Config, method: Method) -> Inputs:
     """Return problems, prompts, tools and the scorer, all checked. Raises ConfigError."""
     check_tracker(config)
+    phases.begin(f"reading {config.data.train}")
     loaded_train = load_problems(config.data.train)
     loaded_validation = load_sets(config)
     tokenizer = load_tokenizer(config.model, config.seed)
@@ -200,6 +202,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     schemas = environments.schemas if environments else ()
     prompts = make_prompts(tokenizer, config.data, schemas, may_be_empty=has_environment)
     agents = open_agents(config.agent, prompts, config.reward.verifier)
+    phases.begin(f"encoding the prompts of {len(loaded_train):,} problems")
     train = _fitting(config, method, prompts, loaded_train)
     validation: dict[str, list[Problem]] = {}
     for name, problems in loaded_validation.items():

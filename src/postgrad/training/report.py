@@ -1,12 +1,11 @@
 """What the terminal shows during a run: a panel on a terminal, one line per step elsewhere."""
 
-import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from postgrad.config.schema import Config
+from postgrad.phases import PhaseLines, describe, print_line
 from postgrad.types import Batch
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -27,6 +26,7 @@ SHOWN_METRICS = (
     ("grad_norm", "grad", ".3g"),
     ("tokens_per_second", "tok/s", ".0f"),
 )
+UPDATE_S = 0.25  # between two drawings of the panel within a phase, at least
 CURVE_METRICS = ("reward/mean", "sft/loss", "loss")  # the panel draws the first that exists
 
 
@@ -50,6 +50,9 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """Something else happened."""
+
+    def phase(self, phase: str, done: int, total: int) -> None:
+        """The run does this now; `done` of `total` if the phase counts."""
 
     def ended(self, reached: bool, interrupted: bool) -> None:
         """The run ended without an error."""
@@ -84,6 +87,10 @@ class MultiReporter(Reporter):
         for reporter in self.reporters:
             reporter.note(text)
 
+    def phase(self, phase: str, done: int, total: int) -> None:
+        for reporter in self.reporters:
+            reporter.phase(phase, done, total)
+
     def ended(self, reached: bool, interrupted: bool) -> None:
         for reporter in self.reporters:
             reporter.ended(reached, interrupted)
@@ -100,8 +107,12 @@ class LineReporter(Reporter):
         self.every_s = every_s
         self.last_printed = 0.0
         self.progress = Progress()
+        self.phases = PhaseLines()
+        self.phase = self.phases.show
 
     def started(self, folder: Path, config: Config, start: int) -> None:
+        # The line of a step says more than those of its stages, unless a stage takes long.
+        self.phases.is_patient = True
         self.progress.start(start, config.training.steps)
         action = opening(start, config.training.steps)
         model = config.model
@@ -174,6 +185,9 @@ class PanelReporter(Reporter):
         self.samples: list[tuple[str, float, int]] = []
         self.message = ""
         self.live = Live(console=Console(stderr=False), refresh_per_second=4, transient=False)
+        self.drawn_at = 0.0
+        self.phases = PhaseLines()
+        self.now = ""  # the phase that the step is in
 
     def started(self, folder: Path, config: Config, start: int) -> None:
         self.progress.start(start, config.training.steps)
@@ -203,10 +217,21 @@ class PanelReporter(Reporter):
         self.draw()
 
     def note(self, text: str) -> None:
-        self.message = text
-        self.draw()
+        """Print the note above the panel, where it stays."""
+        self.live.console.print(text, markup=False, highlight=False)
+
+    def phase(self, phase: str, done: int, total: int) -> None:
+        """Show the phase in the panel; before the panel starts, as a line."""
+        if not self.live.is_started:
+            self.phases.show(phase, done, total)
+            return
+        self.now = describe(phase, done, total)
+        if time.monotonic() - self.drawn_at > UPDATE_S:
+            self.draw()
 
     def stopped(self) -> None:
+        self.now = ""
+        self.draw()
         self.live.stop()
 
     def draw(self) -> None:
@@ -214,6 +239,7 @@ class PanelReporter(Reporter):
         from rich.panel import Panel
         from rich.text import Text
 
+        self.drawn_at = time.monotonic()
         text = Text()
         self._add_curve(text)
         self._add_validations(text)
@@ -222,9 +248,10 @@ class PanelReporter(Reporter):
             text.append(f"{one_line(response, 90)} ({length} tokens)\n", style="dim")
         done = self.progress.number / max(1, self.progress.total)
         bar = "━" * round(PROGRESS_WIDTH * done)
+        states = [self.now, self.message]
         text.append(
             f"step {self.progress.number}/{self.progress.total} [{bar:<{PROGRESS_WIDTH}}] "
-            f"left {self.progress.time_left()}   {self.message}"
+            f"left {self.progress.time_left()}   {'   '.join(filter(None, states))}"
         )
         self.live.update(Panel(text, title=self.title, title_align="left"))
 
@@ -247,24 +274,6 @@ class PanelReporter(Reporter):
                 label = name.removeprefix("validation/").replace("_", " ")
                 parts.append(f"{label} {value:.3f}")
             text.append(f"held out, step {number:<5} {'   '.join(parts)}\n")
-
-
-def print_line(text: str) -> None:
-    """Print a line. If the reader of the pipe has gone, as in `| head -1`, discard the output."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        _discard_output()
-
-
-def _discard_output() -> None:
-    """Send stdout to /dev/null, and stderr too if it goes to the same pipe."""
-    closed_pipe = os.fstat(sys.stdout.fileno())
-    null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        if os.path.samestat(os.fstat(stream.fileno()), closed_pipe):
-            os.dup2(null, stream.fileno())
-    os.close(null)
 
 
 def opening(start: int, num_steps: int) -> str:

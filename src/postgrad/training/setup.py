@@ -5,6 +5,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from postgrad import phases
 from postgrad.cluster.backends import open_models
 from postgrad.config.schema import Config
 from postgrad.methods.base import Method, Ports
@@ -45,6 +46,7 @@ def open_run(method: Method, inputs: Inputs, reporter: Reporter) -> Iterator[Ope
         scorer = stack.enter_context(inputs.scorer)
         if inputs.turns is not None:
             stack.callback(inputs.turns.close)
+        phases.begin(f"loading {config.model.path}")
         models = stack.enter_context(open_models(config))
         if not exists:
             stack.enter_context(run.locked_folder(folder, new=True))

@@ -15,7 +15,8 @@ from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.files import atomic_write_text
 from postgrad.packages import is_installed
-from postgrad.training.report import Reporter, print_line
+from postgrad.phases import print_line
+from postgrad.training.report import Reporter
 from postgrad.types import Batch
 from postgrad.user_code import is_path, load_object
 

@@ -1,5 +1,6 @@
 """Validates a run's policy, writes the results, and remembers the best step."""
 
+from postgrad import phases
 from postgrad.training import checkpoint
 from postgrad.training.log import RunLog, read_metrics
 from postgrad.training.memory import explained_memory_errors
@@ -36,6 +37,7 @@ class Validator:
         if not inputs.validation:
             return False
         kept = ValidationAnswers(config, self.opened.folder, inputs.scorer)
+        phases.begin("validating")
         with explained_memory_errors("validate", method.ports.policy):
             metrics = validate_sets(method, inputs.validation, kept)
         kept.write(number)

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from postgrad import phases
 from postgrad.cores import available_cores
 from postgrad.errors import RunError
 from postgrad.problem import Failure, Problem, Score, sent_fields
@@ -203,6 +204,7 @@ class VerifierPool:
                 for child in _wait_for_messages(busy):
                     for message in child.receive():
                         self._handle(child, message, work)
+                phases.count(len(work.results), len(work.items))
                 now = time.monotonic()
                 for child in busy:
                     late = bool(child.items) and now >= child.deadline

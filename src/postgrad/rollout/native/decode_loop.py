@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from postgrad import phases
 from postgrad.model.passes.attention import prompt_mask
 from postgrad.model.passes.head import Head, head_of, upcast_head, upcast_logits
 from postgrad.model.passes.support import LogitTransform, has_window
@@ -146,9 +147,16 @@ class DecodeLoop:
 
     def finish(self) -> None:
         """Decode until every row has ended."""
+        total = self.num_unfinished()
         self.fill()
         while self.active:
             self.step()
+            phases.count(total - self.num_unfinished(), total)
+
+    def num_unfinished(self) -> int:
+        """Return how many rows wait or decode."""
+        waiting = (len(job.request.seeds) - job.num_started for job in self.waiting_jobs)
+        return len(self.active) + sum(waiting)
 
     def step(self) -> None:
         """Sample one token per active row; then waiting rows take the slots of ended rows."""

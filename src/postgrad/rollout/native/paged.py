@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
+from postgrad import phases
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.jobs import Job
@@ -114,6 +115,7 @@ class PagedDecodeLoop:
         self.waiting += rows
         while self.waiting or self.active:
             self.advance()
+            phases.count(len(rows) - len(self.waiting) - len(self.active), len(rows))
         completions = read_completions(self.decoder, rows, self.lengths_at_stop)
         for row, completion in zip(rows, completions, strict=True):
             row.job.completions[row.index] = completion
