@@ -14,8 +14,8 @@ from typing import Any, TextIO
 import preloaded
 from waiting import wait_for
 
-from postgrad import web
 from postgrad.config.schema import ModelConfig
+from postgrad.net import server as net_server
 from postgrad.serving.app import make_app
 from postgrad.serving.served_model import ServedModel, end_requests, load_served_model
 
@@ -82,7 +82,7 @@ def live(
         if path is not None
     ]
     app = make_app(served, "127.0.0.1", token, reload_below, time_limit_s)
-    server = web.make_server(app, grace_s, end_requests=lambda: end_requests(served))
+    server = net_server.make_server(app, grace_s, end_requests=lambda: end_requests(served))
     with running(server, served, token) as made:
         yield made
 
@@ -90,7 +90,7 @@ def live(
 @contextmanager
 def running(server: Any, served: list[ServedModel], token: str = "") -> Iterator[Live]:
     """Run a server in a thread, on a free port of the loopback address."""
-    listener = web.listen("127.0.0.1", 0)
+    listener = net_server.listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     wait_for(lambda: server.started, "the server to start")

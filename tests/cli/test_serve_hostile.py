@@ -15,10 +15,10 @@ from starlette.testclient import TestClient
 from tiny_runs import config_of
 from waiting import wait_for
 
-from postgrad import web
 from postgrad.cluster.host import build_host
 from postgrad.data.render import Prompts
 from postgrad.model.tiny import make_tiny
+from postgrad.net import server as net_server
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.serving import app as app_module
 
@@ -384,7 +384,7 @@ def test_huge_bodies_are_refused_unread(server):
 @pytest.mark.slow
 def test_slow_bodies_and_slow_headers_are_not_waited_for(server, monkeypatch):
     monkeypatch.setattr(app_module, "BODY_S", 0.3)
-    monkeypatch.setattr(web, "HEADER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(net_server, "HEADER_TIMEOUT_S", 0.3)
     with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
         connection.sendall(head("Content-Length: 100") + b'{"model"')
         answer = read_all(connection)

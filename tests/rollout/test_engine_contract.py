@@ -19,6 +19,7 @@ from postgrad.environments.lookup import Environments
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.load import load_tokenizer
 from postgrad.model.tiny import make_tiny
+from postgrad.net import client
 from postgrad.problem import Problem
 from postgrad.rollout import http_client
 from postgrad.rollout.engine import Request, Sampling
@@ -296,7 +297,7 @@ def test_a_server_that_refuses_ids_gets_text_and_is_not_asked_twice_again(native
 
 
 def test_a_server_that_is_away_for_a_moment_is_asked_again(native, prompts, monkeypatch):
-    monkeypatch.setattr(http_client, "PAUSES_S", (0.01,))
+    monkeypatch.setattr(client, "PAUSES_S", (0.01,))
     moods = {
         0: (503, "busy"),
         1: (429, {"error": {"message": "slow down"}}),
@@ -313,7 +314,7 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(native, prompts, monk
 
 @pytest.mark.slow
 def test_waiting_ends_and_names_the_address_and_the_trouble(native, prompts, monkeypatch):
-    monkeypatch.setattr(http_client, "PAUSES_S", (0.05,))
+    monkeypatch.setattr(client, "PAUSES_S", (0.05,))
     with serve(
         engine=native,
         prompts=prompts,

@@ -201,7 +201,7 @@ from postgrad.rollout.native import tables
 tables.PREFILL_ROWS = 32  # the interpreter is slow; the other modules copy it
 sys.path.insert(0, sys.argv[2])
 from serve_process import live, running, wait_for
-from postgrad import web
+from postgrad.net import server as net_server
 from postgrad.model.passes.kernels.install import install_kernels
 from postgrad.rollout.native import paged_live
 from postgrad.rollout.native.decoder import Decoder
@@ -261,7 +261,7 @@ run_prefill = decoder.run_prefill
 decoder.run_prefill = lambda: num_steps.append(1) or run_prefill()
 if sys.argv[3] == "captured":  # as where decode steps are captured
     paged_live.PagedLiveLoop.prefills_by_rows = lambda loop: True
-with running(web.make_server(make_app([served]), grace_s=5), [served]) as server:
+with running(net_server.make_server(make_app([served]), grace_s=5), [served]) as server:
     body = json.dumps(LONG).encode()
     head = b"POST /v1/completions HTTP/1.1\\r\\nHost: localhost\\r\\n"
     head += b"Content-Type: application/json\\r\\n"

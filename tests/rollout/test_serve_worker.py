@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from postgrad.errors import CacheMemoryError, ConfigError
+from postgrad.net.bodies import HttpError
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.jobs import LiveJob
 from postgrad.serving.worker import DecodeWorker, PendingRequest
-from postgrad.web import HttpError
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)

@@ -23,8 +23,8 @@ from sandbox_programs import FAKE_TESTS, FAKES, RIGHT
 
 from postgrad.environments.tools import python
 from postgrad.errors import ConfigError
+from postgrad.net import client
 from postgrad.problem import Failure, Problem, Score
-from postgrad.sandbox import http_client
 from postgrad.sandbox.bubblewrap import INSIDE
 from postgrad.sandbox.client import RemoteSandbox, remote_sandbox
 from postgrad.sandbox.fusion import START_S, FusionSandbox
@@ -261,7 +261,7 @@ def test_a_busy_or_failing_server_is_asked_again(fusion):
 
 
 def test_a_reply_that_is_too_large_is_an_error(fusion, monkeypatch):
-    monkeypatch.setattr(http_client, "MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 1000)
     fusion.replies = [(200, ended(0, "2" * 1000))] * 9
     with pytest.raises(SandboxError, match="too large"):
         FusionSandbox(fusion.url, retry_s=0.1).run("")

@@ -169,9 +169,9 @@ def test_a_live_stream_from_no_number_is_refused(served, query):
 def test_headers_that_do_not_arrive_close_the_connection(served, monkeypatch):
     import socket
 
-    from postgrad import web
+    from postgrad.net import server as net_server
 
-    monkeypatch.setattr(web, "HEADER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(net_server, "HEADER_TIMEOUT_S", 0.3)
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: 127")
         assert client.recv(100) == b""

@@ -13,31 +13,35 @@ TOKEN is the secret of a session. The policy is sampled as the run's settings sa
 import asyncio
 import queue
 import secrets
-import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from postgrad import web
 from postgrad.agents.recording import Call, Recording
-from postgrad.errors import RunError
+from postgrad.net.bodies import read_json
+from postgrad.net.server import (
+    ServerThread,
+    address_of,
+    listen,
+    make_server,
+    settle,
+    unless_disconnected,
+)
 from postgrad.rollout.engine import Completion
 from postgrad.serving.app import (
     BODY_S,
     DONE,
     ERROR_HANDLERS,
     MAX_BODY,
-    AuthMiddleware,
     catch_errors,
     event,
+    guard,
 )
 from postgrad.serving.requests import ApiError, GenerationRequest, parse_request
 from postgrad.serving.responses import ResponseBuilder
@@ -45,7 +49,6 @@ from postgrad.serving.responses_request import parse_responses
 
 MODEL = "policy"  # the name of the policy in responses
 MODEL_CARD = {"id": MODEL, "object": "model", "created": 0, "owned_by": "postgrad"}
-START_S = 30.0
 
 
 @dataclass(eq=False)
@@ -59,12 +62,12 @@ class WaitingCall:
 
     def answer(self, completion: Completion) -> None:
         """Give the completion to the handler of the call. Called from another thread."""
-        self.loop.call_soon_threadsafe(web.settle, self.future, completion, None)
+        self.loop.call_soon_threadsafe(settle, self.future, completion, None)
 
     def refuse(self) -> None:
         """End the call because its program or the run has ended."""
         error = ApiError(503, "the agent's session has ended")
-        self.loop.call_soon_threadsafe(web.settle, self.future, None, error)
+        self.loop.call_soon_threadsafe(settle, self.future, None, error)
 
 
 @dataclass(eq=False)
@@ -82,23 +85,14 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.sessions: dict[str, Session] = {}
-        listener = web.listen("127.0.0.1", 0)
-        self.address = web.address_of(listener)
-        self.server = web.make_server(self._make_app(), grace_s=1, connections=100_000)
-        self.thread = threading.Thread(
-            target=self.server.run, kwargs={"sockets": [listener]}, daemon=True
-        )
-        self.thread.start()
-        deadline = time.monotonic() + START_S
-        while not self.server.started:
-            if time.monotonic() > deadline or not self.thread.is_alive():
-                raise RunError("the endpoint for agents did not start")
-            time.sleep(0.01)
+        listener = listen("127.0.0.1", 0)
+        self.address = address_of(listener)
+        server = make_server(self._make_app(), grace_s=1, connections=100_000)
+        self.thread = ServerThread(server, listener)
 
     def close(self) -> None:
         """Stop serving."""
-        self.server.should_exit = True
-        self.thread.join(10.0)
+        self.thread.stop()
 
     def open_session(
         self, recording: Recording, calls: "queue.SimpleQueue[WaitingCall | None]"
@@ -122,7 +116,7 @@ class Endpoint:
             Route(f"{base}/responses", catch_errors(self.respond), methods=["POST"]),
             Route(f"{base}/completions", catch_errors(self.complete_text), methods=["POST"]),
         ]
-        middleware = [Middleware(AuthMiddleware, host="127.0.0.1", token="")]
+        middleware = [guard("127.0.0.1", "")]
         return Starlette(routes=routes, middleware=middleware, exception_handlers=ERROR_HANDLERS)
 
     async def list_models(self, request: Request) -> Response:
@@ -156,12 +150,12 @@ class Endpoint:
         self, http_request: Request, parse: Callable[[Any], GenerationRequest]
     ) -> Response:
         session = self._find_session(http_request)
-        body = await web.read_json(http_request, MAX_BODY, BODY_S)
+        body = await read_json(http_request, MAX_BODY, BODY_S)
         request = parse(body)
         _check(request)
         recording = session.recording
         call = await run_in_threadpool(recording.start, request)
-        completion = await web.unless_disconnected(http_request, self._sample(session, call))
+        completion = await unless_disconnected(http_request, self._sample(session, call))
         builder = await run_in_threadpool(recording.finish, call, completion)
         if request.stream:
             return StreamingResponse(_events(builder), media_type="text/event-stream")

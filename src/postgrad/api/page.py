@@ -1,16 +1,15 @@
 """The web page of `postgrad view`, served from a thread of this process."""
 
 import html
-import threading
 from pathlib import Path
 
+from postgrad.net.server import ServerThread, address_of, listen
+from postgrad.view import PORTS
 from postgrad.view.auth import NOTEBOOKS
 from postgrad.view.folder import Folder
-from postgrad.view.listen import listen
 from postgrad.view.server import make_server
 
 HOST = "127.0.0.1"
-STOP_LIMIT_S = 10.0
 FRAME_HEIGHT = 640  # pixels
 
 
@@ -22,18 +21,14 @@ class Page:
     """
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
-        listener = listen(HOST, port)
-        self.url = f"http://{HOST}:{listener.getsockname()[1]}/"
-        self._server = make_server(Folder(folder), HOST, framed_by=NOTEBOOKS)
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [listener]}, daemon=True
-        )
-        self._thread.start()
+        listener = listen(HOST, *(PORTS if port is None else (port,)))
+        self.url = f"{address_of(listener)}/"
+        server = make_server(Folder(folder), HOST, framed_by=NOTEBOOKS)
+        self._thread = ServerThread(server, listener)
 
     def stop(self) -> None:
         """End the server and wait for its thread."""
-        self._server.should_exit = True
-        self._thread.join(STOP_LIMIT_S)
+        self._thread.stop()
 
     def __repr__(self) -> str:
         return self.url

@@ -55,7 +55,8 @@ def make_parser() -> Parser:
 def run(argv: list[str]) -> int:
     arguments = make_parser().parse(argv)
     given = arguments.token or os.environ.get("POSTGRAD_SANDBOX_TOKEN", "")
-    from postgrad import web
+    from postgrad.net import server as net
+    from postgrad.net.guard import announce_token
     from postgrad.sandbox.local import Sandbox
     from postgrad.sandbox.outcome import Limits, SandboxError
     from postgrad.sandbox.server import make_app
@@ -64,9 +65,9 @@ def run(argv: list[str]) -> int:
         sandbox = Sandbox(Limits(memory_mb=arguments.memory))
     except SandboxError as error:
         raise RunError(str(error)) from error
-    token = web.announce_token(arguments.host, given)
-    listener = web.listen(arguments.host, arguments.port)
-    print(f"{sandbox.level}\n{web.address_of(listener)}\nCtrl-C ends it", flush=True)
+    token = announce_token(arguments.host, given)
+    listener = net.listen(arguments.host, arguments.port)
+    print(f"{sandbox.level}\n{net.address_of(listener)}\nCtrl-C ends it", flush=True)
     app = make_app(sandbox, token, arguments.workers, arguments.queue, arguments.host)
-    web.run(web.make_server(app, GRACE_S), listener)
+    net.run(net.make_server(app, GRACE_S), listener)
     return 0

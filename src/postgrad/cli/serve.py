@@ -1,6 +1,5 @@
 """`postgrad serve MODEL ...`: an OpenAI-compatible model server."""
 
-import secrets
 import socket
 import sys
 from pathlib import Path
@@ -114,14 +113,12 @@ def run(argv: list[str]) -> int:
     models = arguments.pop("models")
     options = ServeOptions(**arguments)
     names = check(models, options)
-    from postgrad import web
+    from postgrad.net.guard import announce_token
+    from postgrad.net.server import listen
 
-    token = read_token(options.token_file)
-    if not token and not web.is_loopback(options.host):
-        token = secrets.token_urlsafe(24)
-        print(f"token: {token}", flush=True)
+    token = announce_token(options.host, read_token(options.token_file))
     paths = find_paths(models)
-    with web.listen(options.host, options.port) as listener:
+    with listen(options.host, options.port) as listener:
         serve(names, paths, listener, token, options)
     return 0
 
@@ -180,9 +177,9 @@ def serve(
     options: ServeOptions,
 ) -> None:
     """Loads the models and serves them until Ctrl-C or SIGTERM, then finishes running requests."""
-    from postgrad import web
     from postgrad.config.schema import ModelConfig
     from postgrad.model.threads import set_threads
+    from postgrad.net import server as net
     from postgrad.serving import servers_file
     from postgrad.serving.app import make_app
     from postgrad.serving.served_model import end_requests, load_served_model
@@ -205,7 +202,7 @@ def serve(
     ]
     below = Path(options.reload_below).expanduser() if options.reload_below else None
     app = make_app(served, options.host, token, below, options.time_limit)
-    server = web.make_server(
+    server = net.make_server(
         app,
         options.grace,
         connections=options.queue + 1000,
@@ -219,15 +216,15 @@ def serve(
     }
     # Signals are handled from here on: a process that reads the file may stop this server
     # before the first request.
-    with web.signals_stop(server), servers_file.list_servers(file, entries):
+    with net.signals_stop(server), servers_file.list_servers(file, entries):
         for model in served:
             print(
                 f"{model.name}: {model.worker.capacity} rows of {model.context} tokens, "
                 f"{model.worker.queue} may wait",
                 flush=True,
             )
-        print(f"{web.address_of(listener)}/v1\nCtrl-C ends it", flush=True)
-        web.run(server, listener)
+        print(f"{net.address_of(listener)}/v1\nCtrl-C ends it", flush=True)
+        net.run(server, listener)
     ended = [model.worker.end() for model in served]
     if not all(ended):
         raise RunError("a decode step was still running 10 s after the server stopped")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from postgrad.cli.arguments import Parser, port_number
-from postgrad.view.listen import FIRST_PORT, listen
+from postgrad.view import FIRST_PORT, PORTS
 
 if TYPE_CHECKING:
     from postgrad.view.folder import Folder
@@ -43,14 +43,16 @@ def make_parser() -> Parser:
 
 def run(argv: list[str]) -> int:
     arguments = make_parser().parse(argv)
+    from postgrad.net.guard import is_loopback
+    from postgrad.net.server import listen
     from postgrad.view.folder import Folder
-    from postgrad.web import is_loopback
 
     root = Folder(Path(arguments.folder))
     token = arguments.token
     if not token and not is_loopback(arguments.host):
         token = secrets.token_urlsafe(24)
-    listener = listen(arguments.host, arguments.port)
+    ports = PORTS if arguments.port is None else (arguments.port,)
+    listener = listen(arguments.host, *ports)
     serve(root, arguments.host, token, listener, not arguments.no_browser)
     return 0
 
@@ -59,8 +61,8 @@ def serve(
     root: "Folder", host: str, token: str, listener: socket.socket, open_browser: bool
 ) -> None:
     """Prints the address and serves the page until Ctrl-C."""
+    from postgrad.net.server import run as run_server
     from postgrad.view.server import make_server
-    from postgrad.web import run as run_server
 
     port = listener.getsockname()[1]
     address = f"http://{_host_in_url(host)}:{port}/"

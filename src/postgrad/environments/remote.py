@@ -192,7 +192,7 @@ def connect(url: str, timeout_s: float, closing: contextlib.ExitStack) -> Any:
 @cache
 def fetch_schema(url: str) -> dict[str, Any]:
     """Return the server's schema of actions and observations. Raises ConfigError."""
-    import httpx
+    from postgrad.net.client import HttpClient, NoAnswer, error_message
 
     try:
         import websockets  # noqa: F401
@@ -200,15 +200,18 @@ def fetch_schema(url: str) -> dict[str, Any]:
         raise ConfigError(
             f"environment={url} needs the package websockets; pip install 'postgrad[openenv]'"
         ) from error
+    client = HttpClient(url.rstrip("/"), os.environ.get(TOKEN_VARIABLE, ""), uses_proxy=True)
+    now = time.monotonic()
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/schema", timeout=SCHEMA_S, headers=_headers())
-        answer.raise_for_status()
-        schema = answer.json()
-    except (httpx.HTTPError, ValueError, RecursionError) as error:
+        status, schema = client.send("GET", "/schema", None, now + SCHEMA_S, retry_until=now)
+    except NoAnswer as error:
+        status, schema = error.status, str(error)
+    if status != 200:
+        reason = f"{status or ''} {error_message(schema)}".strip()
         raise ConfigError(
-            f"environment={url}: no server of OpenEnv's wire answers there ({one_line(error)}); "
+            f"environment={url}: no server of OpenEnv's wire answers there ({reason}); "
             "start it first, or correct the address"
-        ) from error
+        )
     if not isinstance(schema, dict) or not isinstance(schema.get("action"), dict):
         raise ConfigError(f"environment={url}: its /schema does not describe actions")
     return schema

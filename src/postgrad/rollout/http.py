@@ -12,7 +12,7 @@ from torch import Tensor
 from postgrad.errors import RunError
 from postgrad.problem import Failure
 from postgrad.rollout.engine import Completion, Request, Sampling, max_row_tokens, token_limit
-from postgrad.rollout.http_client import Address, HttpClient, RequestRefused, json_objects
+from postgrad.rollout.http_client import Address, ModelClient, RequestRefused, json_objects
 
 TOKEN_ID_PREFIX = "token_id:"
 
@@ -33,7 +33,7 @@ class HttpEngine:
     """
 
     shares_weights = False
-    Client: ClassVar[type[HttpClient]] = HttpClient
+    Client: ClassVar[type[ModelClient]] = ModelClient
 
     def __init__(
         self, address: Address, tokenizer: Tokenizer, wait_s: float = 600.0, concurrency: int = 32
@@ -149,7 +149,7 @@ class HttpChat:
     """
 
     def __init__(self, address: Address, wait_s: float = 600.0, concurrency: int = 16) -> None:
-        self.client = HttpClient(address, wait_s, concurrency)
+        self.client = ModelClient(address, wait_s, concurrency)
         self.client.check()
 
     def reply(

@@ -5,9 +5,7 @@ address and the last failure. The environment variable POSTGRAD_API_KEY has the 
 require one.
 """
 
-import json
 import os
-import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,14 +14,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import httpx
-
 from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.net.client import HttpClient, NoAnswer, error_message
 
 START_S = 10.0  # time limit for the first answer of a server
-PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # between tries; the last one repeats
-RETRY_STATUSES = (408, 409, 425, 429)  # and all from 500 on
-MAX_RESPONSE_BYTES = 64 << 20
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -64,8 +58,8 @@ class Address:
         return Address(f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/"), parts.fragment)
 
 
-class HttpClient:
-    """JSON calls to one server, with retries, time limits and reused connections. Thread-safe.
+class ModelClient:
+    """Calls to one model of a server, many at the same time. Thread-safe.
 
     Args:
         address: the server and its model.
@@ -77,12 +71,7 @@ class HttpClient:
         self.address = address
         self.wait_s = wait_s
         self.concurrency = concurrency
-        is_https = address.url.startswith("https:")
-        self._http = httpx.Client(
-            limits=httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
-            verify=ssl.create_default_context() if is_https else False,
-            trust_env=False,  # a proxy would time out before a generation ends
-        )
+        self._http = HttpClient(address.url, os.environ.get("POSTGRAD_API_KEY", ""), concurrency)
 
     def check(self) -> int | None:
         """Check that the server answers and has the model; returns its context length if known.
@@ -144,57 +133,17 @@ class HttpClient:
             RequestRefused: the server answered with an error status.
             RunError: no answer by the deadline; names the address, the call and the last failure.
         """
-        start = time.monotonic()
-        num_tries = 0
-        failure = "no try was made"
-        while (left_s := deadline - time.monotonic()) > 0:
-            try:
-                status, answer = self._send(method, path, body, left_s)
-                if status < 400:
-                    return answer
-                reason = _error_message(answer)
-                if status < 500 and status not in RETRY_STATUSES:
-                    raise RequestRefused(status, reason)
-                failure = f"status {status}: {reason}"
-            except (httpx.HTTPError, OSError, ValueError) as error:
-                failure = f"{type(error).__name__}: {error}".removesuffix(": ")
-            pause_s = PAUSES_S[min(num_tries, len(PAUSES_S) - 1)]
-            num_tries += 1
-            time.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
-        waited_s = time.monotonic() - start
-        raise RunError(
-            f"did not answer {method} {self.address.url}{path} within {waited_s:.0f} s "
-            f"and {num_tries} tries (the last: {failure})"
-        )
-
-    def _send(
-        self, method: str, path: str, body: dict[str, Any] | None, left_s: float
-    ) -> tuple[int, Any]:
-        """Send one request and return its status and JSON body (a text for errors without JSON).
-
-        Raises httpx.HTTPError, OSError or ValueError when there is no usable answer in `left_s`.
-        """
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if key := os.environ.get("POSTGRAD_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
-        content = None if body is None else json.dumps(body).encode()
-        deadline = time.monotonic() + left_s
-        raw = bytearray()
-        with self._http.stream(
-            method, self.address.url + path, content=content, headers=headers, timeout=left_s
-        ) as response:
-            for part in response.iter_bytes():
-                raw += part
-                if len(raw) > MAX_RESPONSE_BYTES:
-                    raise ValueError(f"an answer of more than {MAX_RESPONSE_BYTES} bytes")
-                if time.monotonic() > deadline:
-                    raise httpx.ReadTimeout("timed out")
         try:
-            return response.status_code, json.loads(raw)
-        except (ValueError, RecursionError):
-            if response.status_code >= 400:
-                return response.status_code, raw.decode(errors="replace")
-            raise ValueError(f"an answer that is not JSON: {bytes(raw[:80])!r}") from None
+            status, answer = self._http.send(method, path, body, deadline)
+        except NoAnswer as error:
+            failure = f"status {error.status}: {error}" if error.status else str(error)
+            raise RunError(
+                f"did not answer {method} {self.address.url}{path} within {error.waited_s:.0f} s "
+                f"and {error.num_tries} tries (the last: {failure})"
+            ) from error
+        if status >= 400:
+            raise RequestRefused(status, error_message(answer))
+        return answer
 
 
 def json_objects(answer: Any, name: str) -> list[dict[str, Any]]:
@@ -203,15 +152,3 @@ def json_objects(answer: Any, name: str) -> list[dict[str, Any]]:
     if not isinstance(entries, list):
         return []
     return [entry for entry in entries if isinstance(entry, dict)]
-
-
-def _error_message(answer: Any) -> str:
-    """Return the message of an error's body in any of the usual shapes, in one line."""
-    while isinstance(answer, dict):
-        for key in ("error", "message", "detail"):
-            if answer.get(key):
-                answer = answer[key]
-                break
-        else:
-            answer = json.dumps(answer)
-    return " ".join(str(answer).split())[:300]

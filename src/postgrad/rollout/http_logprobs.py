@@ -14,7 +14,7 @@ from torch import Tensor
 
 from postgrad.errors import ConfigError, RunError
 from postgrad.rollout.http import TOKEN_ID_PREFIX, only_choice
-from postgrad.rollout.http_client import Address, HttpClient, RequestRefused
+from postgrad.rollout.http_client import Address, ModelClient, RequestRefused
 from postgrad.types import Batch
 
 VLLM = "prompt_logprobs"
@@ -38,7 +38,7 @@ class HttpLogprobs:
     """
 
     def __init__(self, address: Address, wait_s: float = 600.0, concurrency: int = 32) -> None:
-        self.client = HttpClient(address, wait_s, concurrency)
+        self.client = ModelClient(address, wait_s, concurrency)
         self.max_context = self.client.check()
         self.form = self._find_form()
 

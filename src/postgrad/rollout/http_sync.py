@@ -20,7 +20,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.rollout import http_client
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.rollout.http import HttpEngine, Tokenizer
-from postgrad.rollout.http_client import Address, HttpClient, RequestRefused
+from postgrad.rollout.http_client import Address, ModelClient, RequestRefused
 
 # Statuses that answer a reload call without arguments, on a server that has the call.
 MISSING_ARGUMENTS = (400, 422)
@@ -90,7 +90,7 @@ class SyncedHttpEngine(HttpEngine):
         self.num_published = 0
         parts = urlsplit(address.url)
         root = Address(f"{parts.scheme}://{parts.netloc}", address.model)
-        self.root_client = HttpClient(root, wait_s, 1)
+        self.root_client = ModelClient(root, wait_s, 1)
         self.reload_api = self._find_reload_api()
         self._check_token_ids(stop_ids[0])
 

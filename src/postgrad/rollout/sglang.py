@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 from postgrad.errors import ConfigError, RunError
 from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
 from postgrad.rollout.http import HttpEngine, Tokenizer
-from postgrad.rollout.http_client import START_S, Address, HttpClient, RequestRefused
+from postgrad.rollout.http_client import START_S, Address, ModelClient, RequestRefused
 from postgrad.rollout.http_sync import SGLANG_RELOAD, ReloadApi, SyncedHttpEngine
 
 
-class SglangClient(HttpClient):
+class SglangClient(ModelClient):
     """Calls to an SGLang server. Its own calls are at the root, not under /v1."""
 
     def __init__(self, address: Address, wait_s: float, concurrency: int) -> None:

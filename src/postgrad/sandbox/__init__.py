@@ -8,5 +8,5 @@
 - client.py, fusion.py, http_client.py: sandboxes of other machines.
 - server.py, request_models.py: `postgrad sandbox`, the sandbox as a server.
 
-Imports no torch, and of Postgrad only errors and web.
+Imports no torch, and of Postgrad only errors and net.
 """

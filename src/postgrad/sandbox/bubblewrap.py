@@ -6,6 +6,7 @@ import os
 import random
 import selectors
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -105,16 +106,31 @@ class SandboxProcess:
             )
         self._cancellation = current.get()
         if self._cancellation is not None:
-            self._cancellation.add(self.process)
+            self._cancellation.add(self)
 
     def __enter__(self) -> "SandboxProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()  # bubblewrap kills everything inside
+        self.kill()
         self.process.wait()
         if self._cancellation is not None:
-            self._cancellation.remove(self.process)
+            self._cancellation.remove(self)
+
+    def kill(self) -> None:
+        """Kill bubblewrap and its child, with which everything inside ends.
+
+        The child outlives a bubblewrap that is killed while it sets up the sandbox. A process that
+        is stopped has no further children.
+        """
+        if self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGSTOP)
+        pid = self.process.pid
+        with contextlib.suppress(OSError):
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                os.kill(int(child), signal.SIGKILL)
+        self.process.kill()
 
 
 @contextlib.contextmanager

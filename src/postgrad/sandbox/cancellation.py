@@ -1,17 +1,23 @@
 """Ends the sandboxes of a job that nobody waits for any more."""
 
-import subprocess
 import threading
 from contextvars import ContextVar
+from typing import Protocol
 
 from postgrad.sandbox.outcome import SandboxError
+
+
+class Process(Protocol):
+    """What a job runs."""
+
+    def kill(self) -> None: ...
 
 
 class Cancellation:
     """Kills the sandboxes of one job, and lets it start no others. Thread-safe."""
 
     def __init__(self) -> None:
-        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._processes: set[Process] = set()
         self._has_begun = False
         self._is_cancelled = False
         self._lock = threading.Lock()
@@ -30,17 +36,16 @@ class Cancellation:
                 process.kill()
             return self._has_begun
 
-    def add(self, process: subprocess.Popen[bytes]) -> None:
+    def add(self, process: Process) -> None:
         """Add a process of the job. Raises SandboxError, and kills it, if the job is cancelled."""
         with self._lock:
             if not self._is_cancelled:
                 self._processes.add(process)
                 return
         process.kill()
-        process.wait()
         raise SandboxError("the client has disconnected")
 
-    def remove(self, process: subprocess.Popen[bytes]) -> None:
+    def remove(self, process: Process) -> None:
         """Forget a process that has ended."""
         with self._lock:
             self._processes.discard(process)

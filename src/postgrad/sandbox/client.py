@@ -6,8 +6,8 @@ It has the same methods as local.Sandbox.
 from collections.abc import Sequence
 from typing import Any
 
+from postgrad.net.client import error_message
 from postgrad.sandbox.fusion import RUN_CODE, FusionSandbox
-from postgrad.sandbox.http_client import error_reason
 from postgrad.sandbox.outcome import Limits, Result, SandboxError
 
 
@@ -62,14 +62,14 @@ class RemoteSandbox(FusionSandbox):
         body["max_execution_time"] = self.limits.time_s
         status, reply = self.http.post(path, body, total_s)
         if status == 422:
-            return [Result(False, reason=error_reason(reply), unsupported=True)]
+            return [Result(False, reason=error_message(reply), unsupported=True)]
         if status in (404, 405):
             raise self.http.error(
                 f"{status}, it has no POST {path}; "
                 f"the address of a Sandbox Fusion server ends in {RUN_CODE}"
             )
         if status != 200:
-            raise self.http.error(f"{status} {error_reason(reply)}")
+            raise self.http.error(f"{status} {error_message(reply)}")
         return _parse_results(reply, len(body["tests"]))
 
 

@@ -14,8 +14,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from postgrad.net.client import error_message
 from postgrad.sandbox.bubblewrap import INSIDE
-from postgrad.sandbox.http_client import HttpClient, error_reason
+from postgrad.sandbox.http_client import SandboxClient
 from postgrad.sandbox.outcome import Limits, Outcome, Result, SandboxError, parse_result
 from postgrad.sandbox.suites import assert_results, stdio_results
 
@@ -42,7 +43,7 @@ class FusionSandbox:
     def __init__(
         self, url: str, token: str = "", limits: Limits | None = None, retry_s: float = 30.0
     ) -> None:
-        self.http = HttpClient(url, token, retry_s)
+        self.http = SandboxClient(url, token, retry_s)
         self.limits = limits or Limits()
 
     def run(self, program: str, stdin: str = "") -> Outcome:
@@ -96,7 +97,7 @@ class _TimeBudget:
     error at `end`.
     """
 
-    def __init__(self, http: HttpClient, total_s: float) -> None:
+    def __init__(self, http: SandboxClient, total_s: float) -> None:
         self.http = http
         self.used_s = 0.0
         self.end = time.monotonic() + total_s + http.retry_s
@@ -117,7 +118,7 @@ class _TimeBudget:
 
 
 def run_code(
-    http: HttpClient,
+    http: SandboxClient,
     path: str,
     code: str,
     stdin: str,
@@ -152,7 +153,7 @@ def run_code(
             f"{status}, it has no POST {RUN_CODE}; is it the address of a Sandbox Fusion server?"
         )
     if status != 200:
-        raise http.error(f"{status} {error_reason(reply)}")
+        raise http.error(f"{status} {error_message(reply)}")
     try:
         return parse_outcome(reply)
     except ValueError as error:
@@ -199,7 +200,7 @@ def parse_outcome(reply: dict[str, Any]) -> Outcome:
 
 
 def _not_fusion(reply: dict[str, Any]) -> ValueError:
-    shown = error_reason(reply) if "error" in reply else json.dumps(reply)[:80]
+    shown = error_message(reply) if "error" in reply else json.dumps(reply)[:80]
     return ValueError(f"the reply is not Sandbox Fusion's: {shown}")
 
 

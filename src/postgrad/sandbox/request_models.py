@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
-from postgrad.web import HttpError
+from postgrad.net.bodies import HttpError
 
 MAX_PROGRAM = 1 << 20  # characters
 MAX_TESTS = 1000

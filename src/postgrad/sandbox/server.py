@@ -18,9 +18,7 @@ the server is shutting down.
 """
 
 import asyncio
-import base64
 import contextlib
-import hmac
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -28,10 +26,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from postgrad.net.bodies import HttpError, read_json
+from postgrad.net.guard import Guard, basic_password, bearer_token
+from postgrad.net.server import settle, unless_disconnected
 from postgrad.sandbox.cancellation import Cancellation, current
 from postgrad.sandbox.local import Sandbox
 from postgrad.sandbox.outcome import Limits, Result, SandboxError
@@ -43,14 +45,6 @@ from postgrad.sandbox.request_models import (
     StdioRequest,
     TestsRequest,
     parse_request,
-)
-from postgrad.web import (
-    HttpError,
-    has_token,
-    read_json,
-    reject_reason,
-    settle,
-    unless_disconnected,
 )
 
 MAX_BODY = 16 << 20  # bytes
@@ -146,10 +140,6 @@ def make_app(
     ) -> Callable[[HttpRequest], Any]:
         async def respond(http_request: HttpRequest) -> Response:
             try:
-                if not _has_token(http_request, token):
-                    raise HttpError(401, "this sandbox needs a token: Authorization: Bearer TOKEN")
-                if reason := reject_reason(http_request, host, sends_token=bool(token)):
-                    raise HttpError(403, reason)
                 body = await read_json(http_request, MAX_BODY, BODY_S)
                 request = parse_request(model, body, invalid_status)
                 running = threads.run(lambda: work(sandbox, request))
@@ -166,18 +156,18 @@ def make_app(
         yield
         threads.closed = True
 
-    asserts = endpoint(AssertsRequest, 400, _test_asserts)
-    stdio = endpoint(StdioRequest, 400, _test_stdio)
-    run_code = endpoint(RunCodeRequest, 422, _run_code)
-    return Starlette(
-        lifespan=lifespan,
-        routes=[
-            Route("/health", health),
-            Route("/test_program", asserts, methods=["POST"]),
-            Route("/test_program_stdio", stdio, methods=["POST"]),
-            Route("/run_code", run_code, methods=["POST"]),
-        ],
-    )
+    # verl has no setting for a token, but can send a password in the address.
+    guard = Middleware(Guard, host, token, credentials=(bearer_token, basic_password))
+    endpoints = {
+        "/test_program": endpoint(AssertsRequest, 400, _test_asserts),
+        "/test_program_stdio": endpoint(StdioRequest, 400, _test_stdio),
+        "/run_code": endpoint(RunCodeRequest, 422, _run_code),
+    }
+    routes = [
+        Route(path, function, methods=["POST"], middleware=[guard])
+        for path, function in endpoints.items()
+    ]
+    return Starlette(lifespan=lifespan, routes=[Route("/health", health), *routes])
 
 
 def _error_response(error: HttpError) -> Response:
@@ -186,22 +176,6 @@ def _error_response(error: HttpError) -> Response:
         body["detail"] = [error.detail]
     headers = {"Retry-After": "1"} if error.status in (429, 503) else {}
     return JSONResponse(body, error.status, headers)
-
-
-def _has_token(request: HttpRequest, token: str) -> bool:
-    """Return whether the request has the token, as a Bearer token or as a Basic password.
-
-    verl has no setting for a token, but its HTTP library sends the password of an address such as
-    http://any:TOKEN@host/run_code.
-    """
-    if has_token(request, token):
-        return True
-    kind, _, credentials = request.headers.get("authorization", "").partition(" ")
-    try:
-        password = base64.b64decode(credentials, validate=True).partition(b":")[2]
-    except ValueError:
-        return False
-    return kind.lower() == "basic" and hmac.compare_digest(password, token.encode())
 
 
 def _test_limits(sandbox: Sandbox, request: TestsRequest, num_tests: int) -> tuple[Limits, float]:

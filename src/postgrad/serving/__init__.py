@@ -14,5 +14,5 @@
     worker.py             one thread per model that decodes all requests together
     servers_file.py       the file that lists running servers
 
-May import rollout, model, data, config, files and web.
+May import rollout, model, data, config, files and net.
 """

@@ -27,9 +27,12 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from postgrad.errors import did_you_mean
+from postgrad.net.bodies import HttpError, read_json
+from postgrad.net.guard import Guard
+from postgrad.net.server import unless_disconnected
 from postgrad.serving.generate import generate_response, parse_generate
 from postgrad.serving.requests import ApiError, GenerationRequest, check_schema, parse_request
 from postgrad.serving.responses import Choice, ResponseBuilder, error_body
@@ -37,13 +40,6 @@ from postgrad.serving.responses_api import make_builder
 from postgrad.serving.responses_request import parse_responses
 from postgrad.serving.served_model import ServedModel, find_weight_files, load_weights
 from postgrad.serving.worker import PendingRequest
-from postgrad.web import (
-    HttpError,
-    has_token,
-    read_json,
-    reject_reason,
-    unless_disconnected,
-)
 
 MAX_BODY = 8 << 20  # bytes
 BODY_S = 30.0  # time limit for a request's body to arrive
@@ -83,40 +79,19 @@ def make_app(
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(AuthMiddleware, host=host, token=token)],
+        middleware=[guard(host, token)],
         exception_handlers=ERROR_HANDLERS,
     )
 
 
-class AuthMiddleware:
-    """Refuses requests for another host, from another site's page, or without the token."""
+def guard(host: str, token: str) -> Middleware:
+    """Return the guard of a server; /health needs no token."""
+    return Middleware(Guard, host, token, open_paths=("/health",), answer=_answer_refusal)
 
-    def __init__(self, app: ASGIApp, host: str, token: str) -> None:
-        self.app = app
-        self.host = host
-        self.token = token
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-        if scope["type"] != "http":
-            return
-        error = self._find_error(Request(scope))
-        app = self.app if error is None else _error_response(error)
-        await app(scope, receive, send)
-
-    def _find_error(self, request: Request) -> ApiError | None:
-        is_allowed = has_token(request, self.token)
-        sends_token = bool(self.token) and is_allowed
-        if reason := reject_reason(request, self.host, sends_token=sends_token):
-            return ApiError(403, reason)
-        if request.url.path == "/health" or is_allowed:
-            return None
-        return ApiError(
-            401,
-            "this server needs its token: Authorization: Bearer TOKEN",
-            code="invalid_api_key",
-        )
+def _answer_refusal(error: HttpError) -> Response:
+    code = "invalid_api_key" if error.status == 401 else None
+    return _error_response(ApiError(error.status, error.reason, code=code))
 
 
 class ReloadRequest(BaseModel):

@@ -21,10 +21,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from postgrad.errors import did_you_mean
+from postgrad.net.bodies import HttpError
 from postgrad.rollout.engine import Sampling
 from postgrad.rollout.native.jobs import MAX_TOP_LOGPROBS
 from postgrad.serving.tool_calls import template_message
-from postgrad.web import HttpError
 
 MAX_CHOICES = 128  # per prompt
 MAX_PROMPTS = 256

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from postgrad.net.bodies import HttpError
 from postgrad.rollout.native.jobs import LiveJob, TopTokens
 from postgrad.serving.detokenizer import Detokenizer
 from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import GenerationRequest
 from postgrad.serving.worker import RowUpdate
-from postgrad.web import HttpError
 
 ERROR_TYPES = {
     400: "invalid_request_error",

@@ -7,12 +7,12 @@ no responses: every request has the whole conversation in `input`.
 import uuid
 from typing import Any, ClassVar
 
+from postgrad.net.bodies import HttpError
 from postgrad.rollout.native.jobs import LiveJob
 from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import GenerationRequest
 from postgrad.serving.responses import Choice, ResponseBuilder, error_body
 from postgrad.serving.responses_request import ResponsesRequest
-from postgrad.web import HttpError
 
 
 def make_builder(

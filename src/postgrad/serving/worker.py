@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from postgrad.net.bodies import HttpError
+from postgrad.net.server import settle
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.jobs import Job, LiveJob, LiveLoop, Row, TopTokens
 from postgrad.rollout.native.live import open_live_loop
 from postgrad.serving.memory import explain_memory_error
-from postgrad.web import HttpError, settle
 
 IDLE_S = 5.0  # time without work after which the cache's memory is freed
 # While one thread captures a CUDA graph, no other thread may allocate or wait.

@@ -23,9 +23,10 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from postgrad import web
 from postgrad.evaluation.pivot import METRICS
-from postgrad.view.auth import NO_PAGE, AuthMiddleware
+from postgrad.net import server as net_server
+from postgrad.net.guard import is_loopback
+from postgrad.view.auth import NO_PAGE, PageGuard
 from postgrad.view.evaluations import Evaluations
 from postgrad.view.folder import Folder, NotFound
 from postgrad.view.reader import Unreadable
@@ -263,17 +264,17 @@ def make_server(
         token: may be empty on loopback only.
         framed_by: pages that may show this one in a frame.
     """
-    if not token and not web.is_loopback(host):
+    if not token and not is_loopback(host):
         raise ValueError(f"{host} is not loopback: a token is needed")
     page = Page(folder, lambda: server.should_exit)
     middleware = [
-        Middleware(AuthMiddleware, host=host, token=token, framed_by=framed_by),
+        Middleware(PageGuard, host=host, token=token, framed_by=framed_by),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=3),
     ]
     app = Starlette(
         routes=page.routes(), middleware=middleware, exception_handlers=_error_handlers()
     )
-    server = web.make_server(app, grace_s=GRACE_S, connections=MAX_CONNECTIONS)
+    server = net_server.make_server(app, grace_s=GRACE_S, connections=MAX_CONNECTIONS)
     return server
 
 
