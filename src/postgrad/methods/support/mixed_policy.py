@@ -160,12 +160,12 @@ class MixedPolicy(Grpo):
         step.metrics["off_policy/token_share"] = float(off_policy(batch).double().mean())
 
     def compute_old_logprobs(self, batch: Batch, step: Step) -> Batch:
-        """Skips rows without a token of the policy, unless method.max_probability reads them."""
+        """Skips rows without a token of the policy, unless a setting reads their values."""
         has_own = batch.sum_tokens((batch.tokens["token_source"] == POLICY).long()) > 0
-        is_read = has_own | (self.settings.max_probability is not None)
-        rows = torch.nonzero(is_read)[:, 0]
+        is_setting_read = self.settings.max_probability is not None or self.settings.top_entropy < 1
+        rows = torch.nonzero(has_own | is_setting_read)[:, 0]
         part = super().compute_old_logprobs(batch.select(rows), step)
-        for name in ("old_logprobs", "sum_probs_squared"):
+        for name in ("old_logprobs", "sum_probs_squared", "entropy"):
             batch.tokens[name] = torch.zeros(batch.num_tokens)
             batch.tokens[name][batch.response.positions(rows)] = part.tokens[name]
         return batch
