@@ -11,6 +11,8 @@ from postgrad.verifiers.numbers import brace_arguments, complex_number, number, 
 
 MAX_ANSWER = 2_000  # characters; a longer answer is compared as plain text only
 
+MAX_ROOTS = 4  # nested ones in sqrt(2+sqrt(3))
+
 # One unit per row, with its spellings. Different units differ; a missing unit does not matter.
 _UNIT_ROWS = """
 percent | pct | percentage
@@ -82,6 +84,7 @@ _PYTHON_POWER = re.compile(r"(?<=[0-9A-Za-z)}\]]) ?\*\* ?(?=[-0-9A-Za-z({])")
 _BARE_NAME = re.compile(
     r"(?<![A-Za-z\\])(pi(?![A-Za-z])|(?:sin|cos|tan|cot|ln|log|arcsin|arccos|arctan)(?= ?\())"
 )
+_BARE_ROOT = re.compile(r"(?<![A-Za-z\\])sqrt ?\(([^()]*)\)")
 _SEMICOLON = re.compile(r"(?<!\\);")
 _WORD = re.compile(r"[A-Za-z][A-Za-z '-]*")
 
@@ -156,6 +159,7 @@ def strip_wrapping(text: str) -> str:
                 len(text) > len(left) + len(right)
                 and text.startswith(left)
                 and text.endswith(right)
+                and (left != "$" or "$" not in text[1:-1])  # "$1$, $2$" are two
             ):
                 text = text[len(left) : -len(right)].strip()
         if text == before:
@@ -164,7 +168,12 @@ def strip_wrapping(text: str) -> str:
 
 
 def as_latex(text: str) -> str:
-    """Return x**2, pi and sin(x) as LaTeX, and (1;2) as (1,2) if the text has no comma."""
+    """Return x**2, pi, sin(x) and sqrt(x) as LaTeX, and (1;2) as (1,2) without a comma."""
+    num_roots = 1
+    for _ in range(MAX_ROOTS):  # the innermost first
+        if not num_roots:
+            break
+        text, num_roots = _BARE_ROOT.subn(r"\\sqrt{\1}", text)
     text = _BARE_NAME.sub(r"\\\1", _PYTHON_POWER.sub("^", text))
     return text if "," in text else _SEMICOLON.sub(",", text)
 
@@ -211,6 +220,21 @@ def split_unit(text: str) -> tuple[str, str]:
         if rest and word.lower() in _UNITS and number(rest) is not None and is_word_or_separate:
             return rest, _unit_name(word, found.group(1) or "", found.group(3))
     return text, ""
+
+
+def split_list(text: str) -> list[str]:
+    """Return the parts between the commas that are in no brackets."""
+    items = [""]
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if depth < 0:  # (a+b)(c+d) without its outer brackets
+            return [text]
+        if character == "," and depth == 0:
+            items.append("")
+        else:
+            items[-1] += character
+    return items
 
 
 def _unit_name(word: str, shape: str, power: str | None) -> str:

@@ -1,24 +1,14 @@
-"""Verifiers for mathematics: text and numbers first, then math-verify's computer algebra.
+"""Verifiers for mathematics: text and numbers first, then values and algebra.
 
-Only the pool's child processes import this. A hostile answer can keep algebra busy for hours or use
-all memory. There is no safe way to stop it from within, so nothing here sets a timer: the pool
-kills the child. Answers are never evaluated as Python.
+Only the pool's child processes import this; see algebra.py.
 """
 
-import logging
 import re
-import warnings
 from collections import Counter
-from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NoReturn
-
-import sympy
-import sympy.physics.units  # simplify() imports it, and it needs the parser replaced below
-from math_verify import LatexExtractionConfig, parse, verify
-from sympy.parsing import sympy_parser
 
 from postgrad.problem import Failure, Problem, Score
+from postgrad.verifiers.algebra import same_algebra
 from postgrad.verifiers.answers import (
     after_thought,
     boxed_answer,
@@ -29,7 +19,7 @@ from postgrad.verifiers.answers import (
     truth_of,
     unusable,
 )
-from postgrad.verifiers.equality import as_latex, compare, normalize, split_unit
+from postgrad.verifiers.equality import as_latex, compare, normalize, split_list, split_unit
 from postgrad.verifiers.numbers import number
 
 # Nested brackets: real answers have at most five, and each doubles the LaTeX parser's time.
@@ -40,41 +30,14 @@ _HUGE = re.compile(
     r"[0-9)}]\s*\^[\s{(]*[0-9]+\s*[)}]*\s*\^|\^[\s{(]*-?[0-9]{5,}"
     r"|[0-9]{5,}\s*[)}]*\s*!|!\s*[)}]*\s*!"
 )
-_POWER_T = re.compile(r"\^\s*(?:T|\{\s*T\s*\})")
 _PRIME = re.compile(r"(?<=[A-Za-z)\]}'])\s*(?:'|\^\s*\{?\s*\\prime)")
 _EQUALS = re.compile(r"(?<![<>!])=")
 _THOUSANDS = re.compile(r"[0-9]\{?,\}?[0-9]{3}(?![0-9])")
 _BRACED_COMMAND = re.compile(r"\\[a-z]+(?:\{[^{}]*\})+")
 _BRACKET = re.compile(r"[\[({]|\\lbrace|\\begin")
-# Units are split off before (equality.py). math-verify's own list of units has c, d, m, t and other
-# letters, which are mostly variables: k t is not k.
-_LATEX = [
-    LatexExtractionConfig(
-        boxed_match_priority=0,
-        normalization_config=replace(LatexExtractionConfig().normalization_config, units=False),
-    )
-]
-
-
-def _numeral(text: str, *_: Any, **__: Any) -> Any:
-    """Replacement for sympy's string parser: reads 3, 3/2 and 1.5 and refuses everything else."""
-    if re.fullmatch(r"\s*[+-]?[0-9]+(?:/[0-9]+)?\s*", text):
-        return sympy.Rational(text.strip())
-    if re.fullmatch(r"\s*[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+)\s*", text):
-        return sympy.Float(text.strip())
-    return _refuse()
-
-
-def _refuse(*_: Any, **__: Any) -> NoReturn:
-    raise ValueError("answers are not evaluated as Python")
-
-
-# sympy evaluates strings with eval(), and the LaTeX parser passes it numerals. No eval here.
-sympy_parser.parse_expr = _numeral
-sympy_parser.eval_expr = _refuse
-for _name in ("math_verify", "latex2sympy2_extended"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL)
-warnings.filterwarnings("ignore", module="sympy")
+# Formulas between dollar signs, and what may join them to one list: all but words.
+_FORMULA = re.compile(r"(?<!\\)\$([^$]+)(?<!\\)\$")
+_JOINED = re.compile(r"(?:[^A-Za-z]|\band\b|\bor\b)*")
 
 
 def math(response: str, problem: Problem) -> Score | Failure:
@@ -138,8 +101,17 @@ def equal(given: str, truth: str) -> bool:
 
 @lru_cache(maxsize=1024)  # samples of a problem often have the same answer
 def _equal_by_algebra(given: str, truth: str) -> bool:
-    given, _ = split_unit(as_latex(given))
-    truth, _ = split_unit(as_latex(truth))
+    """Compare the only formula of each, or several in their order: all must be equal.
+
+    So are the elements of a list that the parser cannot read as a whole.
+    """
+    given_formulas, true_formulas = _formulas(given), _formulas(truth)
+    if len(given_formulas) != len(true_formulas):
+        return False
+    if len(true_formulas) > 1:
+        return all(map(equal, given_formulas, true_formulas))
+    given, _ = split_unit(as_latex(given_formulas[0]))
+    truth, _ = split_unit(as_latex(true_formulas[0]))
     if is_too_large(given) or is_too_large(truth):
         return False
     equals_sign = _EQUALS.search(given)
@@ -147,9 +119,22 @@ def _equal_by_algebra(given: str, truth: str) -> bool:
         return False
     if _num_primes(given) != _num_primes(truth):
         return False
-    if not verify(parse_latex(truth), parse_latex(given), timeout_seconds=None):
-        return False
-    return not _differ_as_lists(given, truth)
+    is_same = same_algebra(given, truth)
+    if is_same is None:
+        given_items, true_items = split_list(given), split_list(truth)
+        is_list = len(given_items) == len(true_items) > 1
+        return is_list and all(map(equal, given_items, true_items))
+    return is_same and not _differ_as_lists(given, truth)
+
+
+def _formulas(text: str) -> list[str]:
+    """Return the formulas between dollar signs in prose; else the text itself, without the signs.
+
+    $1$ and $2$ are one list, and so one formula.
+    """
+    if _JOINED.fullmatch(_FORMULA.sub("", text)):
+        return [_FORMULA.sub(r"\1", text)]
+    return _FORMULA.findall(text) or [text]
 
 
 def _differ_as_lists(given: str, truth: str) -> bool:
@@ -192,21 +177,6 @@ def _is_name(left: str) -> bool:
     """
     bare = re.sub(r"\\[A-Za-z]+|_\{[^{}]*\}|_.|\([^()]*\)", "", left)
     return not re.search(r"[A-Za-z]", bare) or not re.search(r"[-+*/^0-9]", bare)
-
-
-@lru_cache(maxsize=256)
-def parse_latex(text: str) -> list[Any]:
-    """Return math-verify's parse of an answer, as LaTeX only: its plain expressions use eval().
-
-    The parser drops the transpose A^T, and with it the power 2^T; it keeps ^t.
-    """
-    text = _POWER_T.sub("^{t}", text)
-    return parse(
-        f"\\boxed{{{text}}}",
-        _LATEX,
-        fallback_mode="no_fallback",
-        parsing_timeout=None,  # pyright: ignore[reportArgumentType]
-    )
 
 
 def _depth(text: str) -> int:

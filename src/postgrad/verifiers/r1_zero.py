@@ -10,6 +10,7 @@ from collections.abc import Callable
 import sympy
 
 from postgrad.problem import Failure, Problem, Score
+from postgrad.verifiers.algebra import parse_latex, same_value, time_limit
 from postgrad.verifiers.answers import (
     boxed_answer,
     has_box,
@@ -19,8 +20,8 @@ from postgrad.verifiers.answers import (
     truth_of,
     unusable,
 )
-from postgrad.verifiers.equality import as_latex, compare, normalize, split_unit
-from postgrad.verifiers.math import equal, is_too_large, parse_latex
+from postgrad.verifiers.equality import as_latex, compare, normalize, split_list, split_unit
+from postgrad.verifiers.math import equal, is_too_large
 
 MAX_LETTERS = 2  # different variables in an answer that sympy simplifies; as in the assignment
 
@@ -102,16 +103,7 @@ def _elements(text: str) -> tuple[list[str], str]:
     if text[:1] in ("(", "[") and text[-1:] in (")", "]"):
         brackets = text[0] + text[-1]
     inner = text[1:-1] if brackets else text
-    items = [""]
-    depth = 0
-    for character in inner:
-        depth += (character in "([{") - (character in ")]}")
-        if depth < 0:  # (a+b)(c+d): the brackets are not a pair
-            return [text], ""
-        if character == "," and depth == 0:
-            items.append("")
-        else:
-            items[-1] += character
+    items = split_list(inner)
     return (items, brackets) if len(items) > 1 else ([text], "")
 
 
@@ -119,15 +111,15 @@ def _same_element(given: str, truth: str) -> bool:
     equal_by_text = compare(given, truth)
     if equal_by_text is not None:
         return equal_by_text
-    expressions: list[sympy.Expr] = []
-    for text in (given, truth):
-        parsed = parse_latex(text) if _is_simple(text) else []
-        if not parsed or not isinstance(parsed[0], sympy.Expr):
-            return False
-        expressions.append(parsed[0])
-    if sum(_is_integer(text) for text in (given, truth)) == 1:
+    if not (_is_simple(given) and _is_simple(truth)) or _is_integer(given) != _is_integer(truth):
         return False
-    return sympy.simplify(expressions[0] - expressions[1]) == 0
+    one, other = parse_latex(given), parse_latex(truth)
+    if not isinstance(one, sympy.Expr) or not isinstance(other, sympy.Expr):
+        return False
+    with time_limit():
+        by_value = same_value(one, other)
+        return sympy.simplify(one - other) == 0 if by_value is None else by_value
+    return False
 
 
 def _is_simple(text: str) -> bool:
