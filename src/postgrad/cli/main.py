@@ -54,7 +54,7 @@ COMMANDS = {
 }
 
 # Commands that say what they are doing.
-LONG_COMMANDS = ("demo", "train", "doctor", "eval", "generate")
+LONG_COMMANDS = ("demo", "train", "doctor")
 
 # What an interrupted command says about its next start.
 FROM_CHECKPOINT = "; the same command continues from the last checkpoint"
@@ -125,7 +125,7 @@ def run(argv: list[str], ends_process: bool = False) -> int:
         if argv[0] not in COMMANDS:
             raise ConfigError(f"unknown command {argv[0]}; {_suggest_command(argv[0])}")
         set_up_logging()
-        with shown_by(_phase_lines(argv[0])):
+        with shown_by(_phase_lines(argv)):
             return importlib.import_module(COMMANDS[argv[0]][0]).run(argv[1:])
     except HelpPrinted:
         return 0
@@ -146,9 +146,9 @@ def run(argv: list[str], ends_process: bool = False) -> int:
         return 130
 
 
-def _phase_lines(command: str) -> Show | None:
-    """Return what shows the phases of a command that may take minutes."""
-    if command not in LONG_COMMANDS or log_level() == QUIET:
+def _phase_lines(argv: list[str]) -> Show | None:
+    """Return what shows the phases of a command that may take minutes; None for a program."""
+    if argv[0] not in LONG_COMMANDS or "--json" in argv or log_level() == QUIET:
         return None
     return PhaseLines().show
 
