@@ -1,9 +1,10 @@
-"""Measure the rows of the speed table on one GPU, beside other systems, and write the table.
+"""Measure the rows of the speed table on one GPU, beside other systems, and write the table of
+docs/results.md.
 
     python benchmarks/speed.py run speed.jsonl --smollm2 FOLDER            # every row, every system
     python benchmarks/speed.py run speed.jsonl --rows rollout-4b step-4b --systems postgrad vllm
     python benchmarks/speed.py run compare.jsonl --systems postgrad --code old=../old new=.
-    python benchmarks/speed.py table speed.jsonl                 # docs/results.md and README.md
+    python benchmarks/speed.py table benchmarks/results/speed.jsonl
 
 Each measurement is a process of its own. A rollout is timed three times after a warm-up, a step
 or an update as many times as its row says. Systems alternate within a row, --rounds times; the
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PAGES = (HERE.parent / "docs" / "results.md", HERE.parent / "README.md")
+PAGE = HERE.parent / "docs" / "results.md"
 BANDWIDTH = 4.3e12  # bytes per second and bfloat16 operations per second, measured on an H200
 ARITHMETIC = 790e12
 VOCABULARY = 151_936
@@ -570,14 +571,13 @@ def make_table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def write_table(args: argparse.Namespace) -> None:
-    """Write the table between `<!-- speed -->` and `<!-- end of speed -->` of each page."""
+    """Write the table between `<!-- rows of speed.py -->` and `<!-- end of rows -->`."""
     table = make_table(read_results([args.out]))
-    for page in PAGES:
-        before, mark, rest = page.read_text().partition("<!-- speed -->\n")
-        _, end, after = rest.partition("<!-- end of speed -->")
-        if not mark or not end:
-            raise SystemExit(f"{page} has no <!-- speed --> ... <!-- end of speed -->")
-        page.write_text(f"{before}{mark}{table}\n{end}{after}")
+    before, mark, rest = PAGE.read_text().partition("<!-- rows of speed.py -->\n")
+    _, end, after = rest.partition("<!-- end of rows -->")
+    if not mark or not end:
+        raise SystemExit(f"{PAGE} has no place for the table: <!-- rows of speed.py -->")
+    PAGE.write_text(f"{before}{mark}{table}\n{end}{after}")
 
 
 def print_comparison(results: Sequence[dict[str, Any]]) -> None:
@@ -615,7 +615,7 @@ def main() -> None:
     one.add_argument("--limit-s", type=float, default=400.0)
     for command in (run, one):
         command.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    for name, text in (("table", "write the tables of the pages"), ("show", "print medians")):
+    for name, text in (("table", "write the table of docs/results.md"), ("show", "print medians")):
         commands.add_parser(name, help=text).add_argument("out", type=Path)
     args = parser.parse_args()
     if args.command == "run":
