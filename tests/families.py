@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from postgrad.model.passes.head import head_of
-from postgrad.model.views import FULL
+from postgrad.model.port import FULL
 
 COMMON: dict[str, Any] = {
     "hidden_size": 32,

@@ -17,9 +17,9 @@ from postgrad.model.load import load
 from postgrad.model.lora import adapter_parameters, add_adapters
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import LocalPolicy
+from postgrad.model.port import FULL, after
 from postgrad.model.ranks import Ranks
 from postgrad.model.sharded import ShardedCritic, ShardedPolicy
-from postgrad.model.views import FULL, after
 
 CPU = torch.device("cpu")
 BATCH = random_batch(1, groups=5, samples=4, longest_prompt=9, longest=12)

@@ -109,7 +109,7 @@ def forward_backward_postgrad(folder: str) -> None:
     import torch
 
     from postgrad.model.passes.layout import make_micro_batches
-    from postgrad.model.views import FULL
+    from postgrad.model.port import FULL
     from postgrad.types import Batch, Trajectory
 
     random.seed(0)

@@ -61,6 +61,12 @@ class PythonObject(str):
         return "".join(self)  # a plain str
 
 
+def import_named(path: str) -> Any:
+    """Return the object at `package.module:name` of a table of this package."""
+    module_name, _, name = path.partition(":")
+    return getattr(importlib.import_module(module_name), name)
+
+
 def is_path(name: str) -> bool:
     """Whether a setting's value names a user's own object instead of a built-in one."""
     return ":" in name

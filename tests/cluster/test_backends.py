@@ -24,7 +24,7 @@ from postgrad.cluster.host import build_host
 from postgrad.cluster.ports import attempt
 from postgrad.cluster.remote_ports import RemoteEngine
 from postgrad.errors import ConfigError, RunError
-from postgrad.model.views import after
+from postgrad.model.port import after
 from postgrad.rollout.engine import Request, Sampling, make_sampling, trajectory_seed
 from postgrad.types import Batch
 

@@ -12,7 +12,7 @@ from tiny_runs import random_batch
 
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import ModelConfig
-from postgrad.model.views import FULL, after
+from postgrad.model.port import FULL, after
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.types import Batch, Problem
 

@@ -18,8 +18,9 @@ from postgrad.model.load import load, model_config
 from postgrad.model.loaded import Loaded
 from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.policy import LocalPolicy
+from postgrad.model.port import FULL
 from postgrad.model.tiny import make_tiny
-from postgrad.model.views import FULL, hidden_states
+from postgrad.model.views import hidden_states
 from postgrad.sizing import simulate
 from postgrad.sizing.plan import GroupLengths, Plan, Workload, check_context, lay_out_step
 from postgrad.sizing.suggest import suggest_settings

@@ -19,7 +19,7 @@ from postgrad.model.load import load
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.support import support_of
 from postgrad.model.policy import LocalPolicy
-from postgrad.model.views import FULL
+from postgrad.model.port import FULL
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.types import Batch, Trajectory

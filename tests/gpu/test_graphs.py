@@ -108,7 +108,7 @@ def test_captured_and_eager_updates_have_equal_losses(folder):
 
 def test_backward_after_the_next_forward_is_refused(folder):
     from postgrad.errors import RunError
-    from postgrad.model.views import FULL
+    from postgrad.model.port import FULL
 
     policy, batch = make_policy(folder, "grpo", "float32"), make_batch(1)
     micro = policy.micro_batches(batch)[0].to(policy.device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.port import TokenOutputs
 from postgrad.types import POLICY, Batch, Trajectory
 
 

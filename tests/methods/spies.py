@@ -4,7 +4,7 @@ import torch
 
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import LocalPolicy
-from postgrad.model.views import FULL
+from postgrad.model.port import FULL
 from postgrad.types import Batch
 
 

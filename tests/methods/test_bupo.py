@@ -17,11 +17,10 @@ from postgrad.methods.base import Step
 from postgrad.methods.bupo import Bupo
 from postgrad.model.load import load
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.policy import LocalPolicy
+from postgrad.model.port import TokenOutputs, View, after
 from postgrad.model.tiny import tiny_tokenizer
-from postgrad.model.views import View, after
 from postgrad.types import Batch
 
 

@@ -12,7 +12,7 @@ from tiny_runs import config_of, metrics_of, stock_model
 from postgrad.cluster.backends import open_models
 from postgrad.methods.base import Step
 from postgrad.methods.bupo import Bupo
-from postgrad.model.views import FULL, after
+from postgrad.model.port import FULL, after
 from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter
 

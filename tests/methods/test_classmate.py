@@ -298,7 +298,7 @@ def gradients_of(s: Setting, batch: Batch) -> dict[tuple[int, int], list[float]]
     )
     logprobs = torch.full((part.num_tokens,), -1.0, requires_grad=True)
     from postgrad.model.metrics import MetricAccumulator
-    from postgrad.model.passes.head import TokenOutputs
+    from postgrad.model.port import TokenOutputs
 
     s.method.loss(
         part,

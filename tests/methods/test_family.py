@@ -14,7 +14,7 @@ from postgrad.methods.grpo import Grpo
 from postgrad.methods.support.grpo_settings import kl_estimator
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import LocalPolicy, split_updates
-from postgrad.model.views import FULL
+from postgrad.model.port import FULL
 from postgrad.types import Batch, Failure
 
 

@@ -22,8 +22,9 @@ from postgrad.model.load import load
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.policy import LocalPolicy
-from postgrad.model.views import FULL
+from postgrad.model.port import FULL
 from postgrad.types import DEMONSTRATION, Batch, Trajectory
+from postgrad.user_code import import_named
 
 BUDGETS = (1, 40, 10_000)  # every row alone, a few together, all at once
 
@@ -34,7 +35,7 @@ def policy_of(recipe: str, folder, loaded, *overrides: str) -> LocalPolicy:
     if method.trains_on_samples:
         config.rollout.temperature = 0.9
     method.check()
-    policy_class = POLICY_CLASSES[method.trains_scores]
+    policy_class = import_named(POLICY_CLASSES[method.trains_scores])
     return policy_class(config, copy.deepcopy(loaded), method)
 
 

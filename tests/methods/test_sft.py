@@ -15,7 +15,7 @@ from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.port import TokenOutputs
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 from postgrad.types import Batch, Problem, Trajectory

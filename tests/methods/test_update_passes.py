@@ -10,7 +10,7 @@ from postgrad.methods import find_method
 from postgrad.methods.step import Step
 from postgrad.methods.support.dynamic_sampling import _informative_rows
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.port import TokenOutputs
 from postgrad.types import Batch, Trajectory
 
 

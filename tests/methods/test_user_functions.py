@@ -14,7 +14,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.methods.grpo import Grpo
 from postgrad.methods.support.declarations import find_advantage, find_loss
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.port import TokenOutputs
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 

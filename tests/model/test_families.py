@@ -30,7 +30,7 @@ from postgrad.model.passes.support import (
     support_of,
 )
 from postgrad.model.policy import FrozenPolicy, LocalPolicy
-from postgrad.model.views import FULL
+from postgrad.model.port import FULL
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.hf import HfEngine
 from postgrad.rollout.native import decode_loop

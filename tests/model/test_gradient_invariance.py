@@ -16,7 +16,7 @@ from postgrad.model.load import load
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes import layout
 from postgrad.model.policy import LocalPolicy
-from postgrad.model.views import FULL
+from postgrad.model.port import FULL
 from postgrad.types import Batch
 
 METHODS = ("grpo", "sft")

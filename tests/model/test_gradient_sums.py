@@ -170,7 +170,7 @@ from postgrad.model.passes import head
 from postgrad.model.passes.kernels.install import install_kernels
 from postgrad.model.passes.layout import make_packed_micro_batches
 from postgrad.model.policy import LocalPolicy
-from postgrad.model.views import FULL
+from postgrad.model.port import FULL
 
 added = []
 

@@ -18,7 +18,7 @@ from postgrad.methods.grpo import Grpo
 from postgrad.model.load import load, load_tokenizer, model_config
 from postgrad.model.lora import adapter_parameters, add_adapters, merge_adapter, merged_weights
 from postgrad.model.policy import FrozenPolicy, LocalPolicy
-from postgrad.model.views import FULL, View, after
+from postgrad.model.port import FULL, View, after
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.sizing import simulate

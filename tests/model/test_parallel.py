@@ -37,9 +37,9 @@ from postgrad.model import groups, tensor_parallel
 from postgrad.model.load import load
 from postgrad.model.lora import add_adapters
 from postgrad.model.metrics import MetricAccumulator
+from postgrad.model.port import FULL
 from postgrad.model.ranks import Ranks, check_mesh
 from postgrad.model.sharded import ShardedCritic, ShardedPolicy
-from postgrad.model.views import FULL
 from postgrad.types import Batch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"

@@ -10,7 +10,8 @@ from postgrad.errors import ConfigError
 from postgrad.methods.grpo import Grpo
 from postgrad.model.load import load
 from postgrad.model.policy import LocalPolicy
-from postgrad.model.views import FULL, View, after, check_view, hidden_states, unused_parameters
+from postgrad.model.port import FULL, View, after
+from postgrad.model.views import check_view, hidden_states, unused_parameters
 
 LAYERS = 3
 

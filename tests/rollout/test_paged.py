@@ -73,7 +73,7 @@ if adapted:  # the packed training pass, forward and backward
     from tiny_runs import config_of, random_batch
     from postgrad.model.passes.layout import make_padded_micro_batches, make_packed_micro_batches
     from postgrad.model.policy import FrozenPolicy
-    from postgrad.model.views import FULL
+    from postgrad.model.port import FULL
     batch, found = random_batch(2, groups=2, samples=2), []
     padded = make_padded_micro_batches(batch, 4096, 32)
     packed = make_packed_micro_batches(batch, 4096)

@@ -27,7 +27,8 @@ from postgrad.model.passes.attention import NAME, register_attention
 from postgrad.model.passes.kernels.install import install_kernels
 from postgrad.model.passes.layout import make_packed_micro_batches
 from postgrad.model.passes.support import support_of
-from postgrad.model.views import after, hidden_states
+from postgrad.model.views import hidden_states
+from postgrad.model.port import after
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.decoder import Decoder, unsupported_reason
 from postgrad.rollout.native.paged import PagedDecodeLoop

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from postgrad.errors import ConfigError
 from postgrad.model.passes.head import Head, head_of, upcast_logits
 from postgrad.model.passes.layout import make_padded_micro_batches
-from postgrad.model.views import FULL, after, check_view, hidden_states
+from postgrad.model.port import FULL, after
+from postgrad.model.views import check_view, hidden_states
 from postgrad.types import Batch
 
 # The logits of one chunk take 64 MiB in float32.

@@ -4,20 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from postgrad.cluster.engines import (
-    build_remote_engine,
-    engine_config,
-    is_remote,
-    load_engine,
-    shares_weights,
-)
-from postgrad.cluster.generators import add_generators
-from postgrad.cluster.host import GENERATING, build_host
 from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.methods import find_method
 from postgrad.methods.ports import Role
-from postgrad.model.policy import Policy
+from postgrad.model.port import Policy
 from postgrad.rollout.engine import Engine
 
 
@@ -35,6 +26,8 @@ def open_models(config: Config) -> Iterator[RunModels]:
 
     Raises: ConfigError for a model that cannot be loaded, RunError for a worker that is lost.
     """
+    from postgrad.cluster.generators import add_generators
+
     roles = find_method(config.method.name)(config).all_roles()
     if config.cluster.backend == "local":
         with _open_local(config) as (policy, engine, models):
@@ -51,6 +44,9 @@ def open_models(config: Config) -> Iterator[RunModels]:
 
 @contextmanager
 def _open_local(config: Config) -> Iterator[tuple[Any, Engine, dict[str, Any]]]:
+    from postgrad.cluster.engines import build_remote_engine
+    from postgrad.cluster.host import build_host
+
     host = build_host(config)
     yield host.policy, host.engine or build_remote_engine(config), host.models
 
@@ -61,6 +57,13 @@ def _open_child_processes(
 ) -> Iterator[tuple[Any, Engine, dict[str, Any]]]:
     """Yields the ports of one child process, or of two with cluster.engine_apart."""
     from postgrad.cluster.child_process import ChildProcess
+    from postgrad.cluster.engines import (
+        build_remote_engine,
+        engine_config,
+        is_remote,
+        shares_weights,
+    )
+    from postgrad.cluster.host import GENERATING
     from postgrad.cluster.remote_ports import RemoteEngine, RemoteModel
 
     model_process = ChildProcess(config, "policy")
@@ -88,6 +91,8 @@ def _open_child_processes(
 @contextmanager
 def open_engine(config: EngineConfig) -> Iterator[Engine]:
     """Yields an engine without a trained model; it is closed when the block ends."""
+    from postgrad.cluster.engines import is_remote, load_engine
+
     if is_remote(config) or config.cluster.backend == "local":
         yield load_engine(config).engine
     elif config.cluster.backend == "ray":

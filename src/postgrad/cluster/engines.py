@@ -11,13 +11,12 @@ from typing import NamedTuple
 from omegaconf import OmegaConf
 
 from postgrad.config.compose import compose_section
-from postgrad.config.schema import Config, EngineConfig
+from postgrad.config.schema import Config, EngineConfig, engine_config
 from postgrad.model.auto_class import check_is_language_model
 from postgrad.model.device import choose_device
 from postgrad.model.load import load, load_tokenizer, model_config, resolve_path
 from postgrad.model.loaded import Loaded
 from postgrad.model.threads import set_threads
-from postgrad.rollout.continuous import ContinuousEngine
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.kinds import find_engine
 
@@ -27,13 +26,6 @@ class StandaloneEngine(NamedTuple):
 
     engine: Engine
     loaded: Loaded | None  # the model it samples from; None when the engine keeps its own weights
-
-
-def engine_config(config: Config) -> EngineConfig:
-    """Return the settings of a run that its engine is built from."""
-    return EngineConfig(
-        config.seed, config.model, config.rollout, config.cluster, config.data.max_prompt_tokens
-    )
 
 
 def read_engine_config(text: str) -> EngineConfig:
@@ -78,6 +70,8 @@ def load_engine(config: EngineConfig) -> StandaloneEngine:
         loaded = load(config.model, choose_device(config.model.device), config.seed)
     engine = kind.build(config, loaded or describe_model(config), None)
     if config.rollout.stream:
+        from postgrad.rollout.continuous import ContinuousEngine
+
         engine = ContinuousEngine(engine, config.rollout)
     return StandaloneEngine(engine, loaded)
 

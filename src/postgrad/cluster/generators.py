@@ -13,15 +13,10 @@ from postgrad.config.schema import Config, EngineConfig
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import LIVE, Role
-from postgrad.methods.support.reward_models import ModelVerifier
 from postgrad.model.context import context_length
 from postgrad.model.load import load_tokenizer, model_config
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.generator import Chat, Generator
-from postgrad.rollout.http import HttpChat, HttpEngine
-from postgrad.rollout.http_client import Address
-from postgrad.rollout.http_logprobs import HttpLogprobs
-from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.served_path import is_served, parse_served_path
 from postgrad.verifiers.model_terms import ModelTerm, model_terms
 from postgrad.verifiers.scorer import JudgeModel
@@ -45,6 +40,8 @@ def open_chat(
     """
     model = None
     if not is_remote_role(path):
+        from postgrad.rollout.native.engine import NativeEngine
+
         loaded = load_role(config, "judge", path)
         loaded.model.requires_grad_(False)
         model = NativeEngine(loaded, config.rollout)
@@ -68,6 +65,9 @@ def add_generators(
         if role.kind == "scores":
             all_models[name] = _make_verifier(settings, terms[name], models[name])
         if role.kind == "frozen" and is_served(role.path):
+            from postgrad.rollout.http_client import Address
+            from postgrad.rollout.http_logprobs import HttpLogprobs
+
             url, _ = parse_served_path(role.path)
             all_models[name] = HttpLogprobs(Address.parse(url), config.cluster.wait_s, MAX_CALLS)
         if role.kind not in GENERATING:
@@ -90,6 +90,8 @@ def open_reward_models(config: EngineConfig, verifier: str) -> dict[str, JudgeMo
 
 
 def _make_verifier(config: EngineConfig, term: ModelTerm, model: Any) -> JudgeModel:
+    from postgrad.methods.support.reward_models import ModelVerifier
+
     settings = dataclasses.replace(config.model, path=term.path)
     prompts = Prompts(load_tokenizer(settings, config.seed))
     return ModelVerifier(model, prompts)
@@ -115,6 +117,9 @@ def _make_generator(
 
 
 def _make_served(config: EngineConfig, role: Role, template: str, concurrency: int) -> Any:
+    from postgrad.rollout.http import HttpChat, HttpEngine
+    from postgrad.rollout.http_client import Address
+
     url, tokenizer_path = parse_served_path(role.path)
     address = Address.parse(url)
     if role.kind == "chat":

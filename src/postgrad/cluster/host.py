@@ -5,7 +5,7 @@ The driver's process is a host with cluster.backend=local, a child process with 
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from postgrad.cluster.engines import build_engine, is_remote
 from postgrad.cluster.remote_roles import is_remote_role
@@ -13,24 +13,25 @@ from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.base import Method, Role
-from postgrad.model.critic import LocalCritic
 from postgrad.model.device import choose_device
 from postgrad.model.load import base_model_name, load
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import add_adapters
-from postgrad.model.meta_model import load_on_meta, load_on_ranks
-from postgrad.model.passes.recompute import chunk_mlps
 from postgrad.model.policy import BaseModelPolicy, FrozenPolicy, LocalPolicy
 from postgrad.model.quantized import round_linears
-from postgrad.model.ranks import Ranks
-from postgrad.model.reward_model import RewardModel, RewardPolicy
-from postgrad.model.synced import SyncedPolicy
 from postgrad.model.threads import set_threads
-from postgrad.rollout.native.engine import NativeEngine
+from postgrad.user_code import import_named
+
+if TYPE_CHECKING:
+    from postgrad.model.ranks import Ranks
+    from postgrad.model.reward_model import RewardModel
 
 GENERATING = ("engine", "chat")  # kinds of roles that generate text
 # Method.trains_scores -> class of the trained model
-POLICY_CLASSES: dict[bool, type[LocalPolicy]] = {False: LocalPolicy, True: RewardPolicy}
+POLICY_CLASSES = {
+    False: "postgrad.model.policy:LocalPolicy",
+    True: "postgrad.model.reward_model:RewardPolicy",
+}
 
 
 @dataclass
@@ -55,12 +56,12 @@ def build_host(config: Config) -> Host:
     for name, role in method.all_roles().items():
         if not is_remote_role(role.path):
             models[name] = build_role(config, method, name, role, loaded)
-    policy_class = POLICY_CLASSES[method.trains_scores]
+    policy_class = import_named(POLICY_CLASSES[method.trains_scores])
     return Host(policy_class(config, loaded, method), engine, models)
 
 
 def load_policy(
-    config: Config, method: Method, device: str | None = None, ranks: Ranks | None = None
+    config: Config, method: Method, device: str | None = None, ranks: "Ranks | None" = None
 ) -> Loaded:
     """Returns the model to train, checked by the method, with new LoRA adapters if configured.
 
@@ -99,19 +100,27 @@ def build_role(
     path = role.path or config.model.path
     loaded = load_role(config, name, path, uses_lm_head=role.kind != "critic")
     if role.kind == "critic":
+        from postgrad.model.critic import LocalCritic
+
         return LocalCritic(config, loaded, method, role.lr, path)  # type: ignore[arg-type]
     loaded.model.requires_grad_(False)
     if role.kind in GENERATING:
+        from postgrad.rollout.native.engine import NativeEngine
+
         return NativeEngine(loaded, config.rollout)
     if role.kind == "synced":
+        from postgrad.model.synced import SyncedPolicy
+
         if config.model.quantization == "4bit":  # it starts as the policy's base model
             round_linears(loaded.model)
         return SyncedPolicy(config, loaded, name, role.share)
     return FrozenPolicy(config, loaded)
 
 
-def load_reward_model(config: Config | EngineConfig, path: str) -> RewardModel:
+def load_reward_model(config: Config | EngineConfig, path: str) -> "RewardModel":
     """Returns the reward model at a path. Raises: ConfigError that names its setting."""
+    from postgrad.model.reward_model import RewardModel
+
     settings = dataclasses.replace(config.model, path=path)
     try:
         return RewardModel(settings, choose_device(config.model.device), config.seed)
@@ -126,7 +135,7 @@ def load_role(
     name: str,
     path: str,
     device: str | None = None,
-    ranks: Ranks | None = None,
+    ranks: "Ranks | None" = None,
     uses_lm_head: bool = True,
 ) -> Loaded:
     """Returns the model of a role, on `device` or else on the configured device.
@@ -150,12 +159,16 @@ def load_role(
         loaded = load(settings, on_device, config.seed, uses_lm_head)
         # On several ranks an MLP has collectives, which all ranks must call equally often.
         if ranks is None and config.model.activation_checkpointing:
+            from postgrad.model.passes.recompute import chunk_mlps
+
             chunk_mlps(loaded.model)
         return loaded
 
     try:
         if ranks is None or config.model.lora.rank:
             return load_full()
+        from postgrad.model.meta_model import load_on_meta, load_on_ranks
+
         return load_on_ranks(ranks, load_full, lambda: load_on_meta(settings, config.seed))
     except ConfigError as error:
         if name == "policy":

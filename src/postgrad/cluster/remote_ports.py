@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from postgrad.model.views import FULL, View
+from postgrad.model.port import FULL, View
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.types import Batch
 

@@ -14,7 +14,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from postgrad.model.views import View
+from postgrad.model.port import View
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.types import Batch, Ragged
 

@@ -351,3 +351,10 @@ class Config:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     method: Any = None
+
+
+def engine_config(config: Config) -> EngineConfig:
+    """Return the settings of a run that its engine is built from."""
+    return EngineConfig(
+        config.seed, config.model, config.rollout, config.cluster, config.data.max_prompt_tokens
+    )

@@ -3,14 +3,11 @@
 SPLIT may be FOLDER/SPLIT, for a data set that has the split in several folders.
 """
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from postgrad.data.prepare.hub import data_files, fetch
-from postgrad.data.rows import RowError
 from postgrad.errors import ConfigError, did_you_mean
 
 EXAMPLE = "hub:openai/gsm8k:main/train:question=prompt"
@@ -66,48 +63,6 @@ def hub_source(text: str, splits: Sequence[str]) -> str:
     folder, _, _ = fetch(repo, PATTERNS)
     split = next((split for split in splits if _split_files(folder, split)), splits[0])
     return ":".join(part for part in ("hub", repo, split, rest) if part)
-
-
-def rename_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The row with renamed columns, which replace columns of their new names.
-
-    `COLUMN.KEY` takes a value out of a nested column, which stays in the row.
-
-    Raises:
-        RowError: a column or a key does not exist.
-    """
-    renamed: dict[str, Any] = {}
-    for old, new in columns.items():
-        renamed[new] = row[old] if old in row else _nested_value(row, old)
-    kept = {name: value for name, value in row.items() if name not in columns}
-    return kept | renamed
-
-
-def _nested_value(row: Mapping[str, Any], name: str) -> Any:
-    """The value of `COLUMN.KEY.KEY`; a key of a list is an index from 0. Raises RowError."""
-    value: Any = row
-    path: list[str] = []
-    for key in name.split("."):
-        if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-            value = _parse_object(value)
-        if isinstance(value, list):
-            value = {str(i): item for i, item in enumerate(value)}
-        if not isinstance(value, Mapping) or key not in value:
-            inside = f" in {'.'.join(path)}" if path else ""
-            known = value if isinstance(value, Mapping) else {}
-            missing = key if path else name
-            raise RowError(f"there is no column {missing}{inside}; {did_you_mean(missing, known)}")
-        value = value[key]
-        path.append(key)
-    return value
-
-
-def _parse_object(text: str) -> Any:
-    """The object or list of a column that is JSON text; other texts stay as they are."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _read_columns(source: str, parts: list[str]) -> dict[str, str]:

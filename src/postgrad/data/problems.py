@@ -4,16 +4,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from postgrad.data.arithmetic import arithmetic_source
-from postgrad.data.generated import reasoning_gym_source, seeds_source
-from postgrad.data.hub_source import hub_files, rename_columns
-from postgrad.data.message_trees import join_trees
 from postgrad.data.readers import data_files, exists, extension, read_rows, split_columns
-from postgrad.data.rows import Row, RowError
-from postgrad.data.schemas import normalize_row, recognize
+from postgrad.data.rows import Row, RowError, rename_columns
 from postgrad.data.uid import assign_uids
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
+from postgrad.user_code import import_named
+
+# Sources that are no files, by the text before the first colon: functions of the whole text.
+GENERATED = {
+    "arithmetic": "postgrad.data.arithmetic:arithmetic_source",
+    "seeds": "postgrad.data.generated:seeds_source",
+    "reasoning_gym": "postgrad.data.generated:reasoning_gym_source",
+}
 
 
 def load_problems(source: str) -> list[Problem]:
@@ -64,17 +67,12 @@ def _split_source(source: str) -> list[str]:
 
 
 def _read_part(part: str) -> Iterator[tuple[str, Problem]]:
-    if part == "arithmetic" or part.startswith("arithmetic:"):
-        for i, problem in enumerate(arithmetic_source(part), 1):
-            # assign_uids names it together with all others: two levels may hold the same problem.
-            yield f"{part}: row {i}", replace(problem, uid="")
-        return
-    if part.startswith("seeds:"):
-        for i, problem in enumerate(seeds_source(part), 1):
-            yield f"{part}: row {i}", problem
-        return
-    if part.startswith("reasoning_gym:"):
-        for i, problem in enumerate(reasoning_gym_source(part), 1):
+    kind, colon, _ = part.partition(":")
+    if kind in GENERATED and (colon or kind == "arithmetic"):
+        for i, problem in enumerate(import_named(GENERATED[kind])(part), 1):
+            if kind == "arithmetic":
+                # assign_uids names it with all others: two levels may hold the same problem.
+                problem = replace(problem, uid="")
             yield f"{part}: row {i}", problem
         return
     if part.startswith("hub:"):
@@ -87,6 +85,8 @@ def _read_part(part: str) -> Iterator[tuple[str, Problem]]:
 
 def _read_hub(part: str) -> Iterator[tuple[str, Problem]]:
     """The rows of a data set of the hub, with renamed columns."""
+    from postgrad.data.hub_source import hub_files
+
     name, files, columns = hub_files(part)
     for file in files:
         yield from _read_file(file, columns, name)
@@ -118,6 +118,9 @@ def _convert(
     columns: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[str, Problem]]:
     """(location, problem) of each (location, row). The first row decides the schema."""
+    from postgrad.data.message_trees import join_trees
+    from postgrad.data.schemas import normalize_row, recognize
+
     schema = None
     for location, row in join_trees(rows, label):
         try:

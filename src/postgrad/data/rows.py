@@ -2,7 +2,10 @@
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
+
+from postgrad.errors import did_you_mean
 
 Row = dict[str, Any]
 
@@ -118,3 +121,45 @@ def uid_of(row: Row) -> str:
             "fill it, or remove the column and uids are made from the content"
         )
     return checked_text(str(uid), "uid")
+
+
+def rename_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The row with renamed columns, which replace columns of their new names.
+
+    `COLUMN.KEY` takes a value out of a nested column, which stays in the row.
+
+    Raises:
+        RowError: a column or a key does not exist.
+    """
+    renamed: dict[str, Any] = {}
+    for old, new in columns.items():
+        renamed[new] = row[old] if old in row else _nested_value(row, old)
+    kept = {name: value for name, value in row.items() if name not in columns}
+    return kept | renamed
+
+
+def _nested_value(row: Mapping[str, Any], name: str) -> Any:
+    """The value of `COLUMN.KEY.KEY`; a key of a list is an index from 0. Raises RowError."""
+    value: Any = row
+    path: list[str] = []
+    for key in name.split("."):
+        if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+            value = _parse_object(value)
+        if isinstance(value, list):
+            value = {str(i): item for i, item in enumerate(value)}
+        if not isinstance(value, Mapping) or key not in value:
+            inside = f" in {'.'.join(path)}" if path else ""
+            known = value if isinstance(value, Mapping) else {}
+            missing = key if path else name
+            raise RowError(f"there is no column {missing}{inside}; {did_you_mean(missing, known)}")
+        value = value[key]
+        path.append(key)
+    return value
+
+
+def _parse_object(text: str) -> Any:
+    """The object or list of a column that is JSON text; other texts stay as they are."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

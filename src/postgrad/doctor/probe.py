@@ -29,8 +29,8 @@ from postgrad.model.device import (
 from postgrad.model.loaded import Loaded
 from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.policy import LocalPolicy
+from postgrad.model.port import FULL
 from postgrad.model.threads import set_threads
-from postgrad.model.views import FULL
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.sizing.plan import Plan, StepLayout, lay_out_step

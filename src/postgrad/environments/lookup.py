@@ -2,9 +2,8 @@
 
 import hashlib
 import inspect
-import re
 import uuid
-from typing import Any, Protocol
+from typing import Any
 
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
 from postgrad.environments.calls import CallParser
@@ -132,33 +131,6 @@ def open_environments(
     if not environment.name and not rollout.tools:
         return None
     return Environments(environment, rollout)
-
-
-class RewardSource(Protocol):
-    """The environments or the agents of a run."""
-
-    @property
-    def has_environment(self) -> bool:
-        """Whether there is a reward besides those of verifiers."""
-        ...
-
-
-def choose_verifier(verifier: str, source: RewardSource | None) -> str:
-    """Return the verifier of a run: `auto` is the environment's own reward, if there is one.
-
-    The reward that an agent prints counts as an environment's.
-
-    Raises ConfigError if the setting names the reward of an environment that does not exist.
-    """
-    has_environment = source is not None and source.has_environment
-    if verifier == "auto" and has_environment:
-        return "environment"
-    if re.search(r"\benvironment\b", verifier) and ":" not in verifier and not has_environment:
-        raise ConfigError(
-            f"reward.verifier={verifier}: the run has no environment; "
-            "add environment=file.py:Class, or remove the term"
-        )
-    return verifier
 
 
 def _read_names(text: str) -> dict[str, str]:

@@ -15,11 +15,13 @@ public method is a tool that the policy may call.
 """
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol
 
+from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Message, Score
 from postgrad.verifiers.port import as_score
 
@@ -143,3 +145,30 @@ def add_parts(first: dict[str, float], second: dict[str, float]) -> dict[str, fl
     """Return the sums of named parts."""
     names = [*first, *(name for name in second if name not in first)]
     return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in names}
+
+
+class RewardSource(Protocol):
+    """The environments or the agents of a run."""
+
+    @property
+    def has_environment(self) -> bool:
+        """Whether there is a reward besides those of verifiers."""
+        ...
+
+
+def choose_verifier(verifier: str, source: RewardSource | None) -> str:
+    """Return the verifier of a run: `auto` is the environment's own reward, if there is one.
+
+    The reward that an agent prints counts as an environment's.
+
+    Raises ConfigError if the setting names the reward of an environment that does not exist.
+    """
+    has_environment = source is not None and source.has_environment
+    if verifier == "auto" and has_environment:
+        return "environment"
+    if re.search(r"\benvironment\b", verifier) and ":" not in verifier and not has_environment:
+        raise ConfigError(
+            f"reward.verifier={verifier}: the run has no environment; "
+            "add environment=file.py:Class, or remove the term"
+        )
+    return verifier

@@ -14,14 +14,13 @@ verifiers, judge, algorithms, types, config). Must not import training, cluster 
 """
 
 import dataclasses
-import importlib
 import inspect
 from difflib import get_close_matches
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from postgrad.errors import ConfigError, did_you_mean
-from postgrad.user_code import add_current_folder, is_path, load_object
+from postgrad.user_code import add_current_folder, import_named, is_path, load_object
 
 if TYPE_CHECKING:
     from postgrad.methods.base import Method
@@ -55,8 +54,7 @@ def find_method(name: str) -> "type[Method]":
     """
     add_current_folder()  # worker processes and verifiers import modules of the user from there
     if name in METHODS:
-        module_name, _, class_name = METHODS[name].partition(":")
-        return getattr(importlib.import_module(module_name), class_name)
+        return import_named(METHODS[name])
     if name.endswith(".py"):
         raise ConfigError(f"method={name} names a file without a class; write method={name}:CLASS")
     if not is_path(name):

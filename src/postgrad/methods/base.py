@@ -12,14 +12,13 @@ configuration.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from postgrad.algorithms.aggregation import AGGREGATIONS, token_weights
 from postgrad.config.schema import Config, setting
 from postgrad.data.overlong import RowEncoder
-from postgrad.data.render import Prompts as PromptEncoder
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import SAVED_KINDS, Ports, Role
 from postgrad.methods.step import Group, Stage, Step
@@ -47,14 +46,16 @@ from postgrad.methods.support.synced_roles import sync_copies
 from postgrad.methods.support.user_class import check_attributes
 from postgrad.methods.support.validation import check_validation, mean_score, validation_passes
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.views import FULL, View
+from postgrad.model.port import FULL, TokenOutputs, View
 from postgrad.rollout.engine import Completion, Sampling, make_sampling, trajectory_seed
 from postgrad.rollout.episodes import failed_environments, row_problems, turn_metrics
 from postgrad.rollout.respond import Answer, respond
 from postgrad.types import Batch, Failure, Problem, Score, Trajectory
 from postgrad.verifiers.model_terms import asks_judge, model_terms
 from postgrad.verifiers.trl_rewards import COMPLETION_IDS, TRAINER_STATE
+
+if TYPE_CHECKING:
+    from postgrad.data.render import Prompts as PromptEncoder
 
 
 @dataclass
@@ -120,11 +121,11 @@ class Method:
         self.settings: Any = config.method
         self.answers: dict[str, list[Answer]] = {}  # of the last validation, by pass
 
-    def row_encoder(self, prompts: PromptEncoder) -> RowEncoder:
+    def row_encoder(self, prompts: "PromptEncoder") -> RowEncoder:
         """What encodes the prompts of this method's rows; SFT encodes whole conversations."""
         return prompts
 
-    def data_notes(self, prompts: PromptEncoder, problems: Sequence[Problem]) -> list[str]:
+    def data_notes(self, prompts: "PromptEncoder", problems: Sequence[Problem]) -> list[str]:
         """Lines about the training data that a run reports at its start."""
         return []
 

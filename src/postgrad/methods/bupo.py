@@ -25,8 +25,7 @@ from postgrad.methods.support.block_scales import scales_by_block
 from postgrad.methods.support.correction import correction_on, log_engine_gap
 from postgrad.model.load import model_config
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
-from postgrad.model.views import FULL, View, after
+from postgrad.model.port import FULL, TokenOutputs, View, after
 from postgrad.types import POLICY, Batch
 
 

@@ -21,7 +21,7 @@ from postgrad.methods.support import distill_checks, grpo_checks
 from postgrad.methods.support.correction import check_correction
 from postgrad.methods.support.distill_settings import DistillSettings
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.port import TokenOutputs
 from postgrad.types import Batch, Problem
 
 

@@ -23,7 +23,7 @@ from postgrad.methods.support.synced_reference import (
     reference_role,
 )
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.port import TokenOutputs
 from postgrad.types import Batch, Problem
 
 

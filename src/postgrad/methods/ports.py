@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 from postgrad.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:  # transformers takes seconds to import, and a list of settings needs no model
-    from postgrad.model.critic import Critic
-    from postgrad.model.policy import Policy
+    from postgrad.model.port import Critic, Policy
     from postgrad.rollout.engine import Engine
     from postgrad.rollout.respond import Prompts, Scorer
     from postgrad.rollout.turns import TurnRunner

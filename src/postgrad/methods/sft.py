@@ -22,7 +22,7 @@ from postgrad.methods.base import Group, Method, MethodSettings, Stage, Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.model.ends import describe_end
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.port import TokenOutputs
 from postgrad.problem import named
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 

@@ -23,29 +23,9 @@ from postgrad.model.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.policy import load_weights, split_updates
+from postgrad.model.port import FULL
 from postgrad.model.score_head import VALUE_HEAD, read_value_head
-from postgrad.model.views import FULL
 from postgrad.types import Batch
-
-
-class Critic(Protocol):
-    """A value model, in this process or another one. Saving works as in Policy."""
-
-    def values(self, batch: Batch) -> Tensor:
-        """Return (tokens,) the value before each response token, without gradient."""
-        ...
-
-    def update(self, batch: Batch, step: int) -> dict[str, float]:
-        """Train towards the batch's returns; return metrics."""
-        ...
-
-    def save(self, folder: str) -> None: ...
-
-    def load(self, folder: str) -> None: ...
-
-    def begin_save(self, folder: str) -> None: ...
-
-    def saved(self, wait: bool) -> bool: ...
 
 
 class ValueObjective(Protocol):

@@ -33,8 +33,9 @@ from postgrad.model.passes.support import (
     set_support,
     transform_of,
 )
+from postgrad.model.port import FULL
 from postgrad.model.quantized import quantized_modules
-from postgrad.model.views import FULL, hidden_states
+from postgrad.model.views import hidden_states
 from postgrad.types import Batch, Trajectory
 
 # Differences in nats that always count as rounding, by compute type: largest and mean.

@@ -22,12 +22,9 @@ from postgrad.log_level import DEBUG, log_level
 from postgrad.model.auto_class import auto_class_of, check_is_language_model
 from postgrad.model.device import DTYPES, supports_triton
 from postgrad.model.folder_checks import check_folder
-from postgrad.model.gate import Gate
 from postgrad.model.hub import hub_is_reachable
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora import base_model_config, is_adapter, merge_adapter
-from postgrad.model.passes.attention import register_attention
-from postgrad.model.passes.recompute import keep_attention
 from postgrad.model.processor_files import save_tokenizer
 from postgrad.model.quantized import quantize_linears
 from postgrad.packages import is_installed
@@ -187,6 +184,10 @@ def prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.de
     Raises: ConfigError if none of our passes gives the stock model's numbers, or if the model
     cannot be quantized.
     """
+    from postgrad.model.gate import Gate
+    from postgrad.model.passes.attention import register_attention
+    from postgrad.model.passes.recompute import keep_attention
+
     _check_padding(model)
     if config.quantization == "4bit":
         quantize_linears(model, device)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from postgrad.errors import RunError
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.port import TokenOutputs
 from postgrad.types import Batch, MissingColumnError
 from postgrad.user_code import place_of
 

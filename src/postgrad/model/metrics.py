@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.port import TokenOutputs
 from postgrad.types import Batch
 
 

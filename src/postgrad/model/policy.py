@@ -1,6 +1,6 @@
 """The policy: log-probs of a batch under a view, one update, weights out and in.
 
-`Policy` is the port; `LocalPolicy` runs in this process. What to optimize is an `Objective`, which
+`LocalPolicy` runs in this process; port.py has its port. What to optimize is an `Objective`, which
 a method implements; this file knows no loss by name.
 """
 
@@ -32,59 +32,14 @@ from postgrad.model.loss_checks import check_loss, checked_loss
 from postgrad.model.metrics import MetricAccumulator, TokenStats
 from postgrad.model.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
-from postgrad.model.passes.head import TokenOutputs, head_of, model_outputs, top_logprobs
+from postgrad.model.passes.head import head_of, model_outputs, top_logprobs
 from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.passes.support import support_of
 from postgrad.model.passes.vocabulary import vocabulary_of
-from postgrad.model.views import FULL, View, unused_parameters
+from postgrad.model.port import FULL, TokenOutputs, View
+from postgrad.model.views import unused_parameters
 from postgrad.types import Batch
-
-
-class Policy(Protocol):
-    """A model that computes log-probs and can be trained, in this process or another one."""
-
-    def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
-        """Return (tokens,) `logprobs`, `entropy` and `sum_squares` of the response tokens.
-
-        They are computed at the rollout temperature, without gradient. If the batch has
-        `kept_ids`, they are of the distributions over the ids that sampling kept.
-        """
-        ...
-
-    def update(self, batch: Batch, step: int) -> dict[str, float]:
-        """Train on the batch; return metrics.
-
-        Takes `training.updates_per_step` optimizer steps in each of `training.ppo_epochs` passes.
-        """
-        ...
-
-    def token_stats(self) -> dict[str, Tensor]:
-        """Return (tokens,) statistics of the last update's batch from its own forward passes.
-
-        The column is `entropy`. Rows that the update left out hold NaN.
-        """
-        ...
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return the weights in the compute type, by parameter name."""
-        ...
-
-    def save(self, folder: str) -> None:
-        """Write `policy/`, a stock Hugging Face folder, and the optimizer's state to `folder`."""
-        ...
-
-    def load(self, folder: str) -> None:
-        """Continue from what save() wrote."""
-        ...
-
-    def begin_save(self, folder: str) -> None:
-        """Copy what save() writes to host memory now; write it while other calls are answered."""
-        ...
-
-    def saved(self, wait: bool) -> bool:
-        """Return whether begin_save() has finished writing. Raises the error of the writing."""
-        ...
 
 
 class Objective(Protocol):

@@ -17,8 +17,9 @@ from postgrad.model.passes.head import model_outputs
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches_of_kind
 from postgrad.model.passes.sequence import divide_tokens
 from postgrad.model.passes.support import PassKind, set_support, support_of
+from postgrad.model.port import FULL
 from postgrad.model.ranks import Ranks
-from postgrad.model.views import FULL, hidden_states
+from postgrad.model.views import hidden_states
 
 STOCK_ATTENTION = "eager"  # every architecture has it
 TOKEN_BUDGET = 4096

@@ -24,8 +24,8 @@ from postgrad.model.passes.captured import compute_hidden_states
 from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.layout import MicroBatch, default_token_budget
 from postgrad.model.policy import LocalPolicy, Objective, read_weights
+from postgrad.model.port import View
 from postgrad.model.score_head import SCORE, read_score_head
-from postgrad.model.views import View
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 

@@ -44,16 +44,15 @@ from postgrad.model.lora import (
     stock_name,
 )
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
 from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.passes.sequence import divide_tokens
 from postgrad.model.passes.support import support_of
 from postgrad.model.policy import FrozenPolicy, LocalPolicy, Objective, read_weights
+from postgrad.model.port import FULL, TokenOutputs, View
 from postgrad.model.ranks import Ranks
 from postgrad.model.score_head import VALUE_HEAD
 from postgrad.model.sharding import ForwardRoot, ShardedOptimizer, local_tensor, shard_model
-from postgrad.model.views import FULL, View
 from postgrad.types import Batch
 
 

@@ -5,7 +5,6 @@ the blocks above do not run. The internal policy is softmax(head(hidden) / tempe
 the final norm; norm="final" applies the final norm (the logit lens).
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,27 +13,12 @@ from torch import Tensor, nn
 from postgrad.errors import ConfigError
 from postgrad.model.passes.divided import AnyPacking
 from postgrad.model.passes.support import has_window
+from postgrad.model.port import FULL, View, after
 
 # Cosines and sines (batch, length, head_dim) by kind; see rotary_kinds.
 Rotary = dict[str, tuple[Tensor, Tensor]]
 REQUIRED_CHILDREN = ("embed_tokens", "layers", "rotary_emb")
 FINAL_NORMS = ("norm", "final_layernorm")  # names of the final norm; the second is that of Phi
-
-
-@dataclass(frozen=True)
-class View:
-    """`num_blocks` None is the full policy; n is the policy after the first n blocks, n >= 1."""
-
-    num_blocks: int | None = None
-    norm: str = "none"
-
-
-FULL = View()
-
-
-def after(num_blocks: int, norm: str = "none") -> View:
-    """Return the view of the internal policy after `num_blocks` blocks."""
-    return View(num_blocks, norm)
 
 
 def hidden_states(

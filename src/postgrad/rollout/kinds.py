@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from postgrad.config.schema import EngineConfig
-from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.rollout.engine import Engine
-from postgrad.rollout.http import HttpEngine
-from postgrad.rollout.http_client import Address
-from postgrad.rollout.http_sync import SyncedHttpEngine
 from postgrad.user_code import is_path, load_object
 
 if TYPE_CHECKING:
@@ -87,7 +83,11 @@ def _check_vllm(config: EngineConfig) -> None:
 
 
 def _build_http(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
+    from postgrad.data.render import Prompts
     from postgrad.model.load import stop_ids
+    from postgrad.rollout.http import HttpEngine
+    from postgrad.rollout.http_client import Address
+    from postgrad.rollout.http_sync import SyncedHttpEngine
 
     address = Address.parse(config.rollout.url)
     prompts = Prompts(loaded.tokenizer)
@@ -99,6 +99,8 @@ def _build_http(config: EngineConfig, loaded: "Loaded", weights_folder: Path | N
 
 
 def _check_http(config: EngineConfig) -> None:
+    from postgrad.rollout.http_client import Address
+
     if not config.rollout.url:
         raise ConfigError(
             f"rollout.engine={config.rollout.engine} needs the server's address; "
@@ -108,7 +110,9 @@ def _check_http(config: EngineConfig) -> None:
 
 
 def _build_sglang(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
+    from postgrad.data.render import Prompts
     from postgrad.model.load import stop_ids
+    from postgrad.rollout.http_client import Address
     from postgrad.rollout.sglang import SglangEngine, SyncedSglangEngine
 
     address = Address.parse(config.rollout.url)

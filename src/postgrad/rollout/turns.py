@@ -14,12 +14,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from postgrad import phases
 from postgrad.environments.calls import THOUGHT_END, Call, CallParser
-from postgrad.environments.host import Host, Result, Sessions
-from postgrad.environments.lookup import Environments
 from postgrad.environments.port import Observation, Outcome, add_parts
 from postgrad.problem import Failure, Message, Problem
 from postgrad.rollout.engine import (
@@ -32,6 +30,10 @@ from postgrad.rollout.engine import (
     trajectory_seed,
 )
 from postgrad.rollout.streams import Stream, open_stream
+
+if TYPE_CHECKING:  # environments and tools are imported by a run that has them
+    from postgrad.environments.host import Host, Result, Sessions
+    from postgrad.environments.lookup import Environments
 
 WAIT_S = 1.0  # for environments, while the engine has nothing to do
 
@@ -71,13 +73,13 @@ class TurnRunner(Protocol):
 class Turns:
     """The environments and tools of a run, and the largest number of turns per response."""
 
-    def __init__(self, environments: Environments, prompts: TurnPrompts, max_turns: int) -> None:
+    def __init__(self, environments: "Environments", prompts: TurnPrompts, max_turns: int) -> None:
         self.environments = environments
         self.prompts = prompts
         self.max_turns = max_turns
 
     @cached_property
-    def host(self) -> Host:
+    def host(self) -> "Host":
         """What runs the sessions; starts when it is first needed."""
         return self.environments.new_host()
 
@@ -114,7 +116,7 @@ class Turns:
 
 
 def make_turns(
-    environments: Environments | None, prompts: TurnPrompts, max_turns: int
+    environments: "Environments | None", prompts: TurnPrompts, max_turns: int
 ) -> Turns | None:
     """Return the turns of a run; None if it has neither an environment nor tools."""
     return Turns(environments, prompts, max_turns) if environments else None
@@ -327,7 +329,7 @@ class _Runner:
         else:
             self.end(conversation)
 
-    def on_reply(self, conversation: _Conversation, result: Result, stream: Stream) -> None:
+    def on_reply(self, conversation: _Conversation, result: "Result", stream: Stream) -> None:
         """Take the result of an operation of the conversation's session."""
         episode = conversation.episode
         if isinstance(result, str):

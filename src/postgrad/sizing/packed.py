@@ -29,8 +29,9 @@ from postgrad.model.passes.packing import Packing
 from postgrad.model.passes.recompute import chunk_mlps
 from postgrad.model.passes.support import CAPTURED_FAMILIES, packing_problem
 from postgrad.model.policy import LocalPolicy
+from postgrad.model.port import FULL
 from postgrad.model.quantized import quantize_linears
-from postgrad.model.views import FULL, hidden_states
+from postgrad.model.views import hidden_states
 from postgrad.sizing.simulate import NO_OBJECTIVE, LiveBytes, build_model, named_errors
 
 META = torch.device("meta")

@@ -33,8 +33,9 @@ from postgrad.model.passes.head import model_outputs
 from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.passes.recompute import chunk_mlps
 from postgrad.model.policy import LocalPolicy
+from postgrad.model.port import FULL
 from postgrad.model.quantized import quantize_linears, quantized_modules
-from postgrad.model.views import FULL, hidden_states
+from postgrad.model.views import hidden_states
 from postgrad.rollout.native.cache import PrefillCache
 
 Result = TypeVar("Result")

@@ -2,33 +2,29 @@
 
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from postgrad.cluster.host import is_base_model
 from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.base import Method
 from postgrad.model.device import DTYPES, has_own_memory, memory_info, total_memory_bytes
 from postgrad.model.load import model_config
-from postgrad.model.passes.layout import default_token_budget
-from postgrad.model.synced import needs_masters
-from postgrad.sizing.choose import (
-    SAMPLED,
-    RowKinds,
-    choose_kept_attention,
-    choose_passes,
-    plan_of_settings,
-)
 from postgrad.sizing.devices import GpuSpec
-from postgrad.sizing.packed import runs_packed
-from postgrad.sizing.plan import AVERAGED_WEIGHTS, SHARED_WEIGHTS, Plan
+
+if TYPE_CHECKING:  # the estimate is imported where a GPU is
+    from postgrad.sizing.choose import RowKinds
+    from postgrad.sizing.plan import Plan
 
 
 def local_roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
     """Return (kind, transformers configuration) of the models that load besides the policy."""
+    from postgrad.cluster.host import is_base_model
+    from postgrad.model.synced import needs_masters
+    from postgrad.sizing.plan import AVERAGED_WEIGHTS, SHARED_WEIGHTS
+
     roles: dict[str, tuple[str, Any]] = {}
     for name, role in method.all_roles().items():
         if not is_remote_role(role.path):
@@ -49,6 +45,8 @@ def resolve_passes(
 
     On one GPU they follow from the estimated memory of the run.
     """
+    from postgrad.model.passes.layout import default_token_budget
+
     model = config.model
     training = config.training
     # Passes with LoRA or checkpointing are not captured as graphs; see model/passes/captured.py.
@@ -72,6 +70,8 @@ def _kept_attention(
         return 0
     if config.cluster.backend == "ray" or not has_own_memory(device):
         return 0
+    from postgrad.sizing.choose import choose_kept_attention
+
     try:
         made = _plan_on_gpu(config, method, device, planned)
         return choose_kept_attention(*made) if made else 0
@@ -97,6 +97,9 @@ def _passes_that_fit(
     defaults: tuple[int, bool],
 ) -> tuple[int, bool] | None:
     """Return token budget and checkpointing by the estimate; None if the run has none."""
+    from postgrad.model.passes.layout import default_token_budget
+    from postgrad.sizing.choose import choose_passes
+
     budgets = [
         default_token_budget(device, eager) for eager in (bool(config.model.lora.rank), True)
     ]
@@ -115,8 +118,11 @@ def _passes_that_fit(
 
 def _plan_on_gpu(
     config: Config, method: Method | None, device: torch.device, planned: GpuSpec | None
-) -> tuple[Plan, GpuSpec] | None:
+) -> "tuple[Plan, GpuSpec] | None":
     """Return the run and the GPU that its memory is estimated for; None if it has no estimate."""
+    from postgrad.sizing.choose import plan_of_settings
+    from postgrad.sizing.packed import runs_packed
+
     transformers_config = model_config(config.model, config.seed)
     if not runs_packed(config, transformers_config):
         return None
@@ -125,8 +131,10 @@ def _plan_on_gpu(
     return plan_of_settings(config, transformers_config, roles, row_kinds(method)), gpu
 
 
-def row_kinds(method: Method | None) -> RowKinds:
+def row_kinds(method: Method | None) -> "RowKinds":
     """Return which rows the method trains on; sampled ones if there is none."""
+    from postgrad.sizing.choose import SAMPLED, RowKinds
+
     if method is None or method.trains_on_samples:
         return SAMPLED if method is None else RowKinds(rows_per_loss=method.rows_per_loss)
     return RowKinds(

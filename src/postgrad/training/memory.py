@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from postgrad.errors import RunError
 from postgrad.methods import find_method
@@ -15,17 +15,11 @@ from postgrad.model.device import (
     requested_memory,
     total_memory_bytes,
 )
-from postgrad.model.policy import LocalPolicy
-from postgrad.model.quantized import quantized_modules
-from postgrad.sizing.choose import plan_of_settings
-from postgrad.sizing.devices import GpuSpec
-from postgrad.sizing.gpu_memory import GpuEstimator
-from postgrad.sizing.memory import Memory
-from postgrad.sizing.packed import runs_packed
-from postgrad.sizing.plan import Plan
-from postgrad.sizing.suggest import suggest_settings
-from postgrad.training.auto_passes import row_kinds
 from postgrad.training.run import MAY_CHANGE
+
+if TYPE_CHECKING:
+    from postgrad.model.policy import LocalPolicy
+    from postgrad.sizing.plan import Plan
 
 GIB = 2**30
 # Which settings save most memory in a stage; other stages compute log-probs or gradients.
@@ -69,6 +63,8 @@ def _first_text(error: BaseException) -> str:
 
 def explain(stage: str, text: str, policy: Any = None) -> str:
     """Return the line for an out-of-memory error with this text."""
+    from postgrad.model.policy import LocalPolicy
+
     size = requested_memory(text)
     held = ""
     otherwise = ""
@@ -101,11 +97,19 @@ def describe_others(others: int, total: int) -> str:
     )
 
 
-def estimated_advice(stage: str, policy: LocalPolicy) -> str:
+def estimated_advice(stage: str, policy: "LocalPolicy") -> str:
     """Return the two settings that save most where the stage failed; "" without an estimate.
 
     They are of those with which a run may continue.
     """
+    from postgrad.sizing.choose import plan_of_settings
+    from postgrad.sizing.devices import GpuSpec
+    from postgrad.sizing.gpu_memory import GpuEstimator
+    from postgrad.sizing.memory import Memory
+    from postgrad.sizing.packed import runs_packed
+    from postgrad.sizing.suggest import suggest_settings
+    from postgrad.training.auto_passes import row_kinds
+
     config = policy.config
     model_config = policy.model.config
     if stage in ("load", "save") or not runs_packed(config, model_config):
@@ -116,7 +120,7 @@ def estimated_advice(stage: str, policy: LocalPolicy) -> str:
     gpu = GpuSpec(policy.device.type, total_memory_bytes(policy.device))
     estimator = GpuEstimator(gpu)
 
-    def phase_alone(changed: Plan) -> Memory:
+    def phase_alone(changed: "Plan") -> Memory:
         memory = estimator.estimate(changed)
         return Memory(memory.held, {phase: memory.phases.get(phase, {})})
 
@@ -131,8 +135,10 @@ def estimated_advice(stage: str, policy: LocalPolicy) -> str:
     return " or ".join(best[:2])
 
 
-def memory_parts(policy: LocalPolicy) -> dict[str, float]:
+def memory_parts(policy: "LocalPolicy") -> dict[str, float]:
     """Return GiB on the policy's device by what holds them."""
+    from postgrad.model.quantized import quantized_modules
+
     device = policy.device
     optimizer = policy.optimizer
     weights = sum(p.nbytes for p in policy.model.parameters())

@@ -2,23 +2,18 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from postgrad import phases
-from postgrad.agents.runner import Agents, open_agents
-from postgrad.cluster.engines import engine_config
-from postgrad.cluster.meshes import check_meshes
-from postgrad.config.schema import ClusterConfig, Config, ModelConfig
+from postgrad.config.schema import ClusterConfig, Config, ModelConfig, engine_config
 from postgrad.cores import available_cores
 from postgrad.data.cursor import Cursor
-from postgrad.data.lost_characters import describe_lost_characters
 from postgrad.data.overlong import RowEncoder
 from postgrad.data.problems import load_problems
-from postgrad.data.render import Prompts, make_prompts
 from postgrad.data.styles import stop_strings
-from postgrad.environments.lookup import Environments, choose_verifier, open_environments
+from postgrad.environments.port import choose_verifier
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.base import Method
@@ -43,7 +38,12 @@ from postgrad.training.run import resume_config
 from postgrad.training.trackers import check_tracker
 from postgrad.training.validation import load_sets
 from postgrad.types import Problem
-from postgrad.verifiers.scorer import Scorer
+
+if TYPE_CHECKING:
+    from postgrad.agents.runner import Agents
+    from postgrad.data.render import Prompts
+    from postgrad.environments.lookup import Environments
+    from postgrad.verifiers.scorer import Scorer
 
 MAX_ROWS_CPU = 256  # default of rollout.max_rows
 MAX_ROWS_GPU = 2048
@@ -55,8 +55,8 @@ class Inputs:
 
     train: list[Problem]
     validation: dict[str, list[Problem]]  # sets by name
-    prompts: Prompts
-    scorer: Scorer
+    prompts: "Prompts"
+    scorer: "Scorer"
     notes: tuple[str, ...] = ()  # lines about the data that the start of a run reports
     turns: TurnRunner | None = None  # None without tools, environment and agent
 
@@ -80,6 +80,8 @@ def resolve(config: Config, method: Method | None = None, planned: GpuSpec | Non
     """
     check_cluster(config.cluster)
     if config.cluster.backend == "ray":
+        from postgrad.cluster.meshes import check_meshes
+
         check_meshes(config, method.all_roles() if method else {})
     if config.training.profile_steps and config.cluster.backend != "local":
         raise ConfigError(
@@ -192,16 +194,18 @@ def _check_tokenizers(config: Config, method: Method, tokenizer: Any) -> None:
 
 def load_inputs(config: Config, method: Method) -> Inputs:
     """Return problems, prompts, tools and the scorer, all checked. Raises ConfigError."""
+    from postgrad.data.render import make_prompts
+
     check_tracker(config)
     phases.begin(f"reading {config.data.train}")
     loaded_train = load_problems(config.data.train)
     loaded_validation = load_sets(config)
     tokenizer = load_tokenizer(config.model, config.seed)
-    environments = open_environments(config.environment, config.rollout)
+    environments = _open_environments(config)
     has_environment = environments is not None and environments.has_environment
     schemas = environments.schemas if environments else ()
     prompts = make_prompts(tokenizer, config.data, schemas, may_be_empty=has_environment)
-    agents = open_agents(config.agent, prompts, config.reward.verifier)
+    agents = _open_agents(config, prompts)
     phases.begin(f"encoding the prompts of {len(loaded_train):,} problems")
     train = _fitting(config, method, prompts, loaded_train)
     validation: dict[str, list[Problem]] = {}
@@ -242,9 +246,11 @@ def load_inputs(config: Config, method: Method) -> Inputs:
         notes.append(
             "the tokenizer has no chat template, so prompts are plain text (data.template=plain)"
         )
-    has_own_prompts = not has_environment and agents is None
-    if has_own_prompts and (lost := describe_lost_characters(prompts, train)):
-        notes.append(lost)
+    if not has_environment and agents is None:
+        from postgrad.data.lost_characters import describe_lost_characters
+
+        if lost := describe_lost_characters(prompts, train):
+            notes.append(lost)
     if method.needs_verifier():
         notes += scorer.notes(train)
         scored = {"data.train": train} if method.scores_training_rows() else {}
@@ -260,8 +266,26 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     )
 
 
+def _open_environments(config: Config) -> "Environments | None":
+    """Return the environments and tools of a run; None if it has none."""
+    if not config.environment.name and not config.rollout.tools:
+        return None
+    from postgrad.environments.lookup import open_environments
+
+    return open_environments(config.environment, config.rollout)
+
+
+def _open_agents(config: Config, prompts: "Prompts") -> "Agents | None":
+    """Return the agents of a run; None if it has none."""
+    if not config.agent.command:
+        return None
+    from postgrad.agents.runner import open_agents
+
+    return open_agents(config.agent, prompts, config.reward.verifier)
+
+
 def _fitting(
-    config: Config, method: Method, prompts: Prompts, problems: list[Problem]
+    config: Config, method: Method, prompts: "Prompts", problems: list[Problem]
 ) -> list[Problem]:
     """Return the problems whose prompts fit; also the demonstrations if the method trains on them.
 
@@ -278,11 +302,13 @@ def _fitting(
 def _make_scorer(
     config: Config,
     method: Method,
-    environments: Environments | None,
-    agents: Agents | None,
+    environments: "Environments | None",
+    agents: "Agents | None",
     problems: list[Problem],
-) -> Scorer:
+) -> "Scorer":
     """Return the scorer of reward.*, checked against the problems if the method uses it."""
+    from postgrad.verifiers.scorer import Scorer
+
     reward = config.reward
     verifier = choose_verifier(reward.verifier, environments or agents)
     if environments is not None:
@@ -299,7 +325,7 @@ def _make_scorer(
 
 
 def _check_fit(
-    method: Method, scorer: Scorer, train: list[Problem], validation: dict[str, list[Problem]]
+    method: Method, scorer: "Scorer", train: list[Problem], validation: dict[str, list[Problem]]
 ) -> None:
     """Raise ConfigError for a verifier that can score no row of a set that the run scores.
 

@@ -6,7 +6,6 @@ from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.methods.base import Method, Stage, Step
 from postgrad.training.prefetch import RolloutPrefetcher
-from postgrad.training.stream import RolloutStream
 
 
 class Rollouts(Protocol):
@@ -32,5 +31,7 @@ class Rollouts(Protocol):
 def make_rollouts(config: Config, method: Method, feed: Feed) -> Rollouts:
     """Return the rollouts of a run: a stream with rollout.stream, otherwise step by step."""
     if config.rollout.stream:
+        from postgrad.training.stream import RolloutStream
+
         return RolloutStream(config, method, feed)
     return RolloutPrefetcher(config, method, feed)

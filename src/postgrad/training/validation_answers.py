@@ -8,16 +8,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from postgrad.config.schema import Config
 from postgrad.errors import RunError
 from postgrad.files import atomic_write_text
-from postgrad.results.metrics import INTERVAL, group_by_problem, summarize
-from postgrad.results.rows import result_row
 from postgrad.rollout.respond import Answer
 from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
-from postgrad.verifiers.scorer import Scorer
+
+if TYPE_CHECKING:
+    from postgrad.verifiers.scorer import Scorer
 
 PASS_SCORE = 1.0  # smallest score of a right answer
 FOLDER_NAME = re.compile(r"validation-([0-9]{6,})")
@@ -36,7 +36,7 @@ def answer_folders(run: Path) -> dict[int, Path]:
 class ValidationAnswers:
     """Collects the answers of one validation, set by set, and writes them."""
 
-    def __init__(self, config: Config, folder: Path, scorer: Scorer) -> None:
+    def __init__(self, config: Config, folder: Path, scorer: "Scorer") -> None:
         self.config = config
         self.folder = folder
         self.scorer = scorer
@@ -58,6 +58,8 @@ class ValidationAnswers:
         """Write the files of this validation. Raises RunError."""
         if not self.rows:
             return
+        from postgrad.results.metrics import INTERVAL, summarize
+
         folder = self.folder / "eval" / f"validation-{step:06d}"
         summary = {
             "model": f"{self.config.name}-step-{step}",
@@ -80,6 +82,8 @@ class ValidationAnswers:
             raise RunError(f"{folder} could not be written: {error.strerror}") from error
 
     def _row(self, answer: Answer) -> dict[str, Any]:
+        from postgrad.results.rows import result_row
+
         problem = answer.problem
         return result_row(
             problem,
@@ -99,6 +103,8 @@ class ValidationAnswers:
 
 def answer_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Metrics of the rows of one pass, as validation/NAME."""
+    from postgrad.results.metrics import group_by_problem, summarize
+
     summary = summarize(rows)
     metrics = {"length": summary["length"]["mean"], "truncated": summary["truncated"]}
     metrics |= {f"part/{name}": value for name, value in summary["parts"].items()}

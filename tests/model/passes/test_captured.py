@@ -29,7 +29,7 @@ from postgrad.model.passes import captured
 from postgrad.model.passes.kernels.install import install_kernels
 from postgrad.model.passes.layout import make_packed_micro_batches
 from postgrad.model.policy import LocalPolicy
-from postgrad.model.views import FULL, after
+from postgrad.model.port import FULL, after
 
 class FakeGraph:
     def __init__(self, step):

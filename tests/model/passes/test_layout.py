@@ -182,7 +182,7 @@ def test_a_prompt_is_shared_only_where_that_costs_less():
 
 def test_activation_checkpointing_changes_neither_log_probs_nor_gradients(tiny):
     from postgrad.model.metrics import MetricAccumulator
-    from postgrad.model.views import FULL
+    from postgrad.model.port import FULL
 
     batch = random_batch(11)
     results = []
@@ -205,7 +205,7 @@ def test_activation_checkpointing_changes_neither_log_probs_nor_gradients(tiny):
 def test_the_models_own_head_is_never_called(tiny_untied):
     """It would compute the full logits of all tokens at once."""
     from postgrad.model.metrics import MetricAccumulator
-    from postgrad.model.views import FULL
+    from postgrad.model.port import FULL
     from postgrad.rollout.engine import Request, Sampling
 
     host = build_host(config_of("grpo", tiny_untied))

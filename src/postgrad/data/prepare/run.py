@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from postgrad.data.hub_source import rename_columns
 from postgrad.data.message_trees import join_trees
 from postgrad.data.prepare.base import Context, Draft, Drop
 from postgrad.data.prepare.catalog import draft_of_problem
@@ -26,7 +25,7 @@ from postgrad.data.prepare.output import (
 )
 from postgrad.data.prepare.request import PrepareRequest
 from postgrad.data.readers import extension, one_line, read_rows
-from postgrad.data.rows import Row, RowError, user_turn
+from postgrad.data.rows import Row, RowError, rename_columns, user_turn
 from postgrad.data.schemas import SCHEMAS
 from postgrad.data.styles import OWN, Messages, Style, styled
 from postgrad.data.uid import content_uid

@@ -5,7 +5,8 @@ from typing import Any
 from postgrad.errors import ConfigError
 from postgrad.methods.base import Method
 from postgrad.methods.support.checks import refuse_unread
-from postgrad.model.views import after, check_blocks
+from postgrad.model.port import after
+from postgrad.model.views import check_blocks
 
 
 def check(method: Method) -> None:

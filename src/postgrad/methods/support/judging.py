@@ -3,23 +3,22 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from postgrad.config.schema import Config, JudgeConfig, RewardConfig, RolloutConfig
 from postgrad.errors import ConfigError
-from postgrad.judge.llm import RATINGS_STEM, LlmJudge, question_of
-from postgrad.judge.monitor import monitor_metrics
-from postgrad.judge.pairwise import PairJudge
-from postgrad.judge.rubric import RubricJudge, rubric_of
 from postgrad.judge.templates import has_rubric, is_pairwise, monitor_text, template_text
 from postgrad.methods.base import Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.problem import Problem, named
 from postgrad.rollout.engine import Sampling, trajectory_seed
-from postgrad.rollout.generator import Chat
 from postgrad.types import Batch, Failure
 from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge
-from postgrad.verifiers.scorer import Scorer
+
+if TYPE_CHECKING:
+    from postgrad.judge.llm import LlmJudge
+    from postgrad.rollout.generator import Chat
+    from postgrad.verifiers.scorer import Scorer
 
 RETRY_TEMPERATURE = 0.7  # of a question that is asked again; the first time it is 0
 
@@ -80,6 +79,8 @@ def check_references(reward: RewardConfig, problems: Iterable[Problem]) -> None:
     if not asks_judge(reward.verifier):
         return
     if has_rubric(reward.judge):
+        from postgrad.judge.rubric import rubric_of
+
         for problem in problems:
             rubric_of(problem)
     if not is_pairwise(reward.judge):
@@ -109,7 +110,7 @@ def check_judge_used(reward: RewardConfig) -> None:
 
 
 def connect_scorer(
-    config: JudgeSettings, scorer: Scorer, models: dict[str, Any], folder: Path
+    config: JudgeSettings, scorer: "Scorer", models: dict[str, Any], folder: Path
 ) -> None:
     """Gives the score stage its models, and its verifier pool if that runs on other machines."""
     scorer.reward_models = {
@@ -124,11 +125,16 @@ def connect_scorer(
         )
 
 
-def monitor(config: Config, chat: Chat, batch: Batch, step: Step, sign: float) -> dict[str, float]:
+def monitor(
+    config: Config, chat: "Chat", batch: Batch, step: Step, sign: float
+) -> dict[str, float]:
     """Metrics `monitor/...`: how well a model predicts the scores from question and thought.
 
     `sign` turns rewards into scores: -1 if the objective is to minimize them.
     """
+    from postgrad.judge.llm import question_of
+    from postgrad.judge.monitor import monitor_metrics
+
     judge = config.reward.judge
     is_binary = config.reward.verifier != LLM_JUDGE
     low, high = (0, 1) if is_binary else (judge.lowest, judge.highest)
@@ -145,9 +151,11 @@ def monitor(config: Config, chat: Chat, batch: Batch, step: Step, sign: float) -
 
 
 def _build_judge(
-    config: JudgeSettings, chat: Chat, template: str, folder: Path | None, model_name: str
-) -> LlmJudge:
+    config: JudgeSettings, chat: "Chat", template: str, folder: Path | None, model_name: str
+) -> "LlmJudge":
     """A judge that asks `chat`. Its ratings are kept in `folder` if reward.judge.keep_ratings."""
+    from postgrad.judge.llm import RATINGS_STEM, LlmJudge
+
     judge = config.reward.judge
 
     def ask(questions: Sequence[str], attempt: int) -> list[str | Failure]:
@@ -159,8 +167,13 @@ def _build_judge(
 
     file = folder / f"{RATINGS_STEM}.jsonl" if folder is not None else None
     if is_pairwise(judge):
+        from postgrad.judge.pairwise import PairJudge
+
         stop = config.rollout.stop or ()
         return PairJudge(judge, template, ask, file, model_name, config.seed, stop)
     # The monitor's template never has criteria: it predicts one number from the thought.
-    judge_class = RubricJudge if "{criterion}" in template else LlmJudge
-    return judge_class(judge, template, ask, file, model_name)
+    if "{criterion}" in template:
+        from postgrad.judge.rubric import RubricJudge
+
+        return RubricJudge(judge, template, ask, file, model_name)
+    return LlmJudge(judge, template, ask, file, model_name)

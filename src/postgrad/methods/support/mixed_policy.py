@@ -29,7 +29,7 @@ from postgrad.methods.base import Step
 from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.port import TokenOutputs
 from postgrad.types import DEMONSTRATION, POLICY, REPLAY, Batch
 
 

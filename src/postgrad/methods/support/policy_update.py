@@ -29,7 +29,7 @@ from postgrad.methods.support.declarations import (
 )
 from postgrad.methods.support.grpo_settings import GrpoSettings, kl_estimator, loss_options
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.head import TokenOutputs
+from postgrad.model.port import TokenOutputs
 from postgrad.types import Batch, Problem
 
 

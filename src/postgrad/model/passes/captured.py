@@ -18,7 +18,8 @@ from postgrad.model.lora import adapter_parameters
 from postgrad.model.passes.layout import MicroBatch, supports_packing
 from postgrad.model.passes.packing import Packing, num_tiles, padding_tiles
 from postgrad.model.passes.support import capture_problem
-from postgrad.model.views import Rotary, View, embed, hidden_states, run_blocks
+from postgrad.model.port import View
+from postgrad.model.views import Rotary, embed, hidden_states, run_blocks
 
 # Operations of one block in one pass. Above it the device is busy anyway, and a graph would only
 # hold memory.

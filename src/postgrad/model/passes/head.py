@@ -23,6 +23,7 @@ from postgrad.model.groups import sum_gradients
 from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.support import NO_TRANSFORM, LogitTransform, support_of
 from postgrad.model.passes.vocabulary import VocabularySlice, as_table, vocabulary_of
+from postgrad.model.port import TokenOutputs
 
 CACHE_ELEMENTS = 1 << 19  # 2 MiB in float32: what the cache of one CPU core holds
 # Logits held at once: 64 MiB in float32, and 512 MiB on accelerators with their own memory.
@@ -41,19 +42,6 @@ def head_of(model: Any) -> Head:
     """Return the model's LM head."""
     module = model.get_output_embeddings()
     return Head(module.weight, getattr(module, "bias", None))
-
-
-class TokenOutputs(NamedTuple):
-    """Float32 values per token, (tokens,) each.
-
-    The log-prob of the token (nats), and the entropy (nats) and the sum of squared probabilities
-    of the distribution it was drawn from. If several targets per token were given, the log-probs
-    are (tokens, targets).
-    """
-
-    logprobs: Tensor
-    entropy: Tensor
-    sum_squares: Tensor
 
 
 def model_outputs(

@@ -24,13 +24,13 @@ from postgrad.rollout.engine import (
     copy_weights,
     max_row_tokens,
 )
-from postgrad.rollout.hf import HfEngine
 from postgrad.rollout.native.decode_loop import DecodeLoop
 from postgrad.rollout.native.jobs import Job
 from postgrad.rollout.native.pages import largest_cache
 from postgrad.rollout.stops import make_stops
 
 if TYPE_CHECKING:
+    from postgrad.rollout.hf import HfEngine
     from postgrad.rollout.native.decoder import Decoder
 
 
@@ -70,6 +70,8 @@ class NativeEngine:
             print(
                 f"rollouts use transformers' generate, which is slower: {reason}", file=sys.stderr
             )
+            from postgrad.rollout.hf import HfEngine
+
             self.stock_engine = HfEngine(loaded, config)
 
     def _decode_problem(self, loaded: Loaded) -> str:
