@@ -1,9 +1,11 @@
-"""No import cycles between the files of src/postgrad.
+"""No import cycles between the files of src/postgrad, and how many of them a run loads.
 
-Imports inside functions and under TYPE_CHECKING count too.
+Imports inside functions and under TYPE_CHECKING count for cycles too.
 """
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -114,3 +116,74 @@ def test_no_two_files_of_tests_have_one_name():
     names = Counter(path.name for path in files)
     twice = [str(path.relative_to(TESTS)) for path in files if names[path.name] > 1]
     assert sorted(twice) == []
+
+
+# What the driver needs of none of its runs: servers, and what verifies and judges.
+SERVERS = {"httpx", "pydantic", "starlette", "uvicorn"}
+LOADED = "import sys; print(*{name for name in sys.modules})"
+TOY = ["model.path=tiny", "data.train=arithmetic:1", "data.template=plain", "model.device=cpu"]
+TOY += ["model.dtype=float32", "model.threads=1", "training.steps=1", "name=toy"]
+TOY += ["training.problems_per_step=2", "rollout.samples=2", "rollout.max_response_tokens=4"]
+RUN = """
+import sys
+from postgrad.cli.train import compose_arguments
+from postgrad.training.driver import train
+from postgrad.training.report import Reporter
+
+train(compose_arguments(sys.argv[1:]), Reporter())
+"""
+
+
+def loaded_by(code: str, *arguments: str) -> set[str]:
+    """Return the modules that a new interpreter has loaded after it ran the code."""
+    command = [sys.executable, "-c", code + "\n" + LOADED, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def ours(modules: set[str]) -> list[str]:
+    return sorted(name for name in modules if name.split(".")[0] == "postgrad")
+
+
+def within(modules: set[str], *places: str) -> set[str]:
+    return {name for name in modules if name.startswith(tuple(f"postgrad.{p}" for p in places))}
+
+
+def test_the_driver_loads_ports_and_no_implementations():
+    """Measured: 122. Engines, models, readers, verifiers and judges wait for a setting."""
+    modules = loaded_by("import postgrad.training.driver")
+    assert len(ours(modules)) <= 125, ours(modules)
+    assert not modules & {*SERVERS, "sympy"}
+    folders = (
+        "agents",
+        "serving",
+        "sandbox",
+        "view",
+        "judge.llm",
+        "rollout.native",
+        "model.policy",
+    )
+    found = {name for name in modules if name.startswith(tuple(f"postgrad.{f}" for f in folders))}
+    assert not found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "most"), [("sft", 195), ("grpo", 215)])
+def test_a_run_loads_what_its_settings_name(recipe, most, tmp_path):
+    """Measured: 188 with SFT, 209 with GRPO."""
+    toy = [word for word in TOY if recipe == "grpo" or not word.startswith("rollout.")]
+    modules = loaded_by(RUN, recipe, *toy, f"runs={tmp_path}")
+    assert len(ours(modules)) <= most, ours(modules)
+    assert not modules & SERVERS
+    others = (
+        "agents",
+        "serving",
+        "sandbox",
+        "view",
+        "rollout.http",
+        "model.critic",
+        "sizing.choose",
+    )
+    found = {name for name in modules if name.startswith(tuple(f"postgrad.{f}" for f in others))}
+    assert not found

@@ -11,7 +11,8 @@ from tool_model import KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
 from postgrad.data.render import Prompts
 from postgrad.environments.guess import GuessTheNumber
-from postgrad.environments.lookup import Environments, choose_verifier
+from postgrad.environments.lookup import Environments
+from postgrad.environments.port import choose_verifier
 from postgrad.environments.session import load_environment
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score

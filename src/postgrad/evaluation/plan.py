@@ -17,7 +17,8 @@ from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.data.sets import split_sets
 from postgrad.data.styles import stop_strings
-from postgrad.environments.lookup import choose_verifier, open_environments
+from postgrad.environments.lookup import open_environments
+from postgrad.environments.port import choose_verifier
 from postgrad.errors import ConfigError
 from postgrad.evaluation.model import Target, folder_fingerprint, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig

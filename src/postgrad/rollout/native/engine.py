@@ -70,9 +70,12 @@ class NativeEngine:
             print(
                 f"rollouts use transformers' generate, which is slower: {reason}", file=sys.stderr
             )
-            from postgrad.rollout.hf import HfEngine
+            self.stock_engine = self._make_stock_engine(loaded, config)
 
-            self.stock_engine = HfEngine(loaded, config)
+    def _make_stock_engine(self, loaded: Loaded, config: RolloutConfig) -> "HfEngine":
+        from postgrad.rollout.hf import HfEngine
+
+        return HfEngine(loaded, config)
 
     def _decode_problem(self, loaded: Loaded) -> str:
         """Return why the cache of this engine cannot decode the model; "" when it can."""
