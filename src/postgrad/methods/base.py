@@ -129,7 +129,7 @@ class Method:
         """Lines about the training data that a run reports at its start."""
         return []
 
-    def supply(self, prompts: PromptEncoder, problems: Sequence[Problem]) -> Supply | None:
+    def supply(self, prompts: "PromptEncoder", problems: Sequence[Problem]) -> Supply | None:
         """What the run has of what this method needs besides problems; None if it needs nothing."""
         return None
 
