@@ -22,9 +22,11 @@ class FakeSampler:
         yield from ("reply ", str(seed))
 
 
-def test_the_model_sees_the_conversation_until_a_new_one(monkeypatch, capsys):
+@pytest.mark.parametrize("end", ["", "\n/quit\nnever"])
+@pytest.mark.parametrize("clear", ["/clear", "/new"])
+def test_the_model_sees_the_conversation_until_it_is_cleared(monkeypatch, capsys, clear, end):
     monkeypatch.setattr("postgrad.api.sampler.Sampler", FakeSampler)
-    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n\nb\n/new\nc"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"a\n\nb\n{clear}\nc{end}"))
     assert main(["chat", "MODEL", "system=s", "temperature=0.5", "seed=3", "top_p=0.9"]) == 0
     assert FakeSampler.calls == [
         ("MODEL", ["top_p=0.9"]),
@@ -33,6 +35,15 @@ def test_the_model_sees_the_conversation_until_a_new_one(monkeypatch, capsys):
         ("su", ["s", "c"], 0.5, 5),
     ]
     assert capsys.readouterr().out.splitlines() == ["reply 3", "reply 4", "reply 5"]
+
+
+def test_help_is_no_message(monkeypatch, capsys):
+    monkeypatch.setattr("postgrad.api.sampler.Sampler", FakeSampler)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("/help\n/quit\n"))
+    assert main(["chat", "MODEL"]) == 0
+    assert FakeSampler.calls == [("MODEL", [])]
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("/clear", "/quit", "/help"))
 
 
 @pytest.mark.parametrize(

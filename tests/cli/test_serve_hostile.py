@@ -143,8 +143,29 @@ def test_half_of_a_character_is_refused(server, path, body):
 
 def test_errors_suggest_the_nearest_name(server):
     assert_refused(post(server, GOOD | {"temprature": 1}), 400, "did you mean temperature?")
-    unknown = post(server, GOOD | {"model": "tinny"})
-    assert_refused(unknown, 404, "did you mean tiny?", "model")
+    assert_refused(server.ask("/v1/models/tinny"), 404, "did you mean tiny?", "model")
+
+
+@pytest.mark.parametrize("name", ["gpt-4", "", None, "a" * 1000])
+def test_a_server_of_one_model_answers_to_any_name(server, name):
+    status, body, _ = post(server, GOOD | {"model": name})
+    assert status == 200 and body["model"] == "tiny"
+    assert post(server, CHAT | {"model": name}, "/v1/chat/completions")[0] == 200
+    assert post(server, {"model": name, "input": "1"}, "/v1/responses")[0] == 200
+
+
+@pytest.mark.slow
+def test_a_server_of_two_models_needs_a_known_name(tiny):
+    with live(tiny, other=tiny) as two:
+        assert two.ask("/v1/completions", GOOD | {"model": "other"})[1]["model"] == "other"
+        unknown = two.ask("/v1/completions", GOOD | {"model": "tinny"})
+        assert_refused(unknown, 404, "did you mean tiny?", "model")
+        with (
+            openai.OpenAI(base_url=two.url, api_key="none", max_retries=0) as client,
+            pytest.raises(openai.NotFoundError) as refused,
+        ):
+            client.completions.create(**GOOD | {"model": "gpt-4"})
+        assert refused.value.code == "model_not_found"
 
 
 @pytest.mark.parametrize(
@@ -231,9 +252,6 @@ def test_statuses_reach_the_official_client_as_its_own_errors(server):
         with pytest.raises(openai.BadRequestError, match="exceed the context") as refused:
             client.chat.completions.create(**CHAT | {"max_tokens": 1000})
         assert refused.value.code == "context_length_exceeded" and refused.value.param == "messages"
-        with pytest.raises(openai.NotFoundError) as refused:
-            client.completions.create(**GOOD | {"model": "gpt-4"})
-        assert refused.value.code == "model_not_found"
     with (
         openai.OpenAI(base_url=server.url, api_key="wrong", max_retries=0) as client,
         pytest.raises(openai.AuthenticationError),

@@ -610,6 +610,12 @@ def test_keys_without_section_are_completed(key, expected):
     assert full_key(key) == expected
 
 
+@pytest.mark.parametrize(("overrides", "dtype"), [([], "bfloat16"), (["dtype=float32"], "float32")])
+def test_a_run_is_evaluated_in_the_dtype_of_its_training(overrides, dtype):
+    config = read_settings("policy", ["data=a.jsonl", *overrides], {"model": {"dtype": "bfloat16"}})
+    assert config.model.dtype == dtype
+
+
 @pytest.mark.slow
 def test_default_temperature_depends_on_the_number_of_samples():
     def temperature(*overrides):

@@ -145,7 +145,7 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     similar = difflib.get_close_matches(name, [*ALIASES, *leaves], n=1)
     if similar:
         return f"did you mean {similar[0]}?"
-    return f"{did_you_mean(name, ALIASES)} (postgrad recipes NAME shows every setting)"
+    return f"{did_you_mean(name, ALIASES)} (postgrad recipes NAME --all shows every setting)"
 
 
 def short_name(key: str) -> str:

@@ -9,13 +9,14 @@ from postgrad.errors import ConfigError
 
 DESCRIPTION = """\
 Talks to a model in the terminal. Each line is a message; the model sees the whole conversation.
-/new starts another one, Ctrl-D ends the command. Lines may also come from a pipe or a file."""
+/clear begins another conversation, /quit or Ctrl-D ends the command, /help says this again. Lines
+may also come from a pipe or a file."""
 
 EPILOG = """\
 More settings are those of postgrad eval, such as max_response_tokens=512, top_p=0.95,
 rollout.stop=['###'] or model.device=cpu. A run brings its own template and response length."""
 
-NEW = "/new"
+HELP = "/clear  begin another conversation\n/quit   end (also Ctrl-D)\n/help   show this"
 PROMPT = "> "
 
 
@@ -46,7 +47,12 @@ def run(argv: list[str]) -> int:
     messages = list(start)
     seed = arguments.seed
     for line in _lines():
-        if line == NEW:
+        if line in ("/quit", "/exit"):
+            break
+        if line == "/help":
+            print(HELP)
+            continue
+        if line in ("/clear", "/new"):
             messages = list(start)
             continue
         messages.append({"role": "user", "content": line})

@@ -34,6 +34,7 @@ COMMANDS = {
         "postgrad.cli.recipes",
         "recipes [NAME]: list the recipes, or one recipe's settings",
     ),
+    "runs": ("postgrad.cli.runs", "runs [FOLDER]: list the runs and their states"),
     "view": ("postgrad.cli.view", "view [RUNS]: web page with curves, rollouts and evaluations"),
     "data": ("postgrad.cli.data", "data prepare gsm8k: prepare, show, check and export data sets"),
     "serve": ("postgrad.cli.serve", "serve MODEL ...: an OpenAI-compatible server"),
@@ -80,7 +81,7 @@ def usage() -> str:
         "postgrad COMMAND --help shows the arguments of a command.",
         "--quiet prints notes and the result only; --debug adds times, library messages and",
         "tracebacks. POSTGRAD_LOG=quiet|normal|debug does the same.",
-        "Settings are written key=value; postgrad recipes grpo lists all of them.",
+        "Settings are written key=value; postgrad recipes grpo --all lists them.",
     ]
     return "\n".join(lines)
 

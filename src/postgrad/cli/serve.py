@@ -1,5 +1,7 @@
 """`postgrad serve MODEL ...`: an OpenAI-compatible model server."""
 
+import json
+import shlex
 import socket
 import sys
 from pathlib import Path
@@ -169,6 +171,16 @@ def find_paths(models: list[str]) -> list[str]:
     return paths
 
 
+def curl_line(address: str, model: str, needs_token: bool) -> str:
+    """Return a command that asks the server something."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
+    token = "-H 'Authorization: Bearer TOKEN' " if needs_token else ""
+    return (
+        f"curl {address}/chat/completions -H 'Content-Type: application/json' "
+        f"{token}-d {shlex.quote(json.dumps(body))}"
+    )
+
+
 def serve(
     names: list[str],
     models: list[str],
@@ -223,7 +235,9 @@ def serve(
                 f"{model.worker.queue} may wait",
                 flush=True,
             )
-        print(f"{net.address_of(listener)}/v1\nCtrl-C ends it", flush=True)
+        address = f"{net.address_of(listener)}/v1"
+        print(f"{address}\n{curl_line(address, served[0].name, bool(token))}", flush=True)
+        print("Ctrl-C ends it", flush=True)
         net.run(server, listener)
     ended = [model.worker.end() for model in served]
     if not all(ended):

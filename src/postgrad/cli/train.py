@@ -20,7 +20,7 @@ kill -9."""
 EPILOG = """recipes:
 {recipes}
 
-postgrad recipes says what each recipe is; postgrad recipes NAME shows all its settings.
+postgrad recipes says what each recipe is; postgrad recipes NAME --all shows its settings.
 method=package.module:Class uses a method of your own."""
 
 

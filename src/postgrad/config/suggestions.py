@@ -65,7 +65,7 @@ def _similar_key(key: str, known: list[str]) -> str:
     if similar or len(known) <= MAX_LISTED:
         return did_you_mean(key, similar or known)
     if "training.steps" in known:
-        return "postgrad recipes NAME lists the settings of a recipe"
+        return "postgrad recipes NAME --all lists the settings of a recipe"
     return "the command's --help lists its settings"
 
 

@@ -25,7 +25,7 @@ from postgrad.errors import ConfigError
 class EvalModel(ModelConfig):
     dtype: str = setting(
         "auto",
-        "compute dtype; auto: float32 on a CPU, otherwise bfloat16",
+        "compute dtype; auto: that of the run, else float32 on a CPU and bfloat16 elsewhere",
         choices=("auto", "float32", "bfloat16"),
     )
     threads: int = setting(0, "CPU threads of torch; 0: torch's default", at_least=0)
@@ -124,6 +124,7 @@ DEFAULTS_FROM_RUN = (
     "agent.timeout_s",
     "agent.max_calls",
     "reward.verifier",
+    "model.dtype",
     "model.trust_remote_code",
 )
 

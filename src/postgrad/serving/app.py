@@ -131,12 +131,16 @@ class Api:
         return JSONResponse({"object": "list", "data": cards})
 
     async def show_model(self, request: Request) -> Response:
-        return JSONResponse(_model_card(self.find_model(request.path_params["name"])))
+        return JSONResponse(_model_card(self.named_model(request.path_params["name"])))
 
     def find_model(self, name: str) -> ServedModel:
-        """Return the model of this name; "" means the only one. Raises ApiError."""
-        if not name and len(self.models) == 1:
+        """Return the model of this name; the only one has any name. Raises ApiError."""
+        if len(self.models) == 1:
             return next(iter(self.models.values()))
+        return self.named_model(name)
+
+    def named_model(self, name: str) -> ServedModel:
+        """Return the model of exactly this name. Raises ApiError."""
         if name not in self.models:
             shown = name[:200]
             raise ApiError(
