@@ -35,7 +35,6 @@ CHILD = (
 )
 LIBRARIES = (
     "torch",
-    "hydra",
     "pandas",  # pyarrow imports it when it is installed
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen3.modeling_qwen3",

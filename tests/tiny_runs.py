@@ -173,7 +173,6 @@ def forkserver() -> ForkServerContext:
             "postgrad.evaluation.run",
             "postgrad.cluster.host",
             "postgrad.cli.train",
-            "hydra",
             "transformers.models.qwen3.modeling_qwen3",
             "pandas",
             "peft",

@@ -150,7 +150,7 @@ def other_sections(recipes: list[Recipe]) -> list[Section]:
 
 def render() -> str:
     """The whole page."""
-    recipes = [read_recipe(name) for name in recipe_names() if name != "base"]
+    recipes = [read_recipe(name) for name in recipe_names()]
     shown = [recipe for recipe in recipes if recipe.shown]
     rows = [recipe_row(recipe) for recipe in recipes]
     last = Section("Recipes", "name|source|what|settings|expect", rows)

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from postgrad.problem import Problem, Score
 
@@ -43,12 +43,12 @@ class Response(NamedTuple):
 def read_responses(run: Path, limit: int) -> list[Response]:
     """Return distinct responses of the policy in a run's rollouts, evenly spaced over its steps."""
     import pyarrow.parquet as parquet
-    from omegaconf import OmegaConf
 
+    from postgrad.config.stored import read_stored_config
     from postgrad.data.problems import load_problems
 
-    config: Any = OmegaConf.load(run / "config.yaml")
-    problems = {one.uid: one for one in load_problems(str(config.data.train))}
+    config = read_stored_config(run)
+    problems = {one.uid: one for one in load_problems(str(config["data"]["train"]))}
     found: dict[tuple[str, str], None] = {}
     for file in sorted((run / "rollouts").glob("step-*.parquet")):
         if "text" not in parquet.read_schema(file).names:

@@ -13,7 +13,6 @@ from tiny_runs import metrics_without_timing, tree
 
 import postgrad
 from postgrad.api.request import make_request
-from postgrad.api.settings import override_text
 from postgrad.cli.main import main
 from postgrad.cli.train import compose_arguments
 from postgrad.config.compose import compose
@@ -129,9 +128,9 @@ def test_numbers_become_the_same_configuration(
 
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None, phases=GENERATE)
-@given(st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="$"), min_size=1))
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1))
 def test_texts_arrive_unchanged(text):
-    overrides = ["model.path=tiny", f"data.train={override_text(text)}"]
+    overrides = [("model.path", "tiny"), ("data.train", text)]
     config = compose("grpo", overrides, lambda name: find_method(name).Settings)
     assert config.data.train == text
 
@@ -150,13 +149,3 @@ def test_the_reward_of_both_is_the_same_function():
     exec(VERIFIER, scope)
     for text in ("", "13", "2468", "97531"):
         assert scope["odd"](text, None) == odd(text, None)
-
-
-def test_a_program_that_uses_hydra_itself_keeps_its_state():
-    from hydra import initialize
-    from hydra.core.global_hydra import GlobalHydra
-
-    with initialize(version_base="1.3", config_path=None):
-        users = GlobalHydra.instance().hydra
-        assert request_of(steps=7).config.training.steps == 7
-        assert GlobalHydra.instance().hydra is users

@@ -227,7 +227,7 @@ def _schema() -> tuple[list[str], dict[str, dict[str, Any]]]:
         from postgrad.config.schema import Config
         from postgrad.methods import find_method
 
-        recipes = [n for n in recipe_names() if n != "base" and not n.startswith("demo_")]
+        recipes = [n for n in recipe_names() if not n.startswith("demo_")]
         shared = dict(_fields(Config, ""))
         settings = {}
         for recipe in recipes:

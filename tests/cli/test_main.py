@@ -28,7 +28,7 @@ def test_names_of_other_programs_lead_to_commands():
 
 
 def test_ctrl_c_that_a_library_replaces_by_its_own_error_is_one_line(capsys, monkeypatch):
-    """OmegaConf does so if it stops while it creates a list."""
+    """As the clean-up of a library may do."""
 
     def run(argv):
         try:

@@ -600,7 +600,7 @@ def test_a_list_of_files_is_one_value(tmp_path, capsys):
     )
     assert main(["import", str(script)]) == 0
     out = capsys.readouterr().out
-    assert "data.train=\"'a,b'\"" in out and "needs a change" not in out, out
+    assert " data.train=a,b " in out and "needs a change" not in out, out
 
 
 def test_defaults_follow_what_the_script_sets():

@@ -84,7 +84,7 @@ def recipe_cases(golden: Golden) -> list[Case]:
     """Return the cases of every built-in recipe: the common sets, and the set of its method."""
     common = [name for name in golden.sets if not name.startswith(METHOD_SET)]
     cases: list[Case] = []
-    for recipe in sorted({*recipe_names()} - {"base"}):
+    for recipe in recipe_names():
         settings = resolve("train", recipe, golden.sets[PLAIN])
         own = f"{METHOD_SET}{settings.get('method.name')}"
         sets = [*common, own] if own in golden.sets else common

@@ -22,7 +22,7 @@ from postgrad.training.report import Reporter
 from postgrad.types import Batch, Failure, Problem, Score
 from postgrad.verifiers.reward_log import RewardLog
 
-RECIPES = [name for name in recipe_names() if name != "base" and not name.startswith("demo_")]
+RECIPES = [name for name in recipe_names() if not name.startswith("demo_")]
 # Recipes that train on pairs of the data, or on one response per row.
 PAIR_RECIPES = ("dpo", "dpo_norm", "dpo_sft", "tr_dpo", "ipo", "orpo", "simpo", "cs336_dpo")
 SFT_RECIPES = ("sft", "dft", "cs336_sft", "cs336_sft_2048", "cs336_sft_4096", "cs336_instruct")

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
-
 from postgrad.config.compose import compose_section
+from postgrad.config.overrides import rename
 from postgrad.config.schema import ModelConfig, setting
+from postgrad.config.setting import REQUIRED
 from postgrad.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ class EntropyConfig:
     """The settings of `postgrad analyze entropy`."""
 
     data: str = setting(
-        MISSING,
+        REQUIRED,
         "a run folder, a parquet file of rollouts, results of postgrad eval, or problems to answer",
     )
     out: str = setting(
@@ -89,16 +89,14 @@ def read_settings(
     for key, (section, leaf) in DEFAULTS_FROM_RUN.items():
         if run_config and leaf in run_config.get(section, {}):
             base[key] = run_config[section][leaf]
-    remaining: list[str] = []
     for override in overrides:
-        key, equals, value = override.partition("=")
-        if key in ("data", "out") and equals:  # paths are not parsed: they may contain commas
-            base[key] = value
-        elif key == "model.path":
+        if override.startswith("model.path="):
             raise ConfigError(
                 f"{override}: the model is the first argument: "
                 "postgrad analyze entropy MODEL data=..."
             )
-        else:
-            remaining.append(f"model.{override}" if key in MODEL_KEYS else override)
-    return compose_section(EntropyConfig, remaining, base)
+    renamed = [
+        rename(override, lambda key: f"model.{key}" if key in MODEL_KEYS else key)
+        for override in overrides
+    ]
+    return compose_section(EntropyConfig, renamed, base)

@@ -145,7 +145,7 @@ def evaluate(
         if verifier is not None:
             values.add("reward.verifier", verifier)
         target = find_model(path)
-        config = read_settings(target.path, [f"data={sets}", *values.overrides], target.config)
+        config = read_settings(target.path, [("data.sets", sets), *values.overrides], target.config)
         if out is not None:
             config.out = str(out)
         values.attach(config)

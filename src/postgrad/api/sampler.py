@@ -9,6 +9,7 @@ from postgrad.agents.runner import open_agents
 from postgrad.api.rows import as_problems
 from postgrad.api.stream import stream_response
 from postgrad.cluster.backends import open_engine
+from postgrad.config.overrides import Override
 from postgrad.data.styles import stop_strings
 from postgrad.environments.lookup import open_environments
 from postgrad.errors import ConfigError
@@ -31,13 +32,13 @@ class Sampler:
 
     Args:
         path: a model as `postgrad eval` takes it: run folder, checkpoint, model folder, hub id.
-        overrides: `key=value` settings of `postgrad eval`.
+        overrides: settings of `postgrad eval`.
 
     Raises ConfigError for a model or a setting that cannot be used.
     """
 
     @kept_threads()
-    def __init__(self, path: str, overrides: Sequence[str] = ()) -> None:
+    def __init__(self, path: str, overrides: Sequence[Override] = ()) -> None:
         target = find_model(path)
         self.path = path
         # No data is read; the setting is required by evaluations.

@@ -8,7 +8,7 @@ from typing import Any
 
 from postgrad.api.objects import as_setting
 from postgrad.config.foreign_names import FOREIGN_NAMES, NOT_NEEDED_NAMES
-from postgrad.config.overrides import COMMAND_KEYS, SHORT_FORMS
+from postgrad.config.overrides import SHORT_FORMS
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.user_code import PythonObject
 
@@ -31,9 +31,9 @@ ALIASES = {
 
 @dataclasses.dataclass
 class Settings:
-    """Settings as text, and those whose values are objects of this process."""
+    """Settings as (full name, value), and those whose values are objects of this process."""
 
-    overrides: list[str] = dataclasses.field(default_factory=list)
+    overrides: list[tuple[str, Any]] = dataclasses.field(default_factory=list)
     objects: dict[str, Any] = dataclasses.field(default_factory=dict)  # by dotted key
     values: dict[str, Any] = dataclasses.field(default_factory=dict)  # all of them, by dotted key
 
@@ -44,7 +44,7 @@ class Settings:
         """
         if isinstance(value, Mapping):
             if "." in key:  # the recipe's dict is replaced; a section keeps its other settings
-                self.overrides.append(f"{key}={{}}")
+                self.overrides.append((key, {}))
             for name, item in value.items():
                 self.add(f"{key}.{name}", item)
             return
@@ -56,9 +56,7 @@ class Settings:
             )
         if _has_objects(plain):
             self.objects[key] = plain
-        # The command of an agent is no value in Hydra's grammar: its quotes are the command's own.
-        is_command = key in COMMAND_KEYS and isinstance(plain, str)
-        self.overrides.append(f"{key}={plain if is_command else override_text(plain)}")
+        self.overrides.append((full, plain))
 
     def attach(self, config: Any) -> None:
         """Put the objects in the place of their texts in a composed configuration."""
@@ -86,23 +84,6 @@ def _plain(value: Any) -> Any:
 def _has_objects(value: Any) -> bool:
     items = value if isinstance(value, list) else [value]
     return any(isinstance(item, PythonObject) for item in items)
-
-
-def override_text(value: Any) -> str:
-    """Return a value in the grammar of `key=value`."""
-    from hydra.core.override_parser.types import Quote, QuotedString
-
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str):
-        return QuotedString(str(value), Quote.single).with_quotes()
-    if isinstance(value, Sequence):
-        return f"[{','.join(override_text(item) for item in value)}]"
-    raise ConfigError(f"{type(value).__name__} cannot be the value of a setting")
 
 
 def full_key(name: str, known: Sequence[str]) -> str:

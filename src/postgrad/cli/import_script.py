@@ -24,7 +24,7 @@ def make_parser() -> Parser:
 def run(argv: list[str]) -> int:
     arguments = make_parser().parse(argv, help_if_empty=True)
     from postgrad.config.import_defaults import defaults_of
-    from postgrad.config.import_result import SET_IT
+    from postgrad.config.import_result import SET_IT, has_variable
     from postgrad.config.import_script import read_settings, translate
     from postgrad.methods import find_method
 
@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
         print(f"# defaults that the script leaves out: {', '.join(added)}")
     elif not defaults:
         print(f"# settings that the script leaves out have the values of recipe {result.recipe}")
-    known = {key: value for key, value in result.overrides.items() if "$" not in value}
+    known = {key: value for key, value in result.overrides.items() if not has_variable(value)}
     try:
         config = _compose(result.recipe, REQUIRED | known)
         find_method(config.method.name)(config).check()
@@ -65,10 +65,9 @@ def _read(path: Path) -> str:
 
 def _compose(recipe: str, overrides: dict[str, str]) -> Any:
     from postgrad.config.compose import compose
-    from postgrad.config.import_result import one_value
     from postgrad.methods import find_method
 
-    words = [f"{key}={one_value(value)}" for key, value in overrides.items()]
+    words = [f"{key}={value}" for key, value in overrides.items()]
     return compose(recipe, words, lambda name: find_method(name).Settings)
 
 

@@ -178,7 +178,7 @@ def _suggest_command(name: str) -> str:
 def _is_interrupt(error: BaseException | None) -> bool:
     """Whether Ctrl-C caused the error.
 
-    The cleanup of a library, such as OmegaConf, may fail in the middle of its work and hide it.
+    The cleanup of a library may fail in the middle of its work and hide it.
     """
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__

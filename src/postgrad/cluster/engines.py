@@ -8,10 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from omegaconf import OmegaConf
-
 from postgrad.config.compose import compose_section
 from postgrad.config.schema import Config, EngineConfig, engine_config
+from postgrad.config.values import read_yaml
 from postgrad.model.auto_class import check_is_language_model
 from postgrad.model.device import choose_device
 from postgrad.model.load import load, load_tokenizer, model_config, resolve_path
@@ -30,7 +29,7 @@ class StandaloneEngine(NamedTuple):
 
 def read_engine_config(text: str) -> EngineConfig:
     """Parse the YAML that `to_yaml` wrote of an EngineConfig. Raises ConfigError."""
-    values = OmegaConf.to_container(OmegaConf.create(text))
+    values = read_yaml(text)
     assert isinstance(values, dict), "to_yaml writes a mapping"
     return compose_section(EngineConfig, [], values)  # type: ignore[arg-type]
 

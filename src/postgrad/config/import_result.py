@@ -35,25 +35,21 @@ class Translation:
 
     @property
     def command(self) -> str:
-        overrides: list[str] = []
-        for key, value in self.overrides.items():
-            whole = one_value(value)
-            overrides.append(f"{key}={_quoted(value)}" if whole == value else f'{key}="{whole}"')
+        overrides = [f"{key}={_quoted(value)}" for key, value in self.overrides.items()]
         return " \\\n  ".join([f"postgrad train {self.recipe}", *overrides])
 
 
-def one_value(value: str) -> str:
-    """The value of an override; one with commas in quotes, or it would be a sweep."""
-    return f"'{value}'" if "," in value and not value.startswith(("[", "{")) else value
+def has_variable(value: str) -> bool:
+    """Whether the shell fills something in when the command is pasted."""
+    return bool(_VARIABLES.fullmatch(_BRACED.sub(r"$\1", value)))
 
 
 def _quoted(value: str) -> str:
     """Return the value as a shell reads it: only variables are filled in by it."""
-    value = _BRACED.sub(r"$\1", value)
-    if _VARIABLES.fullmatch(value):
-        return (
-            value if shlex.quote(value.replace("$", "")) == value.replace("$", "") else f'"{value}"'
-        )
+    if has_variable(value):
+        value = _BRACED.sub(r"$\1", value)
+        plain = value.replace("$", "")
+        return value if shlex.quote(plain) == plain else f'"{value}"'
     return shlex.quote(value)
 
 

@@ -1,22 +1,12 @@
-"""`key=value` overrides in Hydra's grammar."""
+"""`key=value` overrides: the keys, and their values in nested settings."""
 
-import re
-from collections.abc import Collection, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from postgrad.errors import ConfigError, first_line
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
-
-COMMAND_KEYS = ("agent", "agent.command")  # their value is a command, not Hydra's grammar
-LIST_KEYS = ("track",)  # lists that may be written as texts: track=wandb, track=wandb,tensorboard
-
-FILES_KEYS = ("data", "data.train", "data.validation")  # files, separated by commas
+from postgrad.config.values import parse, part_of
+from postgrad.errors import ConfigError
 
 # Sections that may be written for one of their settings: method=NAME.
 SHORT_FORMS = {
@@ -27,68 +17,17 @@ SHORT_FORMS = {
 }
 
 
-def apply_overrides(
-    values: DictConfig, overrides: Sequence[str], sections: Collection[str]
-) -> None:
-    """Sets the overridden keys of `values`, in order, as Hydra does. Raises ConfigError.
+# A setting as text, `key=value`, or as (key, value) with a value of Python.
+Override = str | tuple[str, Any]
 
-    A dict replaces the dict that the recipe has; only a dict for one of `sections` is merged.
+
+def split_override(override: Override) -> tuple[str, Any, bool]:
+    """Return (full key, value, whether the value is a text to read). Raises ConfigError.
+
+    `+key` and `++key`, as in Hydra, mean the same as `key`.
     """
-    for override in overrides:
-        parsed = parse_override(override)
-        key = parsed.key_or_group
-        try:
-            OmegaConf.update(values, key, parsed.value(), merge=key in sections, force_add=True)
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"{override}: {first_line(error)}") from error
-
-
-def parse_override(override: str) -> "Override":
-    """Returns a `key=value` override, parsed by Hydra as `++key=value`. Raises ConfigError.
-
-    `++` sets the key whether or not the recipe has it.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    key, value = _split_override(override)
-    parser = OverridesParser.create()
-    try:
-        parsed = parser.parse_override(f"++{key}={value}")
-    except HydraException as error:
-        quoted = _quote(value)
-        if quoted is None:
-            raise ConfigError(
-                f"{key}={value}: {first_line(error)}; put the value into quotes: '{key}=\"...\"'"
-            ) from error
-        value = quoted
-        parsed = parser.parse_override(f"++{key}={value}")
-    if parsed.is_sweep_override() and key in FILES_KEYS and (files := _quote(value)):
-        parsed = parser.parse_override(f"++{key}={files}")
-    if parsed.is_sweep_override():
-        raise ConfigError(
-            f"{key}={value}: one value is needed, this is a sweep; start one run per value, "
-            "or quote a value with commas: key='\"a,b\"'"
-        )
-    if parsed.package is not None:
-        raise ConfigError(f"unknown key {key}; a key has no @")
-    return parsed
-
-
-def read_lists(values: DictConfig) -> None:
-    """Makes lists of those LIST_KEYS that are texts or null; drops empty and repeated names."""
-    for key in LIST_KEYS:
-        if key not in values:
-            continue
-        value = values[key]
-        items = value.split(",") if isinstance(value, str) else value or []
-        if isinstance(items, list | ListConfig) and all(isinstance(one, str) for one in items):
-            names = [one.strip() for one in items]
-            values[key] = list(dict.fromkeys(name for name in names if name))
-
-
-def _split_override(override: str) -> tuple[str, str]:
-    """Returns key and value, with short forms such as method=NAME expanded. Raises ConfigError."""
+    if isinstance(override, tuple):
+        return SHORT_FORMS.get(override[0], override[0]), override[1], False
     key, equals, value = override.lstrip("+").partition("=")
     if not equals or not key or override.startswith("~"):
         hint = "to unset a key write key=null"
@@ -99,54 +38,64 @@ def _split_override(override: str) -> tuple[str, str]:
             if key in ("tiny", "smollm2") or "/" in key or Path(key).exists():
                 hint = f"a model is model.path={key}, a file of problems data.train={key}"
         raise ConfigError(f"expected key=value, got {override!r}; {hint}")
-    if key.split(".")[0] == "hydra":  # Hydra would accept it silently
-        raise ConfigError(f"unknown key {key}; Hydra's own settings have no effect here")
-    if key in ("method", "environment"):
-        return SHORT_FORMS[key], f"'{value}'"
-    if key in COMMAND_KEYS:
-        escaped = value.replace("'", "\\'")
-        return "agent.command", f"'{escaped}'"
-    if key in LIST_KEYS and value != "null" and not value.startswith(("[", "'", '"')):
-        return key, f"'{value}'"  # Hydra would read a,b as a sweep
-    if key == "cluster":
-        key = SHORT_FORMS[key]
-    is_url = value.startswith(("http://", "https://"))
-    if is_url and "'" not in value:  # Hydra would read "#" as the start of a comment
-        value = f"'{value}'"
-    return key, value
+    return SHORT_FORMS.get(key, key), value, True
 
 
-def _quote(value: str) -> str | None:
-    """Returns a value that Hydra cannot parse as a quoted string, or as a list of them.
+def rename(override: Override, full_key: Callable[[str], str]) -> Override:
+    """Return the override with the full name of its setting."""
+    if isinstance(override, tuple):
+        return full_key(override[0]), override[1]
+    key, equals, value = override.partition("=")
+    return f"{full_key(key)}{equals}{value}"
 
-    Examples: brief(limit=100), file.json#name, [training.steps=3]. The type of the setting then
-    decides whether a string is allowed. None if the value has quotes, braces or inner brackets.
+
+def put(
+    values: dict[str, Any],
+    schema: type,
+    override: tuple[str, Any, bool],
+    refuse: Callable[[str], ConfigError],
+    prefix: str = "",
+) -> None:
+    """Set an overridden key in nested values.
+
+    A dict replaces the dict that the recipe has; a dict for a section is merged.
+
+    Args:
+        schema: the dataclass of `values`.
+        override: what `split_override` returned, without `prefix` in the key.
+        refuse: return the error for a key that does not exist.
+        prefix: the section of `values`, for error messages.
     """
-    is_list = value.startswith("[") and value.endswith("]")
-    inner = value[1:-1] if is_list else value
-    if any(character in inner for character in "'\"[]{}\\"):
-        return None
-    if not is_list:
-        return f"'{inner}'"
-    items = [f"'{item.strip()}'" for item in inner.split(",")]
-    return f"[{','.join(items)}]"
+    key, value, is_text = override
+    *sections, last = key.split(".")
+    kind: Any = schema
+    for name in (*sections, last):
+        kind = part_of(kind, name)
+        if kind is None:
+            raise refuse(f"{prefix}{key}")
+    for name in sections:
+        if not isinstance(values.get(name), dict):
+            values[name] = {}
+        values = values[name]
+    if is_text:
+        value = parse(value, kind, f"{prefix}{key}")
+    old = values.get(last)
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict) and isinstance(old, dict):
+        value = merge(old, value)
+    values[last] = value
 
 
-# What OmegaConf says about a value of the wrong type, and what a user reads.
-_WRONG_TYPES = (
-    (r"Value '(.*)' of type '.*' could not be converted to Integer", "={} is not a whole number"),
-    (r"Value '(.*)' of type '.*' could not be converted to Float", "={} is not a number"),
-    (r"Value '(.*)' is not a valid bool.*", "={} is neither true nor false"),
-    (r"Cannot convert '.*' to string: '(.*)'", "={} is not a text; put it in quotes"),
-    (r"Incompatible value 'None' .*", "=null: it needs a value"),
-    (r"Invalid value assigned: .* is not a ListConfig.*", " is a list; write {key}=[VALUE]"),
-)
+def merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Return both; sections are merged, other values of `second` replace those of `first`."""
+    merged = dict(first)
+    for key, value in second.items():
+        old = merged.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            value = merge(old, value)
+        merged[key] = value
+    return merged
 
 
-def explain_wrong_type(key: str, error: Exception) -> str:
-    """Returns the line for a value that the setting `key` cannot have."""
-    text = first_line(error, max_chars=10_000)
-    for pattern, reason in _WRONG_TYPES:
-        if match := re.fullmatch(pattern, text):
-            return key + reason.format(*match.groups(), key=key)
-    return f"{key or 'configuration'}: {text}"
+def keys_in(overrides: Iterable[Override]) -> set[str]:
+    """Return the full keys that overrides set."""
+    return {split_override(override)[0] for override in overrides}

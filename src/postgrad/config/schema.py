@@ -8,11 +8,10 @@ of their own. A method's own settings are in the method's file.
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
-
 from postgrad.config.schema_reward import JudgeConfig as JudgeConfig
 from postgrad.config.schema_reward import RewardConfig
 from postgrad.config.schema_rollout import AgentConfig, EnvironmentConfig, RolloutConfig
+from postgrad.config.setting import REQUIRED as REQUIRED
 from postgrad.config.setting import setting
 
 TRUNCATION_SIDES = ("left", "right", "middle")  # where a prompt that is too long may be truncated
@@ -40,7 +39,7 @@ class LoraConfig:
 @dataclass
 class ModelConfig:
     path: str = setting(
-        MISSING,
+        REQUIRED,
         "hub id, model folder, adapter folder, GGUF file, smollm2, "
         "or tiny (a 0.3M-parameter model made in code)",
     )
@@ -76,7 +75,7 @@ class ModelConfig:
 @dataclass
 class DataConfig:
     train: str = setting(
-        MISSING,
+        REQUIRED,
         "parquet, jsonl, json or csv files, separated by commas; FILE:COLUMN=NEW_NAME renames; "
         "arithmetic:LEVEL[:STYLE[:SPLIT]]; reasoning_gym:NAME[:OPTION=VALUE]; "
         "hub:OWNER/NAME[:SPLIT[:COLUMN=COLUMN]]; or seeds:N for an environment (docs/data.md)",

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
+REQUIRED = "???"  # the default of a setting that must be given
+
 
 def setting(
     default: Any,

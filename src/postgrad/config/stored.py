@@ -3,24 +3,23 @@
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from postgrad.config.values import read_yaml
 from postgrad.errors import ConfigError
 
 CONFIG_FILE = "config.yaml"
 
 
 def read_stored_config(folder: Path) -> dict[str, Any]:
-    """Returns the settings in the config.yaml of a run folder, as nested dicts.
+    """Return the settings in the config.yaml of a run folder, as nested dicts.
 
     Raises ConfigError if the file is missing or is no table of YAML.
     """
     file = folder / CONFIG_FILE
     try:
-        stored: Any = OmegaConf.to_container(OmegaConf.load(file))
-    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        stored: Any = read_yaml(file.read_text())
+    except (OSError, ValueError, RecursionError, YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{file} cannot be read: {reason}") from error
     if not isinstance(stored, dict):

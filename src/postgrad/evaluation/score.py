@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING
-
 from postgrad.cluster.generators import open_chat, open_reward_models
 from postgrad.config.compose import compose_section
+from postgrad.config.overrides import Override, rename
 from postgrad.config.schema import EngineConfig, ModelConfig, RolloutConfig, setting
+from postgrad.config.setting import REQUIRED
 from postgrad.data.sets import split_sets
 from postgrad.errors import ConfigError
 from postgrad.evaluation import folder as files
@@ -50,7 +50,7 @@ SHORT_KEYS = {
 @dataclass
 class ScoreData:
     sets: str = setting(
-        MISSING, "files of responses separated by commas; each is one set; NAME=FILE names a set"
+        REQUIRED, "files of responses separated by commas; each is one set; NAME=FILE names a set"
     )
     responses: str = setting(
         "", "column of responses: a text or a list of texts; empty: responses, response, ..."
@@ -74,18 +74,11 @@ class ScoreConfig:
         return RolloutConfig()
 
 
-def read_score_settings(source: str, overrides: Sequence[str]) -> ScoreConfig:
+def read_score_settings(source: str, overrides: Sequence[Override]) -> ScoreConfig:
     """Returns the checked settings of `postgrad score FILE key=value ...`. Raises ConfigError."""
     base: dict[str, Any] = {"data": {"sets": source}}
-    remaining: list[str] = []
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        key = SHORT_KEYS.get(key, key)
-        if key == "out" and equals:  # a path is not parsed: it may contain commas
-            base["out"] = value
-        else:
-            remaining.append(f"{key}{equals}{value}")
-    config: ScoreConfig = compose_section(ScoreConfig, remaining, base)
+    renamed = [rename(override, lambda key: SHORT_KEYS.get(key, key)) for override in overrides]
+    config: ScoreConfig = compose_section(ScoreConfig, renamed, base)
     check_judge(config.reward)
     check_judge_used(config.reward)
     if config.reward.judge.model == LIVE:

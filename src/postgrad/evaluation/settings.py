@@ -1,13 +1,13 @@
 """Settings of `postgrad eval`: the keys of training that an evaluation uses, and a few more."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING
-
 from postgrad.config.compose import compose_section
+from postgrad.config.overrides import Override, keys_in, rename
 from postgrad.config.schema import (
     OVERLONG,
     AgentConfig,
@@ -18,6 +18,7 @@ from postgrad.config.schema import (
     RolloutConfig,
     setting,
 )
+from postgrad.config.setting import REQUIRED
 from postgrad.errors import ConfigError
 
 
@@ -34,7 +35,7 @@ class EvalModel(ModelConfig):
 @dataclass
 class EvalData:
     sets: str = setting(
-        MISSING, "problem files separated by commas; each is one set; NAME=FILE names a set"
+        REQUIRED, "problem files separated by commas; each is one set; NAME=FILE names a set"
     )
     limit: int = setting(0, "use only the first problems of each set; 0: all", at_least=0)
     template: str = setting(
@@ -131,40 +132,31 @@ DEFAULTS_FROM_RUN = (
 
 def read_settings(
     model_path: str,
-    overrides: list[str],
+    overrides: Sequence[Override],
     run_config: dict[str, Any] | None = None,
     command: str = "eval",
 ) -> EvalConfig:
     """Returns the checked settings of `postgrad eval MODEL key=value ...`, or of `generate`.
 
     `run_config` is the configuration the model was trained with, or None. It sets the defaults
-    of prompts, tools and verifier; `overrides` (key=value) take precedence.
+    of prompts, tools and verifier; `overrides` take precedence.
 
     Raises: ConfigError for an unknown key, a bad value or no data.
     """
     base = _run_defaults(run_config or {})
     base.setdefault("model", {})["path"] = model_path
-    remaining: list[str] = []
-    keys: list[str] = []
+    remaining: list[Override] = []
     for override in overrides:
-        short_key, equals, value = override.partition("=")
-        if not equals and Path(override).is_file():
+        if isinstance(override, str) and "=" not in override and Path(override).is_file():
             raise ConfigError(f"{override} is a file; type data={override}")
-        key = full_key(short_key)
-        keys.append(key)
-        if key == "data.sets" and equals:  # paths are not parsed: they may contain commas
-            base.setdefault("data", {})["sets"] = value
-        elif key == "out" and equals:
-            base["out"] = value
-        elif key == "greedy" and value.lower() == "true":
-            remaining.append("rollout.temperature=0")
-        elif key == "model.path":
+        if str(override).lower() == "greedy=true":
+            override = "rollout.temperature=0"
+        remaining.append(rename(override, full_key))
+        if str(override).startswith("model.path="):
             raise ConfigError(
                 f"{override}: the model is the first argument: postgrad {command} MODEL data=FILE"
             )
-        else:
-            remaining.append(f"{key}{equals}{value}")
-    if "data.sets" not in keys:
+    if "data.sets" not in keys_in(remaining):
         raise ConfigError(
             f"no data; type postgrad {command} MODEL data=FILE, with several files separated by "
             "commas, or data=arithmetic:LEVEL"

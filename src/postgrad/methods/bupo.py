@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from omegaconf import MISSING
 from torch import Tensor
 
-from postgrad.config.schema import setting
+from postgrad.config.schema import REQUIRED, setting
 from postgrad.methods.base import Stage, Step
 from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.methods.support import bupo_checks
@@ -32,7 +31,7 @@ from postgrad.types import POLICY, Batch
 @dataclass
 class BupoSettings(GrpoSettings):
     num_blocks: int = setting(
-        MISSING,
+        REQUIRED,
         "blocks of the internal policy, from 1 to all (the original's internal_layer plus one)",
         at_least=1,
     )

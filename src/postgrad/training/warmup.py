@@ -5,7 +5,6 @@ the model that the warm-up run trained.
 """
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,12 +49,8 @@ def warmup_config(config: Config) -> Config:
     """Return the configuration of the warm-up run: its own recipe on this run's model and data."""
     shared = {name: dataclasses.asdict(getattr(config, name)) for name in SHARED_SECTIONS}
     shared["rollout"] = {"max_response_tokens": config.rollout.max_response_tokens}
-    overrides = [f"{key}={json.dumps(value)}" for key, value in _leaves(shared, "")]
-    overrides += [
-        f"seed={config.seed}",
-        f"runs={json.dumps(config.runs)}",
-        f"name={json.dumps(config.name + '-warmup')}",
-    ]
+    overrides = list(_leaves(shared, ""))
+    overrides += [("seed", config.seed), ("runs", config.runs), ("name", f"{config.name}-warmup")]
     warmup = compose(
         config.warmup.recipe,
         [*overrides, *config.warmup.overrides],
