@@ -32,6 +32,7 @@ from .test_source import (
 )
 
 TEST_MODULE = "__tests__"
+FILE_EVENTS = ("open", "os.mkdir", "os.remove", "os.rename", "sqlite3.connect")
 # A test may read these folders: it imports modules.
 LIBRARIES = tuple(f"{path}/" for path in (*sys.path, sys.prefix, sys.base_prefix) if len(path) > 1)
 
@@ -101,12 +102,12 @@ class TestChannel(Channel):
         self.violate(reason)
 
     def refuse_files(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """End a test that opens a file: the program has files of its own (an audit hook)."""
-        if event not in ("open", "sqlite3.connect") or not self.namespace:
+        """End a test that uses a file: the program has files of its own (an audit hook)."""
+        if event not in FILE_EVENTS or not self.namespace:
             return
         path = str(arguments[0])
         if path != ":memory:" and not path.startswith(LIBRARIES):
-            self.unsupport(f"the program does not see the file {path[:80]} that the test opens")
+            self.unsupport(f"the program does not see the file {path[:80]} that the test uses")
 
     def no_items(self) -> NoReturn:
         self.unsupport("a loop of the test has no items, so it checks nothing")
