@@ -264,6 +264,9 @@ def made_up_report(num_layers: int) -> dict:
         for n in range(1, num_layers + 1)
     ]
     return {
+        "model": "tiny",
+        "rows": 2,
+        "tokens": 9,
         "num_layers": num_layers,
         "layers": layers,
         "full_policy": {"mean": 0.25},
@@ -288,6 +291,20 @@ def test_flow_has_one_point_per_module(num_layers):
     assert numbers[0] == 1
     assert max(numbers) <= num_layers
     assert len(numbers) <= 21
+
+
+def test_captions_say_model_tokens_and_what_a_point_means():
+    from postgrad.analysis.figures import CHANGE_STYLES, FLOW_MEANING, _change_meaning, caption
+
+    report = made_up_report(4) | {"model": "/data/$x/runs/a", "rows": 1200, "tokens": 45678}
+    text = caption(report, FLOW_MEANING)
+    assert text.startswith("$x/runs/a, 1,200 responses with 45,678 tokens. A point is the mean ent")
+    no_boundary = report | {"boundary_layer": None}
+    for module in CHANGE_STYLES:
+        assert "output minus input" in _change_meaning(report, [module])
+        has_line = "Dotted" in _change_meaning(report | {"boundary_layer": 2}, [module])
+        assert has_line == (module == "ffn")
+        assert "Dotted" not in _change_meaning(no_boundary, [module])
 
 
 @pytest.mark.slow

@@ -87,6 +87,7 @@ def test_a_run_has_metrics_rollouts_pictures_and_a_model(small, folder):
     rollouts = run.rollouts(step=2)
     assert len(rollouts) == 16 and {"text", "reward", "advantages"} <= set(rollouts)
     assert run.rollouts().equals(run.rollouts(3))
+    assert list(run.rollouts().columns)[:3] == ["text", "reward", "question"]
     run.plot("curves.png")
     assert Path("curves.png").stat().st_size > 10_000
     assert isinstance(run.generate("1+1="), str)

@@ -1,5 +1,6 @@
 """Figures of an entropy analysis, as PNG and PDF: the entropy flow and the changes per layer."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,17 @@ FLOW_STYLES = {
     "attention": Style("Attention", "s", RED),
     "ffn": Style("FFN", "D", BLUE),
 }
+
+
+FLOW_MEANING = (
+    "A point is the mean entropy of the next token when the output head reads the model at this "
+    "place; the last one is the full policy."
+)
+CHANGE_MEANING = (
+    "A point is the mean of output minus input entropy: above the dashed line, the part adds some."
+)
+BOUNDARY_MEANING = " Dotted: the boundary layer."
+CHARACTERS_PER_INCH = 22  # of the caption
 
 
 class Point(NamedTuple):
@@ -62,10 +74,12 @@ def draw(report: dict[str, Any], folder: Path) -> list[Path]:
     for module in CHANGE_STYLES:
         figure, axes = plt.subplots(figsize=(5, 2.5), layout="constrained")
         _draw_change(axes, report, module)
+        _add_caption(figure, report, _change_meaning(report, [module]))
         figures[f"{module}_change"] = figure
     figure, columns = plt.subplots(1, 3, figsize=(13, 2.8), layout="constrained")
     for axes, module in zip(columns, CHANGE_STYLES, strict=True):
         _draw_change(axes, report, module)
+    _add_caption(figure, report, _change_meaning(report, list(CHANGE_STYLES)))
     figures["changes"] = figure
     files: list[Path] = []
     try:
@@ -101,7 +115,27 @@ def _draw_flow(plt: Any, report: dict[str, Any]) -> Any:
     axes.legend(
         handles=patches, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=7
     )
+    _add_caption(figure, report, FLOW_MEANING)
     return figure
+
+
+def caption(report: dict[str, Any], meaning: str) -> str:
+    """Return what a figure shows: the model, the number of tokens, and what a point means."""
+    model = "/".join(str(report["model"]).rstrip("/").split("/")[-3:])
+    count = f"{report['rows']:,} responses with {report['tokens']:,} tokens"
+    return f"{model}, {count}. {meaning}"
+
+
+def _change_meaning(report: dict[str, Any], modules: Sequence[str]) -> str:
+    has_boundary = "ffn" in modules and report["boundary_layer"] is not None
+    return CHANGE_MEANING + (BOUNDARY_MEANING if has_boundary else "")
+
+
+def _add_caption(figure: Any, report: dict[str, Any], meaning: str) -> None:
+    """Write the caption below the axes. A `$` of a path is no formula."""
+    width = int(figure.get_figwidth() * CHARACTERS_PER_INCH)
+    text = textwrap.fill(caption(report, meaning), width)
+    figure.supxlabel(text, fontsize=6, color="dimgray", parse_math=False)
 
 
 def _draw_change(axes: Any, report: dict[str, Any], module: str) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from postgrad.api.page import Page
     from postgrad.api.sampler import Prompt, Sampler
 
+FIRST_COLUMNS = ("text", "reward", "question", "uid", "group")  # of the rollouts
+
 
 class Run:
     """A training run, opened by its folder: `postgrad.Run("runs/grpo-1a2b3c4d")`.
@@ -87,8 +89,8 @@ class Run:
     def rollouts(self, step: int | None = None) -> pandas.DataFrame:
         """The trajectories of a step, one per row; the last step unless given.
 
-        Columns: text, reward, question, uid, group, and per-token lists such as response,
-        advantages and behavior_logprobs. Raises ConfigError if the step has none.
+        Columns: first text and reward, then question, uid, group, and per-token lists such as
+        response, advantages and behavior_logprobs. Raises ConfigError if the step has none.
         """
         files = rollout_files(self.folder / "rollouts")
         if not files:
@@ -102,7 +104,10 @@ class Run:
         import pyarrow.parquet as parquet
 
         _pandas()  # a clear error where it is missing
-        return parquet.read_table(files[wanted]).to_pandas()
+        table = parquet.read_table(files[wanted])
+        first = [name for name in FIRST_COLUMNS if name in table.column_names]
+        others = [name for name in table.column_names if name not in first]
+        return table.select([*first, *others]).to_pandas()
 
     def checkpoint(self, step: int | str = "latest") -> Path:
         """The checkpoint of a step, of `latest` or of `best`. Its folder `policy` is the model.

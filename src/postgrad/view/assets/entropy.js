@@ -55,7 +55,12 @@ export async function showEntropy(container, route, signal) {
       usable.findIndex((one) => one.name === route.params.get("of")),
     ),
   );
-  const drawFlow = () => flow.set(flowSeries(usable[selected].data));
+  const shownData = h("p", { class: "dim note" });
+  const drawFlow = () => {
+    const { model, rows, tokens } = usable[selected].data;
+    fill(shownData, `${model ?? "–"}: ${number(rows)} responses with ${number(tokens)} tokens.`);
+    flow.set(flowSeries(usable[selected].data));
+  };
   const table = new Table(
     [
       {
@@ -124,8 +129,9 @@ export async function showEntropy(container, route, signal) {
     h(
       "p",
       { class: "dim note" },
-      "Entropy of the next token when the model's output head is applied after each part of each " +
-        "layer. Layers count from 1. The last point is the full policy.",
+      "Mean entropy of the next token when the model's output head is applied after each part of " +
+        "each layer. Layers count from 1. The last point is the full policy. A change is output " +
+        "minus input: above 0 the part adds entropy.",
     ),
     usable.length > 1
       ? h(
@@ -142,6 +148,7 @@ export async function showEntropy(container, route, signal) {
           ),
         )
       : null,
+    shownData,
     flow.element,
     h(
       "div",
