@@ -72,6 +72,18 @@ def sent_fields(problem: Problem) -> dict[str, Any]:
     return {name: value for name, value in vars(problem).items() if name not in kept_here}
 
 
+def problem_from(fields: dict[str, Any]) -> Problem:
+    """Return the problem of `sent_fields`; JSON has made lists of its tuples."""
+    return Problem(
+        fields["uid"],
+        tuple(fields["messages"]),
+        fields["ground_truth"],
+        fields["data_source"],
+        tuple(fields["demonstrations"]),
+        fields["extra"],
+    )
+
+
 @dataclass(frozen=True)
 class Score:
     """A verifier's result: the reward, and the named parts that it consists of."""

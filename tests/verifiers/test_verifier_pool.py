@@ -1,17 +1,14 @@
 """VerifierPool: one Score or Failure per response whatever a verifier does; no process is left."""
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Score
 from postgrad.verifiers import pool as pool_module
 from postgrad.verifiers.lookup import find_verifier
@@ -33,23 +30,15 @@ def ends(pid: int, within_s: float = 60) -> bool:
 
 
 @pytest.mark.slow
-def test_a_thousand_responses_in_order(problem, hostile, children):
-    before, files = set(children()), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+def test_verdicts_are_in_the_order_of_the_responses(problem, hostile):
+    """Some verifiers run in this process, the others in two children."""
     with VerifierPool(workers=2, timeout_s=20) as pool:
-        assert set(children()) == before, "children start only when needed"
-        items = [("x" * (i % 97), problem("5")) for i in range(1000)]
-        assert pool.verify(items, [hostile("length")] * 1000) == [
-            Score(float(i % 97)) for i in range(1000)
-        ]
-        assert len(set(children()) - before) == 2
-        problems = [problem(f"x+{i % 50}") for i in range(1000)]
-        items = [(f"\\boxed{{{(i + i % 2) % 50}+x}}", p) for i, p in enumerate(problems)]
-        results = pool.verify(items, ["math"] * 1000)
-        assert [r.value for r in results if isinstance(r, Score)] == [
-            float(i % 2 == 0) for i in range(1000)
-        ]
-    assert set(children()) == before
-    assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
+        items = [("x" * i if i % 3 else "5", problem("5")) for i in range(150)]
+        names = [hostile("length") if i % 3 else "exact" for i in range(150)]
+        expected = [float(i) if i % 3 else 1.0 for i in range(150)]
+        results = pool.verify(items, names)
+        assert [r.value for r in results if isinstance(r, Score)] == expected
+        assert len(pool.processes.children) == 2
 
 
 @pytest.mark.slow
@@ -60,7 +49,7 @@ def test_without_a_number_there_are_as_many_processes_as_cores(problem, hostile,
         answers = [(f"\\boxed{{{i}+x}}", problem("x+1")) for i in range(64)]
         results = pool.verify(answers, ["math"] * 64)
         assert [r.value for r in results if isinstance(r, Score)] == [0.0, 1.0, *[0.0] * 62]
-        assert len(pool._children) == 4
+        assert len(pool.processes.children) == 4
         items = [(str(i), problem("5")) for i in range(64)]
         own = pool.verify(items, [hostile("process")] * 64)
         assert len({result.value for result in own if isinstance(result, Score)}) == 2
@@ -207,25 +196,6 @@ def test_large_responses_and_odd_characters(problem, hostile):
     assert results == [Score(float(len(r))) for r in responses]
 
 
-@pytest.mark.slow
-def test_grandchildren_are_killed_too(problem, hostile, tmp_path):
-    note = tmp_path / "pid"
-    with VerifierPool(workers=1, timeout_s=4) as pool:
-        (result,) = pool.verify([(str(note), problem("5"))], [hostile("grandchild")])
-    assert isinstance(result, Failure) and result.kind == "timeout"
-    assert ends(int(note.read_text()))
-
-
-def test_an_idle_child_that_was_killed_is_replaced(problem, hostile, children):
-    before = set(children())
-    with VerifierPool(workers=1, timeout_s=20) as pool:
-        pool.verify([("a", problem("5"))], [hostile("length")])
-        (child,) = set(children()) - before
-        os.kill(child, signal.SIGKILL)
-        assert ends(child)
-        assert pool.verify([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)]
-
-
 def test_a_module_that_loads_here_but_not_in_the_child(problem, tmp_path):
     file = tmp_path / "picky.py"
     file.write_text(
@@ -237,89 +207,23 @@ def test_a_module_that_loads_here_but_not_in_the_child(problem, tmp_path):
     assert isinstance(result, Failure) and result.kind == "error" and "only here" in result.reason
 
 
-def test_unknown_verifier_and_children_that_cannot_start(problem, hostile, monkeypatch, children):
-    before = set(children())
-    with VerifierPool(workers=2, timeout_s=5) as pool:
-        with pytest.raises(ConfigError):
-            pool.verify([("a", problem("5"))], ["mth"])
-        monkeypatch.setattr(sys, "executable", "/bin/false")
-        with pytest.raises(RunError, match="do not start"):
-            pool.verify([("a", problem("5"))] * 10, [hostile("length")] * 10)
-        monkeypatch.undo()
-        assert set(children()) == before
-        assert pool.verify([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)], (
-            "the pool is usable again"
-        )
-
-
-def test_close_ends_verify_in_another_thread(problem, hostile, children):
-    before, outcome = set(children()), []
-
-    def work() -> None:
-        with contextlib.suppress(RunError):
-            outcome.append(pool.verify([("sleep", problem("5"))] * 4, [hostile("by_command")] * 4))
-        outcome.append("ended")
-
-    pool = VerifierPool(workers=2, timeout_s=600)
-    thread = threading.Thread(target=work)
-    thread.start()
-    end = time.monotonic() + 60
-    while len(set(children()) - before) < 2 and time.monotonic() < end:
-        time.sleep(0.05)
-    pool.close()
-    pool.close()
-    thread.join(60)
-    assert outcome == ["ended"]
-    assert set(children()) == before
-    with pytest.raises(RunError, match="closed"):
-        pool.verify([("a", problem("5"))], [hostile("length")])
+def test_unknown_verifier(problem):
+    with VerifierPool(workers=2) as pool, pytest.raises(ConfigError):
+        pool.verify([("a", problem("5"))], ["mth"])
 
 
 @pytest.mark.slow
-def test_an_interrupt_leaves_no_children_and_no_old_results(
-    problem, hostile, monkeypatch, children
-):
-    """After Ctrl-C the busy children are gone; the next call does not get their old results."""
-    before = set(children())
-    with VerifierPool(workers=2, timeout_s=60) as pool:
-        calls = 0
-
-        def interrupted(*_: object) -> None:
-            nonlocal calls
-            calls += 1
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(pool, "_handle", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            pool.verify([("a", problem("5"))] * 20, [hostile("length")] * 20)
-        assert calls == 1 and set(children()) == before
-        monkeypatch.undo()
-        assert pool.verify([("abc", problem("5"))] * 3, [hostile("length")] * 3) == [Score(3.0)] * 3
-
-
-def test_a_garbage_collected_pool_ends_its_children(problem, hostile, children):
-    before = set(children())
-    pool = VerifierPool(workers=1, timeout_s=20)
-    pool.verify([("a", problem("5"))], [hostile("length")])
-    assert len(set(children()) - before) == 1
-    del pool
-    assert set(children()) == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["ok", "sleep", "hold the lock"])
-def test_children_end_when_the_parent_is_killed(command, hostile, children):
-    """Idle, busy in Python, and busy in C code that holds the GIL, where only SIGALRM ends it."""
+def test_busy_children_end_when_the_parent_is_killed(hostile, children):
+    """They are in C code that holds the GIL, where only SIGALRM ends them."""
     code = f"""if True:
         import time
         from postgrad.problem import Problem
         from postgrad.verifiers.pool import VerifierPool
         problem = Problem("p", (), "5")
-        timeout_s = 1.5 if {command!r} == "hold the lock" else 60
-        with VerifierPool(workers=2, timeout_s=timeout_s) as pool:
+        with VerifierPool(workers=2, timeout_s=1.5) as pool:
             pool.verify([("ok", problem)] * 2, [{hostile("by_command")!r}] * 2)
             print("scoring", flush=True)
-            pool.verify([({command!r}, problem)] * 2, [{hostile("by_command")!r}] * 2)
+            pool.verify([("hold the lock", problem)] * 2, [{hostile("by_command")!r}] * 2)
             time.sleep(60)
     """
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -331,15 +235,3 @@ def test_children_end_when_the_parent_is_killed(command, hostile, children):
     parent.wait(60)
     parent.stdout.close()
     assert all(ends(orphan) for orphan in orphans)
-
-
-@pytest.mark.slow
-def test_sigterm_is_left_to_the_parent(problem, hostile, children):
-    """If all processes of a run get SIGTERM, the parent finishes its step first."""
-    before = set(children())
-    with VerifierPool(workers=1, timeout_s=20) as pool:
-        assert pool.verify([("a", problem("5"))], [hostile("length")]) == [Score(1.0)]
-        (child,) = set(children()) - before
-        os.kill(child, signal.SIGTERM)
-        assert pool.verify([("ab", problem("5"))], [hostile("length")]) == [Score(2.0)]
-        assert set(children()) - before == {child}

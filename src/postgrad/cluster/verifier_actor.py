@@ -7,8 +7,8 @@ from pathlib import Path
 
 from postgrad.cluster.ports import to_exception
 from postgrad.errors import ConfigError, RunError
-from postgrad.problem import Failure, Problem, Score, sent_fields
-from postgrad.verifiers.child import decode_problem, encode
+from postgrad.problem import Failure, Problem, Score, problem_from, sent_fields
+from postgrad.processes.channel import to_json
 from postgrad.verifiers.pool import VerifierPool
 
 
@@ -32,16 +32,16 @@ class VerifierActor:
     def verify(self, message: bytes) -> bytes:
         """Returns ["ok", verdicts] of an encoded chunk, or ["config" | "error", message]."""
         chunk = json.loads(message)
-        problems = [decode_problem(data) for data in chunk["problems"]]
+        problems = [problem_from(data) for data in chunk["problems"]]
         items = [(response, problems[index]) for index, response, _ in chunk["items"]]
         names = [name for _, _, name in chunk["items"]]
         try:
             verdicts = self.pool.verify(items, names)
         except ConfigError as error:
-            return encode(["config", str(error)])
+            return to_json(["config", str(error)])
         except RunError as error:
-            return encode(["error", str(error)])
-        return encode(["ok", [_verdict_to_json(verdict) for verdict in verdicts]])
+            return to_json(["error", str(error)])
+        return to_json(["ok", [_verdict_to_json(verdict) for verdict in verdicts]])
 
 
 def _verdict_to_json(verdict: Score | Failure) -> list[object]:
@@ -57,7 +57,7 @@ def encode_chunk(items: list[tuple[str, Problem]], names: list[str]) -> bytes:
     rows: list[list[object]] = []
     for (response, problem), name in zip(items, names, strict=True):
         rows.append([index_of[id(problem)], response, name])
-    return encode(
+    return to_json(
         {"problems": [sent_fields(problem) for problem in problems.values()], "items": rows}
     )
 

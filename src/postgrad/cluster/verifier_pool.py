@@ -21,8 +21,8 @@ from postgrad.cluster.verifier_actor import VerifierActor, decode_verdicts, enco
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.problem import Failure, Problem, Score
+from postgrad.processes.supervisor import MAX_CHUNK
 from postgrad.verifiers.lookup import find_verifier
-from postgrad.verifiers.pool import MAX_CHUNK
 
 CHUNKS_PER_WORKER = 4  # of the waiting responses, so that the actors finish together
 

@@ -12,6 +12,6 @@
     calls.py        the formats in which models write calls
     guess.py        guess the number: a built-in example
 
-May import verifiers, sandbox, problem, config, user_code and errors. Imports no torch, so that
-child processes start fast.
+May import verifiers, sandbox, processes, problem, config, user_code and errors. Imports no torch,
+so that child processes start fast.
 """

@@ -1,10 +1,10 @@
 """The main program of a pool's child process: runs sessions in threads, and replies.
 
-Messages are JSON lines over one socket.
+Messages are JSON.
 
 - In: {"op": open | act | finish | close, "key": ..., and the operation's arguments}. With
   "replay", the session is first made again: spec, problem, seed and the turns so far.
-- Out: ["ready"] once, then [key, kind, fields] per operation, in any order.
+- Out: [key, kind, fields] per operation, in any order.
 
 Imports no torch.
 """
@@ -12,10 +12,6 @@ Imports no torch.
 import contextlib
 import json
 import os
-import resource
-import signal
-import socket
-import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -24,30 +20,24 @@ from postgrad.environments.calls import Call
 from postgrad.environments.host import MAX_THREADS, Result, ThreadHost, attempt
 from postgrad.environments.port import Observation, Outcome
 from postgrad.environments.session import SessionSpec
-from postgrad.problem import Failure
-from postgrad.verifiers.child import decode_problem, encode, exit_with_parent
+from postgrad.problem import Failure, problem_from
+from postgrad.processes.channel import Channel, to_json
+from postgrad.processes.program import run_child
 
 RESULTS: dict[str, type] = {kind.__name__: kind for kind in (Observation, Outcome, Failure)}
 
 
-def main() -> None:
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    os.set_inheritable(channel.fileno(), False)
-    threading.Thread(target=exit_with_parent, args=(int(sys.argv[2]),), daemon=True).start()
-    # A scheduler may send SIGTERM to all processes of a run. The parent handles it and kills us.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def main(channel: Channel) -> None:
     sessions = ThreadHost(MAX_THREADS).new_sessions()
     replier = threading.Thread(target=_send_replies, args=(sessions, channel), daemon=True)
     replier.start()
-    channel.sendall(encode(["ready"]))
-    for line in channel.makefile("rb"):
-        message = json.loads(line)
+    while (data := channel.receive()) is not None:
+        message = json.loads(data)
         if message["op"] == "close":
             sessions.close(message["key"])
         else:
             sessions.executor.submit(_run, sessions, message)
-    os._exit(0)  # the parent closed the socket; threads of environments may hang
+    os._exit(0)  # the parent closed the channel; threads of environments may hang
 
 
 def _run(sessions: Any, message: dict[str, Any]) -> None:
@@ -59,7 +49,7 @@ def _run(sessions: Any, message: dict[str, Any]) -> None:
             made = message["replay"]
             history = [(action, decode_calls(calls)) for action, calls in made["history"]]
             spec = SessionSpec(**made["spec"])
-            problem = decode_problem(made["problem"])
+            problem = problem_from(made["problem"])
             if message["op"] == "open":
                 return sessions.new(key, spec, problem, made["seed"]).open()
             sessions.replay(key, spec, problem, made["seed"], history)
@@ -71,11 +61,11 @@ def _run(sessions: Any, message: dict[str, Any]) -> None:
     sessions.replies.put((key, attempt(operation)))
 
 
-def _send_replies(sessions: Any, channel: socket.socket) -> None:
+def _send_replies(sessions: Any, channel: Channel) -> None:
     with contextlib.suppress(OSError):  # the parent is gone
         while True:
             for key, result in sessions.collect(timeout_s=60.0):
-                channel.sendall(encode([key, *encode_result(result)]))
+                channel.send(to_json([key, *encode_result(result)]))
 
 
 def encode_result(result: Result) -> tuple[str, Any]:
@@ -95,5 +85,4 @@ def decode_calls(calls: Sequence[dict[str, Any]]) -> list[Call]:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(ConnectionError):  # the parent was killed
-        main()
+    run_child(main)

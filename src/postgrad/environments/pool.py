@@ -3,22 +3,14 @@
 Each child runs many sessions in threads. If a child dies, its other sessions are made again in
 another child by replaying their turns, when they are next needed. The sessions that were running
 when it died are replayed each in a child of its own; one that kills that child too has failed.
-Children are fresh interpreters, not forks of this process and its threads.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import queue
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,12 +23,12 @@ from postgrad.environments.session import SessionSpec
 from postgrad.environments.tools import MAX_CALLS_PER_TURN
 from postgrad.errors import RunError
 from postgrad.problem import Failure, Problem
-from postgrad.verifiers.child import encode
+from postgrad.processes.channel import to_json
+from postgrad.processes.child import START_LIMIT_S, Child
+from postgrad.processes.supervisor import Supervisor
 
-START_LIMIT_S = 60.0  # for a child to start
 GRACE_S = 10.0  # a child that is silent for this long beyond all its limits is killed
 CHECK_S = 1.0  # between looks at silent children
-MAX_FAILED_STARTS = 3
 
 
 @dataclass(eq=False)
@@ -61,60 +53,14 @@ class _Session:
         return per_turn * (len(self.history) + 3)
 
 
-class _Child:
-    """One child process and the sessions in it."""
+class _Child(Child):
+    """A child process and the sessions in it."""
 
-    def __init__(self, pool: "ChildPool") -> None:
-        self.socket, child_socket = socket.socketpair()
-        environment = {
-            "PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path),
-            "OMP_NUM_THREADS": "1",
-        }
-        arguments = [str(child_socket.fileno()), str(os.getpid())]
-        with child_socket:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "postgrad.environments.child", *arguments],
-                pass_fds=[child_socket.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # an environment's prints go to stderr, not into our output
-                start_new_session=True,  # no Ctrl-C for it; its whole group can be killed
-                env=os.environ | environment,
-            )
+    def __init__(self, *arguments: Any) -> None:
         self.sessions: dict[int, _Session] = {}
-        self.ready = False
         self.retired = False  # a session in it hangs: it gets no new ones
-        self.last_message = time.monotonic()
         self.exclusive = False  # it replays one session of `to_isolate`, and has no other
-        self.outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(target=self._read, args=(pool,), daemon=True).start()
-        threading.Thread(target=self._write, daemon=True).start()
-
-    def _read(self, pool: "ChildPool") -> None:
-        try:
-            # A killed child may leave half a line.
-            with contextlib.suppress(OSError, ValueError), self.socket.makefile("rb") as lines:
-                for line in lines:
-                    pool.on_message(self, json.loads(line))
-        finally:
-            pool.on_exit(self)  # else its sessions would wait for answers
-
-    def _write(self) -> None:
-        with contextlib.suppress(OSError):  # it is dead; the reader notices
-            while data := self.outbox.get():
-                self.socket.sendall(data)
-
-    def send(self, message: dict[str, Any]) -> None:
-        self.outbox.put(encode(message))
-
-    def kill(self) -> None:
-        self.outbox.put(b"")  # ends the writer
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5.0)
+        super().__init__(*arguments)
 
 
 class ChildPool:
@@ -122,21 +68,22 @@ class ChildPool:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.children: list[_Child] = []
+        environment = {"OMP_NUM_THREADS": "1"}
+        self.processes = Supervisor("postgrad.environments.child", [], "environment", environment)
         self.to_isolate: deque[_Session] = deque()
         self.numbers = itertools.count()
         self.lock = threading.RLock()
-        self.num_failed_starts = 0
-        self.closed = False
-        self._finalizer = weakref.finalize(self, _kill_all, self.children, os.getpid())
+
+    @property
+    def children(self) -> list[_Child]:
+        return self.processes.children
 
     def new_sessions(self) -> "PoolSessions":
         return PoolSessions(self)
 
     def close(self) -> None:
         """Kill the children."""
-        self.closed = True
-        self._finalizer()
+        self.processes.close()
 
     def start(self, session: _Session, message: dict[str, Any]) -> None:
         """Start an operation of a session, in its child or in a new one."""
@@ -161,13 +108,7 @@ class ChildPool:
         return min(usable, key=lambda child: len(child.sessions))
 
     def _new_child(self) -> _Child:
-        if self.closed:
-            raise RunError("the pool of environments is closed")
-        if self.num_failed_starts >= MAX_FAILED_STARTS:
-            raise RunError("environment processes do not start; see their output above")
-        child = _Child(self)
-        self.children.append(child)
-        return child
+        return self.processes.start(_Child, self.on_message, self.on_exit)
 
     def _isolate_next(self) -> None:
         """Replay the next session that ran in a crash, in a child of its own, one at a time."""
@@ -198,18 +139,13 @@ class ChildPool:
         assert child is not None and session.pending is not None
         if not any(other.pending for other in child.sessions.values() if other is not session):
             child.last_message = time.monotonic()  # it was idle: its clock starts now
-        child.send(session.pending)
+        child.send(to_json(session.pending))
 
     # ---- called by the threads that read from children
 
-    def on_message(self, child: _Child, message: list[Any]) -> None:
+    def on_message(self, child: _Child, message: bytes) -> None:
         with self.lock:
-            child.last_message = time.monotonic()
-            if message == ["ready"]:
-                child.ready = True
-                self.num_failed_starts = 0
-                return
-            number, kind, fields = message
+            number, kind, fields = json.loads(message)
             session = child.sessions.get(number)
             if session is None or session.pending is None:
                 return
@@ -225,23 +161,20 @@ class ChildPool:
         with self.lock:
             if child not in self.children:
                 return
-            self.children.remove(child)
-            child.kill()
-            self.num_failed_starts += not child.ready
+            how = self.processes.remove(child)
             sessions = list(child.sessions.values())
             child.sessions.clear()
             for session in sessions:
                 session.child = None
-                if session.pending is None or self.closed:
+                if session.pending is None or self.processes.closed:
                     continue
                 if session.ran_in_crash or not child.ready:
-                    code = child.process.returncode
-                    reason = f"the environment's process ended with exit code {code}"
+                    reason = f"the environment's process ended: {how}"
                     self._reply(session, Failure("crash", reason))
                     continue
                 session.ran_in_crash = True
                 self.to_isolate.append(session)
-            if not self.closed:
+            if not self.processes.closed:
                 self._isolate_next()
 
     def _reply(self, session: _Session, result: Result) -> None:
@@ -259,7 +192,7 @@ class ChildPool:
             if child is None:
                 return
             child.sessions.pop(session.number, None)
-            child.send({"op": "close", "key": session.number})
+            child.send(to_json({"op": "close", "key": session.number}))
             usable = [c for c in self.children if not c.retired]
             if not child.sessions and (child.retired or len(usable) > self.workers):
                 self.children.remove(child)
@@ -315,9 +248,3 @@ class PoolSessions:
     def _start(self, key: int, message: dict[str, Any]) -> None:
         session = self.sessions[key]
         self.pool.start(session, {"key": session.number, **message})
-
-
-def _kill_all(children: list[_Child], owner_pid: int) -> None:
-    """Kill all children; does nothing in a fork of the process that started them."""
-    while children and os.getpid() == owner_pid:
-        children.pop().kill()

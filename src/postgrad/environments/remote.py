@@ -24,7 +24,7 @@ from postgrad.environments.calls import parse_json
 from postgrad.environments.port import EnvironmentFailure
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Problem, sent_fields
-from postgrad.verifiers.child import encode
+from postgrad.processes.channel import to_json
 from postgrad.verifiers.port import one_line
 
 SCHEMES = ("http://", "https://")
@@ -129,7 +129,7 @@ class RemoteEnvironment:
         try:
             # A server that is full answers and closes before it reads anything.
             with contextlib.suppress(ConnectionError, *_closed_errors()):
-                self.connection.send(encode(message).decode())
+                self.connection.send(to_json(message).decode())
             answer = json.loads(self.connection.recv())
         except (OSError, ValueError, RecursionError, *_closed_errors()) as error:
             raise EnvironmentFailure(

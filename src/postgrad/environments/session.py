@@ -23,8 +23,8 @@ from postgrad.environments.port import (
 from postgrad.environments.tools import ERROR, Toolbox, shorten
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
+from postgrad.processes.channel import as_json_value
 from postgrad.user_code import load_object, place_of
-from postgrad.verifiers.child import as_json_value
 from postgrad.verifiers.port import one_line
 
 

@@ -17,6 +17,6 @@
 - form.py: format and length.
 - code.py: programs against tests, in the sandbox.
 
-May import sandbox, config, problem and errors. It imports no torch, so that a child process starts
-fast; only child processes import math.py, r1_zero.py and code.py.
+May import sandbox, processes, config, problem and errors. It imports no torch, so that a child
+process starts fast; only child processes import math.py, r1_zero.py and code.py.
 """
