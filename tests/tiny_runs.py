@@ -23,6 +23,8 @@ from postgrad.methods import find_method
 from postgrad.training.log import RunLog, is_timing
 from postgrad.types import Batch, Trajectory
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
+GUESS = f"environment={EXAMPLES / 'guess.py'}:Guess"
 NUM_TOKENS = 18  # of the tiny tokenizer; the last is the end
 END = 17
 

@@ -2,7 +2,7 @@
 
 | arm | what the policy does |
 |---|---|
-| guess | finds a number of 1 to 50 in at most 6 turns of the environment `guess` |
+| guess | finds a number of 1 to 50 in at most 6 turns of `examples/guess.py` |
 | gym | answers sums of 4 to 6 numbers, from reasoning-gym's generator chain_sum |
 | calculator | computes products of large numbers with the tool `calculator` |
 
@@ -12,10 +12,12 @@ reasoning_gym and the packages that it imports (`pip install 'postgrad[gym]'`).
 
 import argparse
 import random
+from pathlib import Path
 
 from claims.claim import Arms, Claim, Column, lora, sampling, steps_per_part
 from claims.problems import write_rows
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NUM_TRAINING = 4000
 NUM_HELD_OUT = 128
 SAMPLES = 4  # per held-out problem, beside the greedy response
@@ -48,7 +50,7 @@ def arms(options: argparse.Namespace) -> Arms:
     guess = [
         f"data.train=seeds:{NUM_TRAINING}",
         f"data.validation=seeds:{NUM_HELD_OUT}:start={NUM_TRAINING}",
-        "environment=guess",
+        f"environment={EXAMPLES / 'guess.py'}:Guess",
         "environment.options.high=50",
         "rollout.max_turns=6",
         "method.advantage=turn_grpo",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fake_engine import FakeEngine
 from test_agents import LETTERS, CountingEngine, command
-from tiny_runs import config_of, metrics_of, stock_model
+from tiny_runs import GUESS, config_of, metrics_of, stock_model
 from tool_model import CALL, KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
 
 from postgrad.agents.runner import Agents
@@ -152,6 +152,6 @@ def test_settings_that_do_not_fit_are_refused(tiny, recipe, change, key):
 
 
 def test_an_agent_and_an_environment_are_refused(tiny):
-    config = config_of("grpo", tiny, "agent=python", "environment=guess")
+    config = config_of("grpo", tiny, "agent=python", GUESS)
     with pytest.raises(ConfigError, match="agent=python"):
         find_method(config.method.name)(config).check()

@@ -29,6 +29,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -80,7 +82,7 @@ TEXTS = {
     "rollout.url": ("", "http://127.0.0.1:9/v1#m", "no"),
     "rollout.stop": ("null", "[]", "['1']", "['=','7']", "['']"),
     "rollout.tools": ("[]", "[calculator]", "[no]"),
-    "environment.name": ("", "", "guess", "no"),
+    "environment.name": ("", "", "{guess}", "no"),
     "environment.options": ("{{}}", "{{high:9}}", "{{no:1}}"),
     "environment.weights": ("{{}}", "{{guess:1}}"),
     "reward.verifier": (
@@ -314,6 +316,7 @@ def make_places(folder: Path) -> dict[str, str]:
         "tiny": str(make_tiny(folder / "tiny", seed=0, layers=2, width=32)),
         "untied": str(make_tiny(folder / "untied", seed=1, layers=3, width=32, tied=False)),
         "graded": str(folder / "mine.py"),
+        "guess": f"{EXAMPLES / 'guess.py'}:Guess",
         **{name: str(folder / f"{name}.jsonl") for name in rows},
     }
 

@@ -1,17 +1,18 @@
-"""The environments of examples/: search over a corpus with rewards from the tool, and TextArena."""
+"""The environments of examples/: guess the number, search with rewards from the tool, TextArena."""
 
 import json
-from pathlib import Path
 
 import pytest
 from test_pool import collect, problem
+from tiny_runs import EXAMPLES, GUESS, metrics_of, overrides_of, toy_run
 
+from postgrad.cli.main import main
 from postgrad.environments.calls import Call
 from postgrad.environments.host import ThreadHost
-from postgrad.environments.session import SessionSpec
+from postgrad.environments.session import SessionSpec, load_environment
 from postgrad.problem import Problem
 
-FOLDER = Path(__file__).parents[2] / "examples" / "environments"
+FOLDER = EXAMPLES / "environments"
 PASSAGES = [
     {"title": "Otter", "text": "The otter eats fish. It lives in rivers."},
     {"title": "Heron", "text": "The heron eats frogs and fish and more fish, near rivers."},
@@ -102,3 +103,35 @@ def test_a_game_for_two_has_an_opponent_and_repeats_itself():
     assert {game[-1][1] for game in games} <= {-1.0, 0.0, 1.0}
     assert all("Available Moves" in text for game in games for text, _, done in game if not done)
     assert games[0] == play_tic_tac_toe("a", 3), "the same seed, the same opponent"
+
+
+def test_guess_the_number():
+    game = load_environment(GUESS.partition("=")[2])(high=9)
+    assert "1 to 9" in game.reset(problem("a"))
+    assert game.step("no idea") == ("Reply with one number.", -0.1, False)
+    low, high = 1, 9
+    while True:
+        guess = (low + high) // 2
+        text, reward, done = game.step(f"I say {guess}")
+        if done:
+            assert (text, reward) == ("Right!", 1.0)
+            break
+        low, high = (guess + 1, high) if text == "higher" else (low, guess - 1)
+
+
+def test_a_run_plays_guess_the_number(tiny, tmp_path):
+    overrides = overrides_of(
+        tiny,
+        *toy_run(steps=1, samples=2, response_tokens=40),
+        *(GUESS, "environment.options.high=9", "environment.workers=0", "rollout.max_turns=2"),
+        *("data.train=seeds:4", "reward.verifier=auto", f"runs={tmp_path}"),
+    )
+    assert main(["train", "grpo", *overrides]) == 0
+    (metrics,) = metrics_of(tmp_path / "test")
+    assert metrics["environment/failures"] == 0 and metrics["tools/turns"] > 0
+
+
+def test_the_docs_show_guess_the_number():
+    code = (EXAMPLES / "guess.py").read_text()
+    page = (EXAMPLES.parent / "docs" / "environments.md").read_text()
+    assert f"```python\n{code[code.index('import') :]}```" in page

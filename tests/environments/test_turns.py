@@ -10,7 +10,6 @@ from tool_model import KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
 
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
 from postgrad.data.render import Prompts
-from postgrad.environments.guess import GuessTheNumber
 from postgrad.environments.lookup import Environments
 from postgrad.environments.port import choose_verifier
 from postgrad.environments.session import load_environment
@@ -233,17 +232,3 @@ def test_the_reward_of_an_environment_is_a_verifier():
     assert choose_verifier("environment + 0.1*format", environments()) == "environment + 0.1*format"
     with pytest.raises(ConfigError, match=r"reward\.verifier=environment"):
         choose_verifier("environment", None)
-
-
-def test_guess_the_number():
-    game = GuessTheNumber(high=9)
-    assert "1 to 9" in game.reset(problem("a"))
-    assert game.step("no idea") == ("Reply with one number.", -0.1, False)
-    low, high = 1, 9
-    while True:
-        guess = (low + high) // 2
-        text, reward, done = game.step(f"I say {guess}")
-        if done:
-            assert (text, reward) == ("Right!", 1.0)
-            break
-        low, high = (guess + 1, high) if text == "higher" else (low, guess - 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import preloaded
 import pyarrow.parquet as pq
 import pytest
-from tiny_runs import config_of, metrics_of, metrics_without_timing, overrides_of, tree
+from tiny_runs import GUESS, config_of, metrics_of, metrics_without_timing, overrides_of, tree
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError
@@ -77,7 +77,7 @@ def test_a_policy_learns_a_game_of_two_turns(overrides, tiny):
 @pytest.mark.parametrize(
     ("recipe", "word", "key"),
     [
-        ("luffy", "environment=guess", "environment=guess"),
+        ("luffy", GUESS, r"environment=\S+guess"),
         ("grpo", "environment.options.high=3", r"environment\.options"),
         ("grpo", "environment.timeout_s=3", r"environment\.timeout_s"),
         ("grpo", "method.advantage=turn_grpo", r"method\.advantage=turn_grpo"),

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fake_stream import FakeStreamingEngine
-from tiny_runs import config_of
+from tiny_runs import GUESS, config_of
 
 from postgrad.cluster.engine_pool import EnginePool
 from postgrad.cluster.wire import decode, encode
@@ -259,7 +259,7 @@ def test_several_engines_share_the_groups_and_a_restarted_one_samples_its_groups
         ("grpo", ["rollout.staleness=1", *SEPARATE, "method.correction=none"], "correction"),
         ("grpo", ["rollout.staleness=1", *SEPARATE, "rollout.engine=hf"], r"rollout\.engine=hf"),
         ("grpo", ["rollout.staleness=1", *SEPARATE, "rollout.tools=[calculator]"], "tools"),
-        ("grpo", ["rollout.staleness=1", *SEPARATE, "environment=guess"], "environment"),
+        ("grpo", ["rollout.staleness=1", *SEPARATE, GUESS], "environment"),
         ("grpo", ["rollout.staleness=1", *SEPARATE, "method.max_refills=1"], "max_refills"),
         ("luffy", ["rollout.staleness=1", *SEPARATE], "compose"),
         ("sft", ["rollout.staleness=1", *SEPARATE], "no samples"),

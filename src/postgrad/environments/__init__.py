@@ -10,7 +10,6 @@
     tools.py        functions that the policy calls, shown to it as schemas
     mcp_tools.py    the tools of MCP servers
     calls.py        the formats in which models write calls
-    guess.py        guess the number: a built-in example
 
 May import verifiers, sandbox, processes, problem, config, user_code and errors. Imports no torch,
 so that child processes start fast.

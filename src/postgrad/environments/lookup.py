@@ -18,7 +18,6 @@ from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Problem, named
 from postgrad.user_code import PythonObject, is_path
 
-BUILT_IN = {"guess": "postgrad.environments.guess:GuessTheNumber"}
 REMOTE = "postgrad.environments.remote:RemoteEnvironment"
 COLUMN = "environment"  # of a row: the name of its environment
 
@@ -157,14 +156,10 @@ def find_environment(name: str) -> str:
 
     Raises ConfigError.
     """
-    if name in BUILT_IN:
-        return BUILT_IN[name]
-    if is_url(name):
-        return name
-    if not is_path(name):
+    if not is_url(name) and not is_path(name):
         raise ConfigError(
-            f"environment={name} is not an environment; {did_you_mean(name, BUILT_IN)} "
-            "Your own: environment=file.py:Class, package.module:Class or http://HOST:PORT"
+            f"environment={name} is not an environment; "
+            "use environment=file.py:Class, package.module:Class or http://HOST:PORT"
         )
     return name
 
