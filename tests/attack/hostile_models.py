@@ -62,6 +62,16 @@ def linked(name: str) -> Change:
     return change
 
 
+def piped(name: str) -> Change:
+    """The file is a pipe that nobody writes to."""
+
+    def change(folder: Path, marker: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change
+
+
 def index_naming(name: str) -> Change:
     """An index names a file outside of the folder, which has the right weights."""
 
@@ -138,6 +148,7 @@ FOLDERS: dict[str, Change] = {
     "pickle pytorch_model.bin": pickled("pytorch_model.bin"),
     "pickle model.pt": pickled("model.pt"),
     "pickled adapter": pickled_adapter,
+    "tokenizer.json is a pipe": piped("tokenizer.json"),
     "link config.json": linked("config.json"),
     "link tokenizer.json": linked("tokenizer.json"),
     "link model.safetensors": linked("model.safetensors"),

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -1072,3 +1073,17 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path):
         assert "two columns are called 'prompt'" in refused(str(tmp_path / name))
     (tmp_path / "b.jsonl").symlink_to(tmp_path / "none.jsonl")
     assert "which does not exist" in refused(str(tmp_path / "b.jsonl"))
+
+
+def test_pipes_and_tiny_files_of_endless_rows_are_refused_at_once(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    for name in ("pipe.jsonl", "pipe.parquet"):
+        assert "not a file" in refused(str(tmp_path / name))
+    with gzip.open(tmp_path / "line.jsonl.gz", "wb") as file:
+        for _ in range(80):
+            file.write(b"a" * (1 << 20))
+    assert "unpacks to over 200 times its size" in refused(str(tmp_path / "line.jsonl.gz"))
+    rows = pa.table({"question": pa.array(["q"] * 1_100_000), "answer": pa.array([1] * 1_100_000)})
+    parquet.write_table(rows, tmp_path / "many.parquet", compression="zstd")
+    assert "1,100,000 rows in " in refused(str(tmp_path / "many.parquet"))

@@ -544,9 +544,11 @@ def test_a_temperature_for_given_responses_is_refused(home, capsys, tiny, recipe
     assert code == 2 and "rollout.temperature=0.3" in err
 
 
-def test_a_name_outside_of_runs_is_refused(home, capsys, tiny):
+def test_a_name_that_is_no_folder_in_runs_is_refused(home, capsys, tiny):
     code, err = train_and_fail(home, capsys, tiny, "name=../elsewhere")
     assert code == 2 and "name=../elsewhere is outside of runs=runs" in err
+    code, err = train_and_fail(home, capsys, tiny, f"name={'a' * 300}")
+    assert code == 2 and "has 300 characters" in err
 
 
 class Notes(Reporter):

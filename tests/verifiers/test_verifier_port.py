@@ -222,6 +222,8 @@ def test_an_argument_without_a_default_must_be_given(tmp_path):
         ("", "known: bold"),
         (":right", "is not a verifier"),
         ("mine.py", "reward.verifier=mine.py:FUNCTION"),
+        ("builtins:eval", "is a function of Python itself"),
+        ("os:system", "is a function of Python itself"),
         ("postgrad.verifiers.answers:exactly", "did you mean exact?"),
         ("postgrad.nowhere:exact", "cannot be imported"),
         ("nowhere.py:right", "there is no such file"),

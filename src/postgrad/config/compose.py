@@ -22,6 +22,7 @@ from postgrad.config.suggestions import suggest, suggest_recipe
 from postgrad.config.values import convert, kinds_of, read_yaml, write_yaml
 from postgrad.errors import ConfigError, first_line
 
+MAX_NAME = 200  # bytes of a run's name; a file system has 255, and some files get a suffix
 RECIPES = Path(__file__).parent / "recipes"
 
 
@@ -225,6 +226,11 @@ def _compose(
         config.name = f"{label}-{fingerprint(config)[:8]}"
     if ".." in Path(config.name).parts or Path(config.name).is_absolute():
         raise ConfigError(f"name={config.name} is outside of runs={config.runs}; set runs= instead")
+    if any(len(part.encode()) > MAX_NAME for part in Path(config.name).parts):
+        raise ConfigError(
+            f"name={config.name[:20]}... has {len(config.name)} characters; "
+            f"a folder's name has at most {MAX_NAME} bytes"
+        )
     return config
 
 

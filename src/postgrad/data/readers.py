@@ -26,6 +26,10 @@ Rows = Iterator[tuple[str, dict[str, Any]]]
 # PATH, then the columns to rename; a name has no slash, so that a URL or a folder is none.
 RENAMED = re.compile(r"(.+?)((?::[^:=/\\]+=[^:=/\\]+)+)", re.DOTALL)
 ARROW_FILE = b"ARROW1"  # the first bytes of an Arrow file; a stream has no such mark
+# A file of more rows than bytes, or one that unpacks to this many times its size, is no data.
+MIN_SUSPICIOUS_ROWS = 1_000_000
+MAX_RATIO = 200
+MIN_SUSPICIOUS_BYTES = 64 << 20
 BATCH = 1000  # rows of a parquet file that are Python objects at the same time
 # Files beside the .arrow files that datasets' save_to_disk writes.
 DATASETS_FILES = ("dataset_info.json", "state.json", "dataset_dict.json")
@@ -42,6 +46,10 @@ def read_rows(path: Path) -> Rows:
     """
     if not exists(path):
         raise ConfigError(missing_file_message(path))
+    if not path.is_file():
+        raise ConfigError(
+            f"{path}: a pipe, socket, device or folder, not a file; write the rows to a file"
+        )
     read = READERS.get(extension(path))
     if read is None:
         raise ConfigError(
@@ -189,6 +197,7 @@ def _read_parquet(path: Path) -> Rows:
     try:
         with parquet.ParquetFile(path) as file:
             check_columns(path, file.schema_arrow.names)
+            _check_num_rows(path, file.metadata.num_rows)
             for batch in file.iter_batches(batch_size=BATCH):
                 for row in batch.to_pylist():
                     number += 1
@@ -206,6 +215,7 @@ def _read_arrow(path: Path) -> Rows:
         with pa.memory_map(str(path)) as source:
             for batch in _arrow_batches(source):
                 check_columns(path, batch.schema.names)
+                _check_num_rows(path, number + batch.num_rows)
                 for row in batch.to_pylist():
                     number += 1
                     yield f"row {number}", row
@@ -227,7 +237,7 @@ def _arrow_batches(source: Any) -> Iterator[Any]:
 
 def count_rows(path: Path) -> int | None:
     """The number of rows of a parquet file, from its metadata; None for other files."""
-    if extension(path) != ".parquet":
+    if extension(path) != ".parquet" or not path.is_file():
         return None
     try:
         return parquet.read_metadata(path).num_rows
@@ -235,24 +245,49 @@ def count_rows(path: Path) -> int | None:
         return None
 
 
+def _check_num_rows(path: Path, num_rows: int) -> None:
+    """Raise ConfigError for many equal rows: every row of real data has some bytes of its own."""
+    if num_rows > max(MIN_SUSPICIOUS_ROWS, path.stat().st_size):
+        raise ConfigError(
+            f"{path}: {num_rows:,} rows in {path.stat().st_size:,} bytes, so most are equal; "
+            "remove the repeated rows"
+        )
+
+
+def _unpack(path: Path, file: Any) -> bytes:
+    """Return the unpacked content. Raises ConfigError for a small file with a huge content."""
+    limit = max(MIN_SUSPICIOUS_BYTES, MAX_RATIO * path.stat().st_size)
+    parts: list[bytes] = []
+    num_bytes = 0
+    while part := file.read(1 << 20):
+        parts.append(part)
+        num_bytes += len(part)
+        if num_bytes > limit:
+            raise ConfigError(
+                f"{path}: unpacks to over {MAX_RATIO} times its size, so most of it is repeated; "
+                "give the unpacked file if it is right"
+            )
+    return b"".join(parts)
+
+
 def _read_text(path: Path) -> str:
-    data = path.read_bytes()
-    if path.name.lower().endswith(".gz"):
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ConfigError(
-                f"{path}: not a readable gzip file ({one_line(error)}); "
-                "compress or download it again"
-            ) from error
-    if path.name.lower().endswith(".zst"):
-        try:
-            data = pa.CompressedInputStream(pa.BufferReader(data), "zstd").read()
-        except (pa.ArrowException, OSError) as error:
-            raise ConfigError(
-                f"{path}: not a readable zstd file ({one_line(error)}); "
-                "compress or download it again"
-            ) from error
+    name = path.name.lower()
+    try:
+        if name.endswith(".gz"):
+            with gzip.open(path) as file:
+                data = _unpack(path, file)
+        elif name.endswith(".zst"):
+            with pa.CompressedInputStream(str(path), "zstd") as file:
+                data = _unpack(path, file)
+        else:
+            data = path.read_bytes()
+    except (EOFError, zlib.error, pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # of the file, not of its content
+            raise
+        kind = "gzip" if name.endswith(".gz") else "zstd"
+        raise ConfigError(
+            f"{path}: not a readable {kind} file ({one_line(error)}); compress or download it again"
+        ) from error
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

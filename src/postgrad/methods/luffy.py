@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from postgrad.algorithms.prefixes import STRATEGIES, prefix_ratio
 from postgrad.config.schema import setting
 from postgrad.data.render import Prompts
+from postgrad.errors import ConfigError, did_you_mean
 from postgrad.methods.base import Group, Step, Supply
 from postgrad.methods.support import luffy_checks
 from postgrad.methods.support.demonstrations import fitting_traces, whole_demonstration
@@ -68,6 +69,16 @@ class Luffy(MixedPolicy):
     def check_unread(self) -> None:
         super().check_unread()
         luffy_checks.check_unread(self.settings)
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        super().check_problems(problems)
+        name = self.settings.demonstration_probs
+        columns = [list(problem.extra) for problem in problems if problem.demonstrations]
+        if name and columns and not any(name in names for names in columns):
+            raise ConfigError(
+                f"method.demonstration_probs={name} is no column of the data; "
+                f"{did_you_mean(name, columns[0])}, or remove it"
+            )
 
     def supply(self, prompts: Prompts, problems: Sequence[Problem]) -> Supply | None:
         """Counts the problems with a demonstration of which a row gets at least one token.

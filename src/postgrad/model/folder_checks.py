@@ -35,6 +35,8 @@ def check_folder(folder: Path, with_weights: bool) -> None:
     """Raises ConfigError if a file of the folder must not be read; weights only if asked."""
     for file in sorted(folder.iterdir()):
         _check_link(folder, file)
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise ConfigError(f"{file} is a pipe, socket or device, not a file; remove it")
     for name in INDEXES:
         _check_index(folder / name)
     config = _read_config(folder / "config.json")

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -38,6 +39,11 @@ def load_verifier_function(path: str) -> Verifier:
         ConfigError: it cannot be loaded, or cannot be called as function(response, problem).
     """
     function = load_function(path, "verifier")
+    if inspect.isbuiltin(function) and str(function.__module__) in sys.stdlib_module_names:
+        raise ConfigError(
+            f"verifier {path} is a function of Python itself, and a response must not be its "
+            "argument; write def reward(response, problem) into a file and give file.py:reward"
+        )
     if inspect.iscoroutinefunction(function):
         function = _run_to_its_end(function)
     return as_verifier(function, f"verifier {path}")
