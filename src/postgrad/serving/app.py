@@ -245,7 +245,8 @@ class Api:
             )
         body = await read_json(request, MAX_BODY, BODY_S)
         reload = check_schema(body, ReloadRequest)
-        served = self.find_model(reload.model)
+        named = self.named_model if reload.model else self.find_model
+        served = named(reload.model)
         files = await run_in_threadpool(find_weight_files, reload.folder, self.reload_below)
 
         def load() -> int:
