@@ -332,3 +332,8 @@ def test_gsm8k_solutions_are_right_in_both_forms():
             )
         others = scorer.score(problems, rows[1:] + rows[:1])
     assert sum(result.value for result in others if isinstance(result, Score)) < 0.05 * len(rows)
+
+
+def test_a_word_is_no_product_of_its_letters(grade) -> None:
+    pairs = [(r"\boxed{Davdi}", "David"), (r"\boxed{David}", "David"), (r"\boxed{yx}", "xy")]
+    assert grade("math", pairs) == [0.0, 1.0, 1.0]

@@ -48,6 +48,7 @@ _NAME = re.compile(
     r"(\s?_\s?(?:\{(?:[^{}]|\{[^{}]*\})*\}|[A-Za-z0-9]))?"
     r"((?:\s?(?:'|\^\s?\\prime|\^\s?\{(?:\\prime|')+\}))*)"
 )
+_WORD = re.compile(r"\s*[A-Za-z]{4,}\s*")
 _STEPS = (
     sympy.floor,
     sympy.ceiling,
@@ -118,8 +119,10 @@ def parse_latex(text: str) -> Any:
 
     A chain of equations that it cannot read counts as its last part. The parser drops the
     transpose A^T, and with it the power 2^T; it keeps ^t. It drops primes and many subscripts, so
-    letters with one become new names.
+    letters with one become new names. A word is not a product of its letters.
     """
+    if _WORD.fullmatch(text):
+        return None
     text = _NAME.sub(_new_name, _POWER_T.sub("^{t}", text))
     text = normalize_latex(text, _NORMALIZATION)
     for part in dict.fromkeys((text, get_last_eq(text))):
