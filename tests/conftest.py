@@ -21,6 +21,7 @@ from attack_areas import area_of
 from hypothesis import settings
 
 from postgrad.problem import Problem
+from postgrad.processes import child
 from postgrad.verifiers.pool import VerifierPool
 
 pytest_plugins = ["cpu_seconds"]
@@ -64,25 +65,18 @@ def seeded() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forked_children() -> Iterator[Any]:
-    """Child processes of runs start at once: see preloaded.py. Yields what starts real ones."""
-    if "torch" not in sys.modules:
-        yield None
-        return
-    from postgrad.cluster import child_process
-
-    start = child_process._start
+def forked_children() -> Iterator[None]:
+    """Child processes of runs start at once: see preloaded.py."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(child_process, "_start", preloaded.start_child)
-        yield start
+        if "torch" in sys.modules:
+            patch.setattr(child, "start_process", preloaded.start_process)
+        yield
 
 
 @pytest.fixture
-def real_children(forked_children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def real_children(forked_children: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Child processes of runs start as the product starts them."""
-    from postgrad.cluster import child_process
-
-    monkeypatch.setattr(child_process, "_start", forked_children)
+    monkeypatch.setattr(child, "start_process", preloaded.START_PROCESS)
 
 
 @pytest.fixture(scope="session")

@@ -24,14 +24,16 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from postgrad.processes import child, program
+
 COMMAND = "import sys; from postgrad.cli.main import main; sys.exit(main())"
 CHILD = (
-    "import sys; from postgrad.cluster.child_main import BUILDERS, serve; "
-    "serve(int(sys.argv[1]), BUILDERS[sys.argv[2]])"
+    "import os, sys; from postgrad.cluster.child_main import main, run_child; "
+    "sys.argv[2] = str(os.getppid()); run_child(main)"
 )
 LIBRARIES = (
     "torch",
@@ -48,6 +50,7 @@ MODULES = (
 )
 FIRST_FREE = 100  # descriptors below this are those of the program
 SERVERS: dict[str, socket.socket] = {}
+START_PROCESS = child.start_process
 
 
 class Process:
@@ -145,19 +148,25 @@ def launch_kernel(command: list[str], env: dict[str, str], cwd: str, **options: 
     return Process(program, *arguments, env=env, cwd=cwd, own_group=True)
 
 
-def start_child(child_socket: socket.socket, contents: str) -> Process:
-    """Replaces child_process._start: the same child, without the imports."""
-    from postgrad.cluster.connection import DRIVER_SIGNALS
-
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, DRIVER_SIGNALS)
+def start_process(
+    module: str, arguments: Sequence[object], child_end: socket.socket, env: Mapping[str, str]
+) -> Any:
+    """Replaces processes.child.start_process: a child with torch starts without the imports."""
+    if module != "postgrad.cluster.child_main":
+        return START_PROCESS(module, arguments, child_end, env)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, program.PARENT_SIGNALS)
     try:
-        return Process(
-            CHILD,
-            child_socket.fileno(),
-            contents,
-            pass_fds=(child_socket.fileno(),),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
+        with open(os.devnull) as nothing:  # noqa: PTH123
+            return Process(
+                CHILD,
+                child_end.fileno(),
+                os.getpid(),
+                *arguments,
+                streams=(nothing.fileno(), 2, 2),
+                pass_fds=(child_end.fileno(),),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
+                own_group=True,
+            )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 

@@ -2,12 +2,11 @@
 
 import os
 import signal
-import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,17 @@ import torch
 from safetensors import SafetensorError
 from tiny_runs import config_of, random_batch
 
-from postgrad.cluster import child_process
 from postgrad.cluster.backends import open_models
 from postgrad.cluster.child_process import ChildProcess
-from postgrad.cluster.connection import receive
 from postgrad.cluster.engines import engine_config
 from postgrad.cluster.host import build_host
 from postgrad.cluster.ports import attempt
 from postgrad.cluster.remote_ports import RemoteEngine
+from postgrad.cluster.wire import encode
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.port import after
+from postgrad.processes import child
+from postgrad.processes.channel import Channel
 from postgrad.rollout.engine import Request, Sampling, make_sampling, trajectory_seed
 from postgrad.types import Batch
 
@@ -115,7 +115,7 @@ def results_of(tiny, tmp_path_factory) -> dict:
             children = {port.caller for port in ports if hasattr(port, "caller")}
             assert len(children) == {"local": 0, "process": 1, "apart": 2}[name]
             results = use_ports(models.policy, models.engine, tmp_path_factory.mktemp(name))
-        return results | {"exit codes": [child.process.returncode for child in children]}
+        return results | {"exit codes": [one.child.process.returncode for one in children]}
 
     return {name: run_backend(name) for name in BACKENDS}
 
@@ -223,15 +223,17 @@ def test_child_process_writes_no_file_and_ignores_signals(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     new_files = set()
 
-    def receive_with_signals(connection, timeout_s):
+    receive = Channel.receive
+
+    def receive_with_signals(channel):
         new_files.update(tmp_path.iterdir())
         for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
             if b"postgrad.cluster.child_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(int(pid), signal.SIGINT)
                 os.kill(int(pid), signal.SIGTERM)
-        return receive(connection, timeout_s)
+        return receive(channel)
 
-    monkeypatch.setattr(child_process, "receive", receive_with_signals)
+    monkeypatch.setattr(Channel, "receive", receive_with_signals)
     with open_models(
         config_of("grpo", tiny, "cluster.backend=process", "cluster.wait_s=300")
     ) as models:
@@ -245,14 +247,14 @@ def test_killed_child_process_is_named_at_once(tiny, real_children):
     with open_models(
         config_of("grpo", tiny, "cluster.backend=process", "cluster.wait_s=300")
     ) as models:
-        child = models.policy.caller
+        child = models.policy.caller.child
         # Stopped, it cannot finish the call before it is killed.
         child.process.send_signal(signal.SIGSTOP)
         threading.Timer(0.5, lambda: os.kill(child.process.pid, signal.SIGKILL)).start()
         start = time.monotonic()
         with pytest.raises(
             RunError,
-            match=r"policy process died during policy\.logprobs \(exit code -9\)",
+            match=r"policy process died during policy\.logprobs \(SIGKILL\)",
         ):
             models.policy.logprobs(random_batch(1))
         assert time.monotonic() - start < 300, "before cluster.wait_s"
@@ -260,39 +262,41 @@ def test_killed_child_process_is_named_at_once(tiny, real_children):
             models.engine.generate(REQUESTS, SAMPLING)
 
 
-@contextmanager
-def silent_child(wait_s: float, command: list[str]):
-    """Yields a ChildProcess that never answers, without loading a model."""
-    driver_socket, child_socket = socket.socketpair()
-    child = object.__new__(ChildProcess)
-    child.label = "engine"
-    child.wait_s = wait_s
-    child.socket = driver_socket
-    child.lock = threading.RLock()
-    child.process = subprocess.Popen(command, stdin=child_socket, stdout=subprocess.DEVNULL)
-    child_socket.close()
-    driver_socket.settimeout(300.0)  # as after a start
-    try:
-        yield child
-    finally:
-        child.process.kill()
-        child.process.wait()
+SILENT_CHILD = """if True:
+    import os, sys, time
+    channel, reads, message = int(sys.argv[1]), sys.argv[2], bytes.fromhex(sys.argv[3])
+    os.write(channel, len(message).to_bytes(8, "little") + message)
+    while reads == "reads" and os.read(channel, 1 << 16):
+        pass
+    time.sleep(600)
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "tokens"),
-    [(["cat"], 1), (["sleep", "600"], 300_000)],
+    ("reads", "tokens"),
+    [("reads", 1), ("does not read", 300_000)],
     ids=["reads but does not answer", "does not read a message larger than the buffer"],
 )
-def test_hung_child_process_is_named_and_stopped(command, tokens):
-    with silent_child(0.5, command) as child:
-        with pytest.raises(
-            RunError,
-            match=r"engine process .* engine\.generate within 0\.5 s \(cluster\.wait_s\)",
-        ):
-            RemoteEngine(child, True).generate([Request([1] * tokens, [1])], SAMPLING)
-        assert child.process.poll() is not None
+def test_hung_child_process_is_named_and_stopped(tiny, monkeypatch, reads, tokens):
+    """It has started, without loading a model, and answers no call."""
+
+    def start(module, arguments, child_end, env):
+        command = [sys.executable, "-c", SILENT_CHILD, str(child_end.fileno()), reads]
+        return subprocess.Popen(
+            [*command, encode(["ok", None]).hex()],
+            pass_fds=[child_end.fileno()],
+            start_new_session=True,
+        )
+
+    monkeypatch.setattr(child, "start_process", start)
+    process = ChildProcess(config_of("grpo", tiny, "cluster.wait_s=1"), "engine")
+    with pytest.raises(
+        RunError,
+        match=r"engine process .* engine\.generate within 1 s \(cluster\.wait_s\)",
+    ):
+        RemoteEngine(process, True).generate([Request([1] * tokens, [1])], SAMPLING)
+    assert process.child.process.poll() is not None
 
 
 @pytest.mark.slow

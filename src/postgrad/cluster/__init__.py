@@ -12,8 +12,7 @@ not depend on the backend. May import methods, rollout, model, verifiers and eve
     remote_ports     the driver's ports of models in another process
     ports            the worker's side: the methods of each port, and failures as messages
     wire             values as bytes: safetensors and JSON, no pickle
-    connection       messages over a socket
-    child_process    starts and calls a child process
+    child_process    calls the ports in a child process
     child_main       the program of the child process
 
     ray_backend      opens models and engines on Ray

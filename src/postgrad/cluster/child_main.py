@@ -1,44 +1,31 @@
 """The program of a child process: builds the models, then answers calls until the driver closes.
 
-Usage: python -m postgrad.cluster.child_main DESCRIPTOR run|engine
-The driver's first message is the configuration as YAML.
+The last argument is what it holds: run or engine. The driver's first message is the configuration
+as YAML.
 """
 
-import signal
-import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
 
-from postgrad.cluster.connection import DRIVER_SIGNALS, receive, send
 from postgrad.cluster.ports import Ports, attempt, call_port
 from postgrad.cluster.wire import decode, encode
+from postgrad.processes.channel import Channel
+from postgrad.processes.program import run_child
 
 
-def serve(descriptor: int, build: Callable[[str], Ports]) -> None:
-    """Answers the calls that arrive at the socket `descriptor`, with the ports of `build(yaml)`."""
-    _ignore_driver_signals()
-    connection = socket.socket(fileno=descriptor)
-    config = receive(connection, None)
+def main(channel: Channel) -> None:
+    """Answer the calls that arrive, with the ports that the configuration asks for."""
+    config = channel.receive()
     if config is None:
         return
-    with suppress(ConnectionError):  # the driver was killed
-        status, ports = attempt(lambda: build(config.decode()))
-        if status != "ok":
-            send(connection, encode([status, ports]))
-            return
-        send(connection, encode(["ok", None]))
-        while (data := receive(connection, None)) is not None:
-            port, method, arguments = decode(data)
-            send(connection, encode(call_port(ports, port, method, arguments)))
-
-
-def _ignore_driver_signals() -> None:
-    """The driver ends its step and saves on these signals, and needs this process for that."""
-    for number in DRIVER_SIGNALS:
-        # A handler and not SIG_IGN, which programs started from here would inherit.
-        signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, DRIVER_SIGNALS)
+    build = BUILDERS[sys.argv[3]]
+    status, ports = attempt(lambda: build(config.decode()))
+    if status != "ok":
+        channel.send(encode([status, ports]))
+        return
+    channel.send(encode(["ok", None]))
+    while (data := channel.receive()) is not None:
+        port, method, arguments = decode(data)
+        channel.send(encode(call_port(ports, port, method, arguments)))
 
 
 def build_engine(text: str) -> Ports:
@@ -66,4 +53,4 @@ def build_run(text: str) -> Ports:
 BUILDERS = {"engine": build_engine, "run": build_run}
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), BUILDERS[sys.argv[2]])
+    run_child(main)

@@ -64,6 +64,7 @@ class Child:
                 self.last_message = time.monotonic()
                 if data:
                     on_message(self, data)
+                del data  # it may be large
         finally:
             self._outbox.put(None)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -78,6 +79,7 @@ class Child:
         with contextlib.suppress(OSError):  # it is dead; the reader notices
             while (data := self._outbox.get()) is not None:
                 self._channel.send(data)
+                del data
 
     def send(self, data: bytes) -> None:
         """Send a message; returns at once."""
