@@ -25,7 +25,7 @@ def make_policy(folder: str, recipe: str, overrides: list[str]):
         recipe, [f"model.path={folder}", *fixed, *overrides], lambda m: find_method(m).Settings
     )
     loaded = load(ModelConfig(path=folder, dtype="bfloat16"), torch.device("cuda"))
-    return LocalPolicy(config, loaded, find_method(recipe)(config))
+    return LocalPolicy(config, loaded, find_method(recipe)(config).objective)
 
 
 def update_views(folder: str, more: list[str]) -> None:

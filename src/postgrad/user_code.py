@@ -11,9 +11,10 @@ import importlib.util
 import sys
 import sysconfig
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from postgrad.errors import ConfigError, did_you_mean
@@ -197,3 +198,41 @@ def _load_file(file: Path, modified_ns: int) -> ModuleType:
         del sys.modules[spec.name]
         raise
     return module
+
+
+def check_functions(cls: type) -> None:
+    """Refuse a user's class with a function that cannot do what its name says.
+
+    Raises:
+        ConfigError: an `__init__` that does not call the one of the base class, or a misspelled
+            name: a function that nothing calls, named almost as one of the base class.
+    """
+    own: dict[str, FunctionType] = {}
+    inherited: set[str] = set()
+    for owner in cls.__mro__:
+        functions = {
+            name: one for name, one in vars(owner).items() if isinstance(one, FunctionType)
+        }
+        if owner.__module__.partition(".")[0] == "postgrad":
+            inherited |= functions.keys()
+        else:
+            own |= functions
+    names = {name for function in own.values() for name in _names(function.__code__)}
+    if "__init__" in own and "__init__" not in _names(own["__init__"].__code__):
+        raise ConfigError(
+            f"{cls.__qualname__}.__init__ does not call super().__init__(config); begin it with "
+            "that, and give it the arguments self and config"
+        )
+    for name in own.keys() - inherited - names:
+        similar = [] if name.startswith("_") else get_close_matches(name, inherited, 1, 0.8)
+        if similar:
+            raise ConfigError(
+                f"{cls.__qualname__}.{name}: nothing calls a function of this name; did you mean "
+                f"{similar[0]}?"
+            )
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the attributes and globals that a function's code names, with inner functions."""
+    inner = [_names(one) for one in code.co_consts if isinstance(one, CodeType)]
+    return set(code.co_names).union(*inner)

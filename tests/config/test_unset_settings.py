@@ -132,6 +132,7 @@ REASONS = {
     "method.on_advantage_scale": "LUFFY's weight of on-policy tokens",
     "method.prefix_advantage": "LUFFY's prefix_reward_weight",
     "method.truncated_advantage": "LUFFY's treatment of responses that reach the length limit",
+    "method.objective": "the user's own loss",
     "method.resample": "PF-PPO's draw of rows, an option of verl's PPO",
     "method.resample_power": "with method.resample=pow",
     "method.demonstration_share": "mixes problems with and without demonstrations",

@@ -21,7 +21,7 @@ from chat_templates import (
 from postgrad.data.conversation_rows import ConversationRows
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
-from postgrad.methods.support.given_rows import pair_rows
+from postgrad.methods.support.pairs import pair_rows
 from postgrad.problem import Problem
 
 HELLO = {"role": "user", "content": "Hello there"}

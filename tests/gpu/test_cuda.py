@@ -11,7 +11,7 @@ from postgrad.config.compose import compose
 from postgrad.data.feed import Feed
 from postgrad.data.problems import load_problems
 from postgrad.methods import find_method
-from postgrad.methods.base import Ports, Step
+from postgrad.methods.method import Ports, Step
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
 
 pytestmark = [

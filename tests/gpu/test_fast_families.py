@@ -225,7 +225,7 @@ def test_one_training_step_with_every_option(folders, family, size):
             from postgrad.model.lora import add_adapters
 
             add_adapters(loaded.model, config.model.lora, seed=0)
-        policy = LocalPolicy(config, loaded, find_method("grpo")(config))
+        policy = LocalPolicy(config, loaded, find_method("grpo")(config).objective)
         if option == "eager":
             policy.graph_cache.enabled = False
         if option in ("lora", "checkpointing"):

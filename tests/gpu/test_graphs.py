@@ -36,7 +36,7 @@ def make_policy(folder, recipe, dtype, *overrides):
         lambda name: find_method(name).Settings,
     )
     loaded = load(ModelConfig(path=str(folder), dtype=dtype), torch.device("cuda"), 0)
-    return LocalPolicy(config, loaded, find_method(recipe)(config))
+    return LocalPolicy(config, loaded, find_method(recipe)(config).objective)
 
 
 def make_batch(seed):

@@ -234,7 +234,7 @@ def engine_and_trainer(folder, rows, asked, tokens):
         "model.dtype=bfloat16",
     ]
     config = compose("grpo", overrides, lambda name: find_method(name).Settings)
-    policy = LocalPolicy(config, loaded, find_method("grpo")(config))
+    policy = LocalPolicy(config, loaded, find_method("grpo")(config).objective)
     rows_of = [
         Trajectory(str(i), r.prompt, c.tokens, group=i, behavior_logprobs=c.logprobs)
         for i, (r, cs) in enumerate(zip(asked, done, strict=True))
@@ -345,7 +345,7 @@ def test_packed_and_padded_passes_give_the_same_gradient(model, monkeypatch):
     for padded in (False, True):
         if padded:
             monkeypatch.setattr(layout, "supports_triton", lambda device: False)
-        policy = LocalPolicy(config, load(model, "float32"), find_method("grpo")(config))
+        policy = LocalPolicy(config, load(model, "float32"), find_method("grpo")(config).objective)
         part = Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows))
         policy.accumulate(
             policy.objective.prepare(part), policy.objective.view(1), MetricAccumulator()

@@ -11,7 +11,7 @@ from postgrad.data.feed import Feed
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.methods import find_method
-from postgrad.methods.base import Ports, Step
+from postgrad.methods.method import Ports, Step
 from postgrad.rollout.generator import Generator
 from postgrad.types import Batch, Trajectory
 

@@ -9,7 +9,7 @@ from tiny_runs import config_of
 from torch import Tensor
 
 from postgrad.methods import find_method
-from postgrad.methods.base import Method
+from postgrad.methods.method import Method
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.port import TokenOutputs
 from postgrad.types import POLICY, Batch, Trajectory
@@ -93,10 +93,10 @@ def priced(
     )
     batch.tokens["place"] = torch.arange(batch.num_tokens)
     logprobs = batch.tokens["logprobs"].clone().requires_grad_()
-    batch = method.prepare(batch)
+    batch = method.objective.prepare(batch)
     given = logprobs[batch.tokens["place"]]
     metrics = MetricAccumulator()
-    loss = method.loss(
+    loss = method.objective.loss(
         batch,
         TokenOutputs(given, torch.full_like(given, entropy), torch.zeros_like(given)),
         metrics,

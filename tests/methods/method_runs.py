@@ -16,7 +16,7 @@ from postgrad.data.feed import Feed
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.methods import find_method
-from postgrad.methods.base import Method, Ports, Step
+from postgrad.methods.method import Method, Ports, Step
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 from postgrad.types import Batch, Failure, Problem, Score
@@ -153,13 +153,16 @@ class Bound:
         self.step_done = Step(0)
 
     def stages(self) -> list[str]:
-        return [stage.__name__ for stage in self.method.stages()]
+        return [
+            stage.__name__
+            for stage in [*self.method.sampling_stages(), *self.method.learning_stages()]
+        ]
 
     def until(self, last: str = "publish", number: int = 1) -> Batch:
         """The stages of one step up to and including `last`."""
         step = self.step_done = Step(number, self.feed)
         work: Any = None
-        for stage in self.method.stages():
+        for stage in [*self.method.sampling_stages(), *self.method.learning_stages()]:
             work = stage(work, step)
             if stage.__name__ == last:
                 break

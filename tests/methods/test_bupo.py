@@ -13,8 +13,8 @@ from method_runs import bound
 from tiny_runs import config_of, random_batch, rows_of, stock_model
 
 from postgrad.cluster.host import build_host
-from postgrad.methods.base import Step
 from postgrad.methods.bupo import Bupo
+from postgrad.methods.method import Step
 from postgrad.model.load import load
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.layout import make_padded_micro_batches
@@ -95,7 +95,7 @@ def test_log_probs_and_gradients_are_those_of_the_stock_hidden_state(
         config = config_of("bupo", folder, *overrides)
         loaded = load(config.model, torch.device("cpu"))
         loaded.model.double()
-        policy, model = LocalPolicy(config, loaded, Bupo(config)), stock_model(folder)
+        policy, model = LocalPolicy(config, loaded, Bupo(config).objective), stock_model(folder)
         ours = gradients(policy, batch, 1)
         logprobs = []
         for prompt, response in rows_of(batch):
@@ -201,7 +201,7 @@ def test_blocks_above_run_zero_times_in_both_passes(tiny_untied):
         block.register_forward_hook(lambda *_, i=i: calls.__setitem__(i, calls[i] + 1))
     for number, above in ((2, 0), (3, 1)):
         step, batch = Step(number, b.feed), b.until("score", number)
-        stages = b.method.stages()
+        stages = [*b.method.sampling_stages(), *b.method.learning_stages()]
         names = [stage.__name__ for stage in stages]
         seen = {}
         for stage in stages[names.index("score") + 1 : names.index("publish")]:
@@ -260,7 +260,11 @@ def test_the_first_update_starts_at_ratio_one(tiny_untied, updates):
     batch = b.until("estimate")
     assert ("old_logprobs" in batch.tokens) == (updates > 1)
     policy, metrics = b.host.policy, MetricAccumulator()
-    policy.accumulate(b.method.prepare(batch.select(range(len(batch)))), b.method.view(1), metrics)
+    policy.accumulate(
+        b.method.objective.prepare(batch.select(range(len(batch)))),
+        b.method.objective.view(1),
+        metrics,
+    )
     out = metrics.result()
     mask = batch.tokens["loss_mask"]
     assert out["loss"] == pytest.approx(-float(batch.tokens["advantages"][mask].mean()), abs=1e-6)
@@ -282,7 +286,7 @@ def test_the_authors_clip_bounds_reach_the_loss(tiny_untied):
     batch.tokens["old_logprobs"] = torch.full((6,), -40.0).double()
     logprobs = (ratios.log() - 40).requires_grad_()
     current = TokenOutputs(logprobs, torch.zeros(6), torch.zeros(6))
-    values = b.method.token_losses(batch, current, MetricAccumulator())
+    values = b.method.objective.token_losses(batch, current, MetricAccumulator())
     torch.testing.assert_close(
         values.detach(), torch.tensor([-1.2, -0.5, 0.8, 5.0, 10.0, 10.0]).double()
     )
@@ -296,7 +300,7 @@ def test_split_packing_and_order_do_not_change_the_gradient_of_the_internal_poli
     config = config_of("bupo", tiny_untied, "method.num_blocks=2")
     loaded = load(config.model, torch.device("cpu"))
     loaded.model.double()
-    policy = LocalPolicy(config, loaded, Bupo(config))
+    policy = LocalPolicy(config, loaded, Bupo(config).objective)
     batch = in_phase(random_batch(101, groups=5, samples=4), 1)
     results = []
     for budget, width, order in ((8192, 10**6, 1), (8192, 1, -1), (13, 32, -1), (1, 32, 1)):

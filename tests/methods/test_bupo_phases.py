@@ -10,8 +10,8 @@ from method_runs import SMALL, Bound
 from tiny_runs import config_of, metrics_of, stock_model
 
 from postgrad.cluster.backends import open_models
-from postgrad.methods.base import Step
 from postgrad.methods.bupo import Bupo
+from postgrad.methods.method import Step
 from postgrad.model.port import FULL, after
 from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter
@@ -53,7 +53,7 @@ def test_the_shortcut_of_one_update_logs_the_divergence_beside_the_model(tiny_un
     )
     assert "compute_old_logprobs" not in b.stages()
     batch = b.until("publish", 2)
-    moving = b.method.prepare(batch.select(range(len(batch))))
+    moving = b.method.objective.prepare(batch.select(range(len(batch))))
     inside = b.host.policy.logprobs(moving, after(1))
     gap = float((moving.tokens["behavior_logprobs"] - inside["logprobs"]).mean())
     assert b.metrics["internal/divergence"] == pytest.approx(gap, abs=1e-4) and abs(gap) > 0.2
@@ -135,7 +135,7 @@ def test_phases_by_step(tiny_untied, phase_one, phases):
     )
     method = Bupo(config)
     method.check()
-    assert [1 if method.view(step) == after(2) else 2 for step in (1, 2, 3)] == phases
+    assert [1 if method.objective.view(step) == after(2) else 2 for step in (1, 2, 3)] == phases
 
 
 def steady(folder: Path) -> list[dict]:

@@ -16,8 +16,8 @@ from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.data.thoughts import ThoughtSplitter
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Step
-from postgrad.methods.support.classmate_settings import ESTIMATORS
+from postgrad.methods.classmate import ESTIMATORS
+from postgrad.methods.method import Step
 from postgrad.types import POLICY, TOOL, Batch, Score, Trajectory
 from postgrad.user_code import PythonObject
 from postgrad.verifiers.functions import WeightedReward
@@ -293,14 +293,14 @@ def test_the_gate_counts_by_the_main_reward(tiny):
 
 def gradients_of(s: Setting, batch: Batch) -> dict[tuple[int, int], list[float]]:
     """d loss / d log-prob of every token by the method's prepare and loss, by group and index."""
-    part = s.method.prepare(
+    part = s.method.objective.prepare(
         Batch(batch.prompt, batch.response, dict(batch.tokens), dict(batch.rows))
     )
     logprobs = torch.full((part.num_tokens,), -1.0, requires_grad=True)
     from postgrad.model.metrics import MetricAccumulator
     from postgrad.model.port import TokenOutputs
 
-    s.method.loss(
+    s.method.objective.loss(
         part,
         TokenOutputs(logprobs, torch.zeros_like(logprobs), torch.zeros_like(logprobs)),
         MetricAccumulator(),

@@ -20,7 +20,7 @@ from postgrad.data.feed import Feed
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.methods.base import Step
+from postgrad.methods.method import Step
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.served_path import parse_served_path
 from postgrad.training.driver import train
@@ -213,7 +213,7 @@ def test_thoughts_learn_to_help(tmp_path, verifier):
     for number in range(1, 25):
         step = Step(number, Feed(s.problems, shuffle=False))
         work = None
-        for stage in s.method.stages():
+        for stage in [*s.method.sampling_stages(), *s.method.learning_stages()]:
             work = stage(work, step)
         rewards.append(float(work.rows["reward/classmate"].mean()))
     assert sum(rewards[:2]) / 2 < 0.2 and sum(rewards[-3:]) / 3 > 0.7, rewards

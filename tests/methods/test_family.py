@@ -61,7 +61,7 @@ def test_two_updates_compute_old_logprobs_once_and_start_at_ratio_one(tiny):
     accumulators = []
     for part in (first, second):
         accumulators.append(MetricAccumulator())
-        b.host.policy.accumulate(b.method.prepare(part), FULL, accumulators[-1])
+        b.host.policy.accumulate(b.method.objective.prepare(part), FULL, accumulators[-1])
         b.host.policy.optimizer.step(2e-2)
     results = [metrics.result() for metrics in accumulators]
     assert results[0]["policy/clip_fraction"] == 0.0 and abs(results[0]["policy/policy_kl"]) < 1e-5
@@ -118,13 +118,13 @@ def test_kl_in_the_loss_adds_nothing_at_the_reference_and_something_away_from_it
     )
     batch = b.until("estimate")
     with_kl = gradient(b.host.policy, batch)
-    b.method.settings.kl_coef = 0.0
+    b.host.policy.objective.settings.kl_coef = 0.0
     without = gradient(b.host.policy, batch)
     scale = float(without.abs().max())
     assert scale > 0 and float((with_kl - without).abs().max()) < 1e-4 * scale
     shake(b.host.policy)
     away = gradient(b.host.policy, batch)
-    b.method.settings.kl_coef = 10.0
+    b.host.policy.objective.settings.kl_coef = 10.0
     assert float((gradient(b.host.policy, batch) - away).abs().max()) > 0.1 * scale
 
 

@@ -13,7 +13,7 @@ from postgrad.algorithms.losses import LOSSES
 from postgrad.algorithms.resampling import resampling_weights
 from postgrad.cluster.backends import open_models
 from postgrad.errors import RunError
-from postgrad.methods.base import Step
+from postgrad.methods.method import Step
 from postgrad.training import checkpoint
 from postgrad.training.log import is_timing
 from postgrad.types import Batch
@@ -98,7 +98,7 @@ def test_rejection_narrows_the_mask_and_the_denominator(tiny):
     assert torch.equal(batch.tokens["loss_mask"], ~first)
     share = len(batch) / batch.num_tokens
     assert b.metrics["correction/token_k1_rejected_fraction"] == pytest.approx(share, rel=1e-5)
-    prepared = b.method.prepare(batch.select(range(len(batch))))
+    prepared = b.method.objective.prepare(batch.select(range(len(batch))))
     kept = prepared.tokens["loss_mask"]
     torch.testing.assert_close(
         prepared.tokens["loss_weight"][kept],
@@ -168,7 +168,7 @@ def test_the_entropy_bonus_is_linear_and_of_the_policy_being_trained(tiny):
     batch = b.until("estimate")
     gradients = []
     for coefficient in (0.0, 0.5, 1.0):
-        b.method.settings.entropy_coef = coefficient
+        b.host.policy.objective.settings.entropy_coef = coefficient
         gradients.append(gradient(b.host.policy, batch))
     bonus = gradients[2] - gradients[0]
     assert float(bonus.abs().max()) > 1e-3

@@ -16,7 +16,7 @@ from postgrad.algorithms.aggregation import AGGREGATIONS
 from postgrad.algorithms.kl import KL_ESTIMATORS
 from postgrad.cluster.host import POLICY_CLASSES
 from postgrad.methods import find_method
-from postgrad.methods.grpo import Grpo
+from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.critic import LocalCritic
 from postgrad.model.load import load
 from postgrad.model.metrics import MetricAccumulator
@@ -32,11 +32,11 @@ BUDGETS = (1, 40, 10_000)  # every row alone, a few together, all at once
 def policy_of(recipe: str, folder, loaded, *overrides: str) -> LocalPolicy:
     config = config_of(recipe, folder, *SMALL, *overrides_for(recipe), *overrides)
     method = find_method(config.method.name)(config)
-    if method.trains_on_samples:
+    if method.traits.samples:
         config.rollout.temperature = 0.9
     method.check()
-    policy_class = import_named(POLICY_CLASSES[method.trains_scores])
-    return policy_class(config, copy.deepcopy(loaded), method)
+    policy_class = import_named(POLICY_CLASSES[method.traits.scores])
+    return policy_class(config, copy.deepcopy(loaded), method.objective)
 
 
 def batch_with_all_columns(seed: int = 101) -> Batch:
@@ -207,7 +207,7 @@ def test_the_critic_too(tiny):
     config = config_of("ppo", tiny, *SMALL)
     model = load(config.model, torch.device("cpu"))
     model.model.double()
-    critic = LocalCritic(config, model, find_method("ppo")(config), lr=1e-3)
+    critic = LocalCritic(config, model, find_method("ppo")(config).objective, lr=1e-3)
     torch.nn.init.normal_(
         critic.head.weight, generator=torch.Generator().manual_seed(0)
     )  # at zero the body would get no gradient
@@ -225,7 +225,7 @@ def test_the_critic_too(tiny):
 def test_the_check_would_notice_weights_of_micro_batches(tiny, loaded, monkeypatch):
     """Were tokens weighed within each micro-batch, as many trainers do, the property would fail."""
     policy = policy_of("grpo", tiny, loaded)
-    right = Grpo.loss
+    right = PolicyObjective.loss
 
     def local_mean(self, batch, current, metrics):
         batch.tokens["loss_weight"] = batch.tokens["loss_mask"] / batch.tokens[
@@ -233,7 +233,7 @@ def test_the_check_would_notice_weights_of_micro_batches(tiny, loaded, monkeypat
         ].sum().clamp(min=1)
         return right(self, batch, current, metrics)
 
-    monkeypatch.setattr(Grpo, "loss", local_mean)
+    monkeypatch.setattr(PolicyObjective, "loss", local_mean)
     with pytest.raises(AssertionError, match="gradients differ"):
         assert_one_gradient(
             lambda rows, budget: gradient(policy, rows, budget), batch_with_all_columns()

@@ -15,8 +15,8 @@ from tokenizers.decoders import Fuse
 
 from postgrad.data.render import Prompts
 from postgrad.errors import RunError
-from postgrad.methods.base import Ports, Step
 from postgrad.methods.luffy import Luffy
+from postgrad.methods.method import Ports, Step
 from postgrad.types import DEMONSTRATION, POLICY, Problem
 
 # T3: a demonstration, and a row of the policy's own whose last token is masked. L = 4.

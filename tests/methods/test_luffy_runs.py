@@ -21,9 +21,9 @@ from tiny_runs import config_of, metrics_of, overrides_of
 from postgrad.cli.main import main
 from postgrad.cluster.backends import open_models
 from postgrad.errors import ConfigError, RunError
-from postgrad.methods import luffy
-from postgrad.methods.base import Step
 from postgrad.methods.luffy import Luffy
+from postgrad.methods.method import Step
+from postgrad.methods.support import luffy_checks
 from postgrad.model.tiny import make_tiny
 from postgrad.training.log import is_timing
 from postgrad.training.prepare import load_inputs, make_method
@@ -319,7 +319,7 @@ def test_only_the_first_demonstrations_are_encoded(tiny, monkeypatch):
     config = config_of("luffy", tiny, *SMALL)
     method = make_method(config)
     inputs = load_inputs(config, method)
-    monkeypatch.setattr(luffy, "MAX_COUNTED", 10)
+    monkeypatch.setattr(luffy_checks, "MAX_COUNTED", 10)
     assert "of the first 10 problems" in method.supply(inputs.prompts, inputs.train).line
     unfit = [replace(p, demonstrations=("1" * 50,)) for p in inputs.train[:20]]
     supply = method.supply(inputs.prompts, [*unfit, *inputs.train[:1]])

@@ -99,7 +99,7 @@ def test_online_dpo_pairs_best_and_worst(fresh):
     assert preference == [-1, 1, 0, 0, *[0] * 4, 1, -1, 0, *[0] * 4]
     assert world.metrics["dpo/groups_with_pair"] == 0.5
     batch.tokens["reference_logprobs"] = torch.zeros(batch.num_tokens)
-    pairs = world.method.prepare(batch)
+    pairs = world.method.objective.prepare(batch)
     assert pairs.rows["index"].tolist() == [1, 0, 0, 1]
     assert pairs.rows["pair_weight"].tolist() == [0.5] * 4
 

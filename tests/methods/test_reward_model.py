@@ -100,7 +100,7 @@ def test_the_folder_is_a_stock_classifier_with_the_same_scores(trained, fresh):
     # Training continues from the folder with the same score head and the same scores.
     method = Method(config)
     method.ports = type("", (), {"prompts": prompts})()  # type: ignore[assignment]
-    policy = RewardPolicy(config, load(config.model, CPU, uses_lm_head=False), method)
+    policy = RewardPolicy(config, load(config.model, CPU, uses_lm_head=False), method.objective)
     pair = Problem("p", problem("1+1=").messages, "", extra={"chosen": "77", "rejected": "1"})
     batch = _batch(method.pair_rows(pair))
     tokens = policy.logprobs(batch)["scores"]
@@ -119,7 +119,9 @@ def test_checkpoints_continue_with_the_same_bytes(fresh, tmp_path):
     method = find_method("reward_model")(config)
     loaded = load(config.model, CPU)
     first, second = (
-        RewardPolicy(config, Loaded(copy.deepcopy(loaded.model), loaded.tokenizer), method)
+        RewardPolicy(
+            config, Loaded(copy.deepcopy(loaded.model), loaded.tokenizer), method.objective
+        )
         for _ in range(2)
     )
     with torch.no_grad():
@@ -135,7 +137,9 @@ def test_checkpoints_continue_with_the_same_bytes(fresh, tmp_path):
 def test_scores_start_near_zero(fresh):
     """The standard deviation of a new head is 1 / (width + 1), the width of this model is 32."""
     config = config_of("reward_model", fresh, *SMALL)
-    policy = RewardPolicy(config, load(config.model, CPU), find_method("reward_model")(config))
+    policy = RewardPolicy(
+        config, load(config.model, CPU), find_method("reward_model")(config).objective
+    )
     assert 0.6 < float(policy.head.weight.detach().std()) * 33 < 1.5
 
 

@@ -282,7 +282,7 @@ def test_dft_weighs_each_token_by_its_probability(tiny):
         config = config_of("sft", tiny, f"method.loss={loss}")
         method = find_method("sft")(config)
         current = TokenOutputs(logprobs, torch.zeros(3), torch.zeros(3))
-        value = method.loss(method.prepare(batch), current, MetricAccumulator())
+        value = method.objective.loss(method.objective.prepare(batch), current, MetricAccumulator())
         (gradient,) = torch.autograd.grad(value, logprobs)
         torch.testing.assert_close(gradient, torch.tensor(expected))
 

@@ -10,7 +10,7 @@ from postgrad.data.feed import Feed
 from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Ports, Step
+from postgrad.methods.method import Ports, Step
 from postgrad.methods.support.thinking import Thinking
 from postgrad.types import Batch, Trajectory
 

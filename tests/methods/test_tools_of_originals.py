@@ -15,7 +15,7 @@ from postgrad.environments.lookup import Environments
 from postgrad.environments.tools import Toolbox
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.methods.base import Step
+from postgrad.methods.method import Step
 from postgrad.methods.support.replay_pool import Experience, ReplayPool
 from postgrad.rollout.turns import Turns
 from postgrad.types import DEMONSTRATION, POLICY, REPLAY, TOOL, Batch, Trajectory

@@ -7,7 +7,7 @@ import pytest
 import torch
 from method_runs import bound, run
 
-from postgrad.methods import base
+from postgrad.methods import method as base
 from postgrad.model.passes.kept import KeptIds
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native import engine as native

@@ -9,7 +9,7 @@ from method_runs import SMALL, bound
 from tiny_runs import metrics_of, overrides_of
 
 from postgrad.cli.main import main
-from postgrad.methods.base import Step
+from postgrad.methods.method import Step
 from postgrad.types import Problem
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ttrl.py"

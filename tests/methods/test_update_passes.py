@@ -17,13 +17,12 @@ from postgrad.types import Batch, Trajectory
 def updates_of(b) -> list[tuple[int, ...]]:
     """The groups of each optimizer step of one training step."""
     seen = []
-    prepare = b.method.prepare
+    prepare = b.host.policy.objective.prepare
 
     def recording(batch):
         seen.append(tuple(batch.rows["group"].unique().tolist()))
         return prepare(batch)
 
-    b.method.prepare = recording
     b.host.policy.objective.prepare = recording
     b.until("publish")
     return seen
@@ -121,11 +120,11 @@ def test_tokens_of_low_entropy_have_no_gradient_but_count(tiny):
     b = bound("grpo", tiny, "method.top_entropy=0.5")
     batch = b.until("estimate")  # computes the entropies, also for a single update
     batch.tokens["advantages"] = torch.ones(batch.num_tokens)
-    batch = b.method.prepare(batch)
+    batch = b.method.objective.prepare(batch)
     entropy, mask = batch.tokens["entropy"], batch.tokens["loss_mask"]
     logprobs = batch.tokens["old_logprobs"].clone().requires_grad_()
     outputs = TokenOutputs(logprobs, entropy, torch.zeros_like(entropy))
-    b.method.loss(batch, outputs, MetricAccumulator()).backward()
+    b.method.objective.loss(batch, outputs, MetricAccumulator()).backward()
     assert logprobs.grad is not None
     used = logprobs.grad != 0
     assert torch.equal(used, mask & (entropy >= entropy[mask].quantile(0.5)))

@@ -1,117 +1,117 @@
-"""Checks of a user's method class: attributes for the loss, and settings that nothing reads."""
+"""Checks of a user's classes: what belongs to the objective, and what a loss may see."""
 
 import pytest
-from tiny_runs import config_of
+from method_runs import bound
+from tiny_runs import config_of, overrides_of, toy_run
 
+from postgrad.cli.main import main
 from postgrad.errors import ConfigError
 from postgrad.methods.grpo import Grpo
-from postgrad.methods.ppo import Ppo
+from postgrad.methods.support.policy_objective import PolicyObjective
+
+HEAD = """
+import torch
+
+from postgrad.methods.bupo import BupoObjective
+from postgrad.methods.grpo import Grpo
+from postgrad.methods.support.policy_objective import PolicyObjective
 
 
-class Reads(Grpo):
-    """Its loss reads `scale`, which the subclasses set in several places."""
+class Mine(Grpo):
+"""
+SETS_AN_ATTRIBUTE = """
+    class Objective(PolicyObjective):
+        def token_losses(self, batch, current, metrics):
+            return super().token_losses(batch, current, metrics) * self.scale
 
-    def __init__(self, config):
-        super().__init__(config)
-        self.scale = 1.0
-
-    def token_losses(self, batch, current, metrics):
-        return super().token_losses(batch, current, metrics) * self.factor()
-
-    def factor(self):
-        return self.scale
-
-
-class SetInAStage(Reads):
     def estimate(self, batch, step):
         self.scale = float(step.number)
         return super().estimate(batch, step)
-
-
-class SetByAnIndex(Reads):
-    def measure(self, batch, step):
-        self.scale[step.number] += 1.0
-        return batch
-
-
-class SetInLoad(Reads):
-    def load(self, state):
-        super().load(state)
-        (self.scale, self.other) = state["scale"], 1
-
-
-class SetsASetting(Grpo):
+"""
+SETS_A_SETTING = """
     def score(self, batch, step):
-        self.settings.clip_high = 0.1 * step.number
+        self.settings.entropy_coef = 0.1 * step.number
         return super().score(batch, step)
-
-
-class SetBesideTheModel(Reads):
-    def prepare(self, batch):
-        self.scale = 2.0
-        return super().prepare(batch)
+"""
+SETS_IT_IN_THE_LOSS = """
+    class Objective(PolicyObjective):
+        def prepare(self, batch):
+            self.settings.entropy_coef = 0.1
+            return super().prepare(batch)
+"""
+SETS_A_COLUMN = """
+    class Objective(PolicyObjective):
+        def token_losses(self, batch, current, metrics):
+            scale = batch.expand(batch.rows["scale"])
+            return super().token_losses(batch, current, metrics) * scale
 
     def estimate(self, batch, step):
-        self.scale = 3.0
+        self.scale = float(step.number)
+        batch.rows["scale"] = torch.full((len(batch),), self.scale)
         return super().estimate(batch, step)
+"""
+OWN_LOSS = """
+    pass
 
 
-class OtherAttribute(Reads):
-    def estimate(self, batch, step):
-        self.count = step.number
-        self.settings.mine = self.count
-        batch.rows["scale"] = batch.rows["reward"]
-        return super().estimate(batch, step)
+class Cubed(PolicyObjective):
+    options = ("tau",)
 
-
-@pytest.mark.parametrize(
-    ("method", "function", "attribute"),
-    [
-        (SetInAStage, "estimate", "scale"),
-        (SetByAnIndex, "measure", "scale"),
-        (SetInLoad, "load", "scale"),
-        (SetsASetting, "score", "settings.clip_high"),
-    ],
-)
-def test_attribute_that_a_stage_sets_for_the_loss_is_refused(method, function, attribute, tiny):
-    with pytest.raises(ConfigError, match=rf"{function} sets self\.{attribute}"):
-        method(config_of("grpo", tiny)).check()
-
-
-@pytest.mark.parametrize("method", [Reads, SetBesideTheModel, OtherAttribute, Grpo])
-def test_attribute_that_the_loss_sees_is_accepted(method, tiny):
-    method(config_of("grpo", tiny)).check()
-
-
-class OwnTokenLosses(Grpo):
     def token_losses(self, batch, current, metrics):
-        return -batch.tokens["advantages"] * current.logprobs
+        tau = self.settings.loss_options.get("tau", 1.0)
+        return -batch.tokens["advantages"] * current.logprobs.exp() ** (3 * tau)
 
 
-class OwnTokenLossesWithClip(Grpo):
-    def token_losses(self, batch, current, metrics):
-        settings = self.settings
-        return -batch.tokens["advantages"] * current.logprobs.clamp(max=settings.clip_high)
+class Inner(BupoObjective):
+    pass
+"""
 
 
-class AddedTokenLosses(Grpo):
-    def token_losses(self, batch, current, metrics):
-        return super().token_losses(batch, current, metrics) - 0.1 * current.logprobs
+# (code, further settings, exit code, what the error says)
+CASES = {
+    "an attribute of a stage": (SETS_AN_ATTRIBUTE, "", 1, "Mine.Objective has no attribute scale"),
+    "a setting in a stage": (SETS_A_SETTING, "", 1, "settings do not change during a run"),
+    "a setting in the loss": (SETS_IT_IN_THE_LOSS, "", 1, "settings do not change during a run"),
+    "a column": (SETS_A_COLUMN, "", 0, ""),
+    "an objective alone": (
+        OWN_LOSS,
+        "method=grpo method.objective=mine.py:Cubed method.loss_options.tau=2",
+        0,
+        "",
+    ),
+    "an option that it does not declare": (
+        OWN_LOSS,
+        "method=grpo method.objective=mine.py:Cubed method.loss_options.tua=2",
+        2,
+        "its options: clip_low, clip_high, dual_clip, tau",
+    ),
+    "an objective that drops what the method trains": (
+        OWN_LOSS,
+        "method=bupo method.num_blocks=1 method.objective=mine.py:Cubed",
+        2,
+        "has no class derived from BupoObjective Cubed; known: BupoObjective, Inner",
+    ),
+    "no such objective": (OWN_LOSS, "method.objective=mine.py:Cubd", 2, "did you mean Cubed?"),
+}
 
 
-class HelpedTokenLosses(Grpo):
-    def token_losses(self, batch, current, metrics):
-        return helped(self.settings, batch, current)
-
-
-class OwnLoss(Grpo):
-    def loss(self, batch, current, metrics):
-        return -(current.logprobs * batch.tokens["loss_weight"]).sum()
-
-
-class AddedLoss(Grpo):
-    def loss(self, batch, current, metrics):
-        return super().loss(batch, current, metrics) + current.logprobs.square().sum()
+@pytest.mark.parametrize("where", ["local", "process"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_loss_of_a_user_may_see(case, where, tmp_path, monkeypatch, tiny, capsys):
+    code, words, exit_code, message = CASES[case]
+    if where == "process" and exit_code == 2:
+        pytest.skip("refused before there is a process")
+    (tmp_path / "mine.py").write_text(HEAD + code)
+    monkeypatch.chdir(tmp_path)
+    settings = (
+        *toy_run(steps=1, response_tokens=3),
+        *("method=mine.py:Mine", "runs=runs", f"cluster.backend={where}"),
+        "reward.verifier=mine_reward.py:score",
+    )
+    (tmp_path / "mine_reward.py").write_text("def score(text, problem): return len(text)\n")
+    overrides = overrides_of(tiny, *settings, *words.split())
+    assert main(["train", "grpo", *overrides]) == exit_code
+    assert message in capsys.readouterr().err
 
 
 class OwnEstimate(Grpo):
@@ -120,93 +120,14 @@ class OwnEstimate(Grpo):
         return batch
 
 
-class DiscountedEstimate(Grpo):
-    def estimate(self, batch, step):
-        batch.tokens["advantages"] = batch.expand(batch.rows["reward"]) * self.settings.gamma
-        return batch
-
-
-class TokenLossesWithOption(Grpo):
-    def token_losses(self, batch, current, metrics):
-        return -batch.tokens["advantages"] * current.logprobs * self.settings.loss_options["tau"]
-
-
-class OwnScore(Grpo):
-    def score(self, batch, step):
-        batch.rows["reward"] = batch.response.lengths.float()
-        return batch
-
-
-def helped(settings, batch, current):
-    return -batch.tokens["advantages"] * current.logprobs * settings.clip_high
-
-
-@pytest.mark.parametrize(
-    ("method", "setting"),
-    [
-        (OwnTokenLosses, "clip_high=0.3"),
-        (OwnTokenLosses, "loss=gspo"),
-        (OwnTokenLossesWithClip, "clip_low=0.3"),
-        (OwnLoss, "clip_high=0.3"),
-        (OwnLoss, "entropy_coef=0.1"),
-        (OwnEstimate, "normalize_by_std=false"),
-        (OwnEstimate, "advantage=rloo"),
-        (OwnScore, "mask_truncated=true"),
-    ],
-)
-def test_setting_that_an_override_does_not_read_is_refused(method, setting, tiny):
-    config = config_of("grpo", tiny, f"method.{setting}")
-    Grpo(config).check()
-    with pytest.raises(
-        ConfigError, match=rf"method\.{setting} has no effect with {method.__name__}"
-    ):
-        method(config).check()
-
-
-@pytest.mark.parametrize(
-    ("method", "setting"),
-    [
-        (OwnTokenLosses, "entropy_coef=0.1"),
-        (OwnTokenLosses, "advantage=rloo"),
-        (OwnTokenLossesWithClip, "clip_high=0.3"),
-        (AddedTokenLosses, "clip_high=0.3"),
-        (HelpedTokenLosses, "clip_high=0.3"),
-        (AddedLoss, "entropy_coef=0.1"),
-        (OwnEstimate, "clip_high=0.3"),
-        (OwnEstimate, "advantage=remax"),
-        (DiscountedEstimate, "gamma=0.9"),
-        (TokenLossesWithOption, "loss_options.tau=2"),
-    ],
-)
-def test_setting_that_a_method_may_read_is_accepted(method, setting, tiny):
-    method(config_of("grpo", tiny, f"method.{setting}")).check()
-
-
-@pytest.mark.parametrize("setting", ["gamma=0.9", "loss_options.tau=2"])
-def test_setting_of_another_loss_or_advantage_is_refused_for_the_built_in_ones(setting, tiny):
-    with pytest.raises(ConfigError, match=r"method\.(gamma|loss)"):
-        AddedTokenLosses(config_of("grpo", tiny, f"method.{setting}")).check()
-
-
-class PpoEstimate(Ppo):
-    def estimate(self, batch, step):
-        batch.tokens["returns"] = batch.tokens["advantages"] = batch.tokens["values"]
-        return batch
-
-
-def test_lambda_of_ppo_that_own_advantages_do_not_read_is_refused(tiny):
-    config = config_of("ppo", tiny, "method.lam=0.9")
-    Ppo(config).check()
-    with pytest.raises(ConfigError, match=r"method\.lam=0\.9 has no effect with PpoEstimate"):
-        PpoEstimate(config).check()
-
-
-def test_values_of_a_recipe_are_accepted(tiny):
-    OwnTokenLosses(config_of("gspo", tiny)).check()
-
-
 def test_own_advantages_need_no_group(tiny):
     config = config_of("grpo", tiny, "rollout.samples=1")
     OwnEstimate(config).check()
     with pytest.raises(ConfigError, match=r"rollout\.samples=1"):
-        OwnTokenLosses(config).check()
+        Grpo(config).check()
+
+
+def test_the_driver_and_the_model_read_one_configuration(tiny):
+    b = bound("grpo", tiny)
+    assert isinstance(b.method.objective, PolicyObjective)
+    assert b.host.policy.objective.config is b.method.objective.config is b.method.config

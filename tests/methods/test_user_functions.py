@@ -11,8 +11,8 @@ from tiny_runs import config_of, metrics_of, metrics_without_timing, overrides_o
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError
-from postgrad.methods.grpo import Grpo
 from postgrad.methods.support.declarations import find_advantage, find_loss
+from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.port import TokenOutputs
 from postgrad.training.driver import train
@@ -24,7 +24,7 @@ import torch
 from postgrad.algorithms.advantages import Advantage
 from postgrad.algorithms.losses import Loss, TokenLoss, ppo_clip
 from postgrad.algorithms.token_advantages import TokenAdvantages
-from postgrad.methods.grpo import Grpo
+from postgrad.methods.support.policy_objective import PolicyObjective
 
 
 def clipped(logprobs, old_logprobs, advantages, *, clip_low=0.2, clip_high=0.2):
@@ -95,13 +95,13 @@ by_text = Loss(lambda logprobs, text: None, ("logprobs", "text"))
 own_rewards = Advantage(lambda reward, index: reward * index, ("reward", "index"))
 
 
-class Ratio(Grpo):
+class Ratio(PolicyObjective):
     def token_losses(self, batch, current, metrics):
         ratio = (current.logprobs - batch.tokens["old_logprobs"]).exp()
         return -batch.tokens["advantages"] * ratio
 
 
-class WholeLoss(Grpo):
+class WholeLoss(PolicyObjective):
     def loss(self, batch, current, metrics):
         return (current.logprobs - batch.tokens["{column}"]).sum()
 """
@@ -175,7 +175,7 @@ def test_loss_that_needs_all_rows_keeps_rows_without_advantage(loss, changes, ti
     b = bound("grpo", tiny, *overrides)
     before = flat_weights(b.host.policy)
     batch = b.until("estimate")
-    assert len(b.method.prepare(batch)) == (len(batch) if changes else 0)
+    assert len(b.method.objective.prepare(batch)) == (len(batch) if changes else 0)
     b.until("update")
     assert torch.equal(flat_weights(b.host.policy), before) != changes
 
@@ -257,8 +257,8 @@ def test_wrong_result_or_absent_column_stops_the_run_with_its_key(overrides, key
 def test_token_losses_read_old_logprobs_also_with_one_update(tiny, functions):
     """The gradient of -A r at r = 1 is that of the built-in loss, and kl/engine is logged too."""
     results = []
-    for method in ("grpo", "functions.py:Ratio"):
-        b = bound("grpo", tiny, f"method={method}")
+    for objective in ("", "functions.py:Ratio"):
+        b = bound("grpo", tiny, f"method.objective={objective}")
         b.until("update")
         results.append((flat_weights(b.host.policy), b.metrics["kl/engine"], b.metrics["loss"]))
     (weights, *numbers), (own_weights, *own_numbers) = results
@@ -273,7 +273,7 @@ def test_token_losses_read_old_logprobs_also_with_one_update(tiny, functions):
 def test_absent_column_in_a_whole_loss_is_one_line(column, hint, tiny, functions):
     (functions / "functions.py").write_text(FUNCTIONS.replace("{column}", column))
     with pytest.raises(RunError, match=rf"WholeLoss\.loss: no token column '{column}'.*{hint}"):
-        bound("grpo", tiny, "method=functions.py:WholeLoss").until("update")
+        bound("grpo", tiny, "method.objective=functions.py:WholeLoss").until("update")
 
 
 def test_loss_and_advantage_read_row_columns(tiny, functions):
@@ -289,7 +289,7 @@ def test_loss_and_advantage_read_row_columns(tiny, functions):
     torch.testing.assert_close(batch.tokens["advantages"], expected)
     logprobs = torch.full((batch.num_tokens,), -2.0)
     current = TokenOutputs(logprobs, logprobs, logprobs)
-    values = b.method.token_losses(batch, current, MetricAccumulator())
+    values = b.method.objective.token_losses(batch, current, MetricAccumulator())
     torch.testing.assert_close(values, 2.0 * batch.expand(reward))
 
 
@@ -313,12 +313,12 @@ def test_name_or_function_selects_the_same_declaration(functions):
         find_advantage("functions.py:clipped")
 
 
-class UserLoss(Grpo):
+class UserLoss(PolicyObjective):
     def loss(self, batch, current, metrics):
         return super().loss(batch, current, metrics)
 
 
-class UserTokenLosses(Grpo):
+class UserTokenLosses(PolicyObjective):
     def token_losses(self, batch, current, metrics):
         return super().token_losses(batch, current, metrics)
 
@@ -329,10 +329,15 @@ class UserLossOfSomeRows(UserLoss):
 
 
 @pytest.mark.parametrize(
-    ("method", "keeps"),
-    [(UserLoss, True), (UserTokenLosses, True), (UserLossOfSomeRows, False), (Grpo, False)],
+    ("kind", "keeps"),
+    [
+        (UserLoss, True),
+        (UserTokenLosses, True),
+        (UserLossOfSomeRows, False),
+        (PolicyObjective, False),
+    ],
 )
-def test_the_loss_of_a_user_class_gets_rows_without_advantage(method, keeps, tiny, functions):
+def test_the_loss_of_a_user_class_gets_rows_without_advantage(kind, keeps, tiny, functions):
     b = bound("grpo", tiny, "method.advantage=functions.py:nothing")
     batch = b.until("estimate")
-    assert len(method(b.method.config).prepare(batch)) == (len(batch) if keeps else 0)
+    assert len(kind(b.method.config).prepare(batch)) == (len(batch) if keeps else 0)

@@ -32,7 +32,7 @@ def policy_of(folder, method: str) -> LocalPolicy:
         )
         loaded = load(config.model, torch.device("cpu"))
         loaded.model.double()
-        STATE[method] = LocalPolicy(config, loaded, find_method(method)(config))
+        STATE[method] = LocalPolicy(config, loaded, find_method(method)(config).objective)
     return STATE[method]
 
 

@@ -184,7 +184,7 @@ def gradients(dtype, products):
     loaded = load(ModelConfig(path=sys.argv[1], dtype=dtype), torch.device("cpu"))
     install_kernels(loaded.model)
     config = config_of("grpo", sys.argv[1])
-    policy = LocalPolicy(config, loaded, find_method("grpo")(config))
+    policy = LocalPolicy(config, loaded, find_method("grpo")(config).objective)
     batch = random_batch(1, groups=2, samples=2, longest_prompt=3, longest=4)
     for micro in make_packed_micro_batches(batch, 6):
         targets = batch.response.values[batch.response.positions(torch.tensor(micro.rows))]

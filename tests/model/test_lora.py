@@ -14,7 +14,7 @@ from postgrad.config.schema import LoraConfig
 from postgrad.doctor import fit
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.methods.grpo import Grpo
+from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.load import load, load_tokenizer, model_config
 from postgrad.model.lora import adapter_parameters, add_adapters, merge_adapter, merged_weights
 from postgrad.model.policy import FrozenPolicy, LocalPolicy
@@ -212,7 +212,7 @@ def test_the_reference_is_the_policys_base_model(tiny):
     assert all(p.requires_grad for p in adapter_parameters(host.policy.model).values())
 
 
-class OneBlock(Grpo):
+class OneBlock(PolicyObjective):
     def view(self, step: int) -> View:
         return after(1) if step == 1 else FULL
 

@@ -187,7 +187,8 @@ def results_of_meta_models(cases) -> list[dict[str, torch.Tensor]]:
     for folder, settings in cases:
         config = config_of("grpo", folder, "training.token_budget=60", "cluster=ray", *settings)
         ranks = Ranks.from_process_group(CPU, config.cluster)
-        loaded = load_policy(config, find_method("grpo")(config), "cpu", ranks)
+        method = find_method("grpo")(config)
+        loaded = load_policy(config, method, method.objective, "cpu", ranks)
         is_empty = [p.is_meta for p in loaded.model.parameters()]
         assert all(is_empty) if ranks.rank else not any(is_empty)
         results.append(compute(ShardedPolicy(config, loaded, LogprobsAndEntropy(), ranks)))

@@ -4,27 +4,27 @@ import pytest
 import torch
 from tiny_runs import config_of, random_batch
 
-from postgrad.methods.grpo import Grpo
+from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.load import load
 from postgrad.model.policy import LocalPolicy
 from postgrad.types import Batch
 
 
-class ReversedRows(Grpo):
+class ReversedRows(PolicyObjective):
     def prepare(self, batch: Batch) -> Batch:
         batch = super().prepare(batch)
         return batch.select(range(len(batch) - 1, -1, -1))
 
 
-def make_policy(model, method, *overrides: str) -> LocalPolicy:
+def make_policy(model, objective, *overrides: str) -> LocalPolicy:
     config = config_of("grpo", model, "optimizer.lr=1e-2", *overrides)
-    return LocalPolicy(config, load(config.model, torch.device("cpu")), method(config))
+    return LocalPolicy(config, load(config.model, torch.device("cpu")), objective(config))
 
 
-@pytest.mark.parametrize("method", [Grpo, ReversedRows])
+@pytest.mark.parametrize("objective", [PolicyObjective, ReversedRows])
 @pytest.mark.parametrize("budget", [0, 24])
-def test_entropy_of_an_update_is_that_of_the_policy_before_it(tiny, method, budget):
-    policy = make_policy(tiny, method, f"training.token_budget={budget}")
+def test_entropy_of_an_update_is_that_of_the_policy_before_it(tiny, objective, budget):
+    policy = make_policy(tiny, objective, f"training.token_budget={budget}")
     batch = random_batch(5, groups=6)
     assert policy.token_stats() == {}
     before = policy.logprobs(batch)["entropy"]
@@ -41,7 +41,9 @@ def test_entropy_of_an_update_is_that_of_the_policy_before_it(tiny, method, budg
 
 
 def test_rows_of_a_later_optimizer_step_have_the_entropy_of_the_updated_policy(tiny):
-    policy = make_policy(tiny, Grpo, "training.updates_per_step=2", "method.entropy_coef=0.01")
+    policy = make_policy(
+        tiny, PolicyObjective, "training.updates_per_step=2", "method.entropy_coef=0.01"
+    )
     batch = random_batch(5, groups=6)
     before = policy.logprobs(batch)["entropy"]
     policy.update(batch, 1)

@@ -7,7 +7,7 @@ from tiny_runs import config_of, random_batch, rows_of, stock_model
 
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError
-from postgrad.methods.grpo import Grpo
+from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.load import load
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL, View, after
@@ -132,7 +132,7 @@ def test_unused_parameters_are_the_blocks_above_and_the_norm(policy, num_blocks,
     assert names == expected
 
 
-class TwoPhases(Grpo):
+class TwoPhases(PolicyObjective):
     def view(self, step: int) -> View:
         return after(1) if step == 1 else FULL
 

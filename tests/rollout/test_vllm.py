@@ -25,7 +25,7 @@ from postgrad.data.problems import load_problems
 from postgrad.data.render import Prompts
 from postgrad.doctor import machine as doctor
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Ports
+from postgrad.methods.method import Ports
 from postgrad.model.load import cache_folder, load_tokenizer
 from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling

@@ -98,7 +98,7 @@ def test_the_plan_has_the_rows_that_the_method_trains_on(
     method = find_method(config.method.name)(config)
     plan = plan_of_settings(config, model_config(config.model), {}, row_kinds(method))
     assert set(plan.workload.groups) == {group}
-    assert bool(plan.decode_rows) == method.trains_on_samples
+    assert bool(plan.decode_rows) == method.traits.samples
 
 
 @pytest.mark.parametrize("recipe", ["kto", "dpo"])

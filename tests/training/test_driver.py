@@ -316,7 +316,7 @@ def test_run_without_learning_signal_stops(fresh, verifiers, tmp_path, capsys):
 
 
 def test_step_with_signal_resets_the_count_of_flat_steps(fresh):
-    from postgrad.methods.base import Step
+    from postgrad.methods.method import Step
     from postgrad.training.guard import Guard
     from postgrad.types import Batch, Trajectory
 

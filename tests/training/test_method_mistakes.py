@@ -18,8 +18,9 @@ import random
 import numpy
 import torch
 
-from postgrad.methods.base import Role
+from postgrad.methods.method import Role
 from postgrad.methods.grpo import Grpo
+from postgrad.methods.support.policy_objective import PolicyObjective
 
 
 class Mine(Grpo):
@@ -32,14 +33,14 @@ SCORE = """
 """
 ESTIMATE = SCORE.replace("score", "estimate")
 LOSS = """
-    def loss(self, batch, current, metrics):
-        return {line}
+    class Objective(PolicyObjective):
+        def loss(self, batch, current, metrics):
+            return {line}
 """
 TOKEN_LOSSES = LOSS.replace("loss", "token_losses")
 STAGES = """
-    def stages(self):
-        stages = super().stages()
-        return [*stages[:5], {line}, *stages[5:]]
+    def scoring_stages(self):
+        return [*super().scoring_stages(), {line}]
 """
 STATE = """
     def state(self):
@@ -49,8 +50,9 @@ STATE = """
         pass
 """
 LR_SCALES = """
-    def lr_scales(self, names):
-        return {line}
+    class Objective(PolicyObjective):
+        def lr_scales(self, names):
+            return {line}
 """
 ROLES = """
     def roles(self):
@@ -113,20 +115,20 @@ MISTAKES = {
     "no advantages": (
         ESTIMATE,
         'del batch.tokens["advantages"]',
-        "Mine.estimate set no token column advantages",
+        "no stage set the token column advantages",
     ),
     "token losses as a column": (
         TOKEN_LOSSES,
         "super().token_losses(batch, current, metrics)[:, None]",
-        "Mine.token_losses returned (",
+        "Mine.Objective.token_losses returned (",
     ),
     "one token loss": (
         TOKEN_LOSSES,
         "super().token_losses(batch, current, metrics).mean()",
-        "Mine.token_losses returned ()",
+        "Mine.Objective.token_losses returned ()",
     ),
-    "no loss": (LOSS, "None", "Mine.loss returned NoneType"),
-    "losses": (LOSS, "current.logprobs", "Mine.loss returned a tensor of the shape"),
+    "no loss": (LOSS, "None", "Mine.Objective.loss returned NoneType"),
+    "losses": (LOSS, "current.logprobs", "Mine.Objective.loss returned a tensor of the shape"),
     "a loss that is no number": (
         LOSS,
         "super().loss(batch, current, metrics) + float('nan')",
@@ -220,12 +222,23 @@ REFUSED = {
     "a stage without a name": (
         STAGES,
         "functools.partial(self.score)",
-        "has no name; insert a method of Mine",
+        "has no name; use a method of the class",
     ),
     "an __init__ without super": (
         "    def __init__(self, config):\n        self.{line} = 1\n",
         "seen",
         "Mine.__init__ does not call super().__init__(config)",
+    ),
+    "a loss in the method": (
+        "    def loss(self, batch, current, metrics):\n        return {line}\n",
+        "0",
+        "Mine.loss: the loss and what belongs to it run in the model's process",
+    ),
+    "one list of stages": ("    def stages(self):\n        return {line}\n", "[]", "two lists"),
+    "an objective of another method": (
+        "    from postgrad.methods.dpo import DpoObjective as Objective{line}\n",
+        "",
+        "Mine.Objective: DpoObjective is not derived from PolicyObjective",
     ),
     "a misspelled stage": (SCORE.replace("def score", "def scores"), "pass", "did you mean score?"),
     "a misspelled hook": (LOSS.replace("def loss", "def token_loss"), "0", "mean token_losses?"),
@@ -266,8 +279,9 @@ RANDOM = """
         step.metrics["noise"] = random.random() + numpy.random.rand() + float(torch.rand(()))
         return batch
 
-    def loss(self, batch, current, metrics):
-        return super().loss(batch, current, metrics) * float(torch.rand(()))
+    class Objective(PolicyObjective):
+        def loss(self, batch, current, metrics):
+            return super().loss(batch, current, metrics) * float(torch.rand(()))
 """
 
 
@@ -282,11 +296,12 @@ def test_global_random_numbers_follow_from_seed_and_step(tmp_path, monkeypatch, 
 
 
 PREPARE = """
-    def prepare(self, batch):
-        batch.tokens["advantages"] *= 10
-        with open("sizes.txt", "a") as file:
-            file.write(f"{{float(batch.tokens['advantages'].abs().sum())}}\\n")
-        return super().prepare(batch)
+    class Objective(PolicyObjective):
+        def prepare(self, batch):
+            batch.tokens["advantages"] *= 10
+            with open("sizes.txt", "a") as file:
+                file.write(f"{{float(batch.tokens['advantages'].abs().sum())}}\\n")
+            return super().prepare(batch)
 """
 
 
@@ -298,10 +313,9 @@ def test_changes_in_prepare_do_not_add_up_over_epochs(tmp_path, monkeypatch, tin
 
 
 REFILLED = """
-    def stages(self):
-        stages = super().stages()
-        stages.insert(stages.index(self.score) + 1, self.keep_two)
-        return stages
+    def scoring_stages(self):
+        enrich, score, *others = super().scoring_stages()
+        return [enrich, score, self.keep_two, *others]
 
     def keep_two(self, batch, step):
         keep = [i for i in range(len(batch)) if batch.rows["index"][i] % 4 < 2]

@@ -18,6 +18,7 @@ import torch
 from postgrad.config.schema import setting
 from postgrad.errors import RunError
 from postgrad.methods.grpo import Grpo, GrpoSettings
+from postgrad.methods.support.policy_objective import PolicyObjective
 
 
 @dataclass
@@ -25,17 +26,24 @@ class FlavorSettings(GrpoSettings):
     strength: float = setting(1.0, "weight of every token", at_least=0.0)
 
 
+class FlavorObjective(PolicyObjective):
+    def loss(self, batch, current, tally):
+        assert len(batch.rows["mood"]) == len(batch)
+        tally.mean("flavor/mean", batch.tokens["flavor"])
+        weights = batch.tokens["flavor"] * batch.tokens["loss_weight"]
+        return -(current.logprobs * batch.tokens["advantages"] * weights).sum()
+
+
 class Flavor(Grpo):
     Settings = FlavorSettings
+    Objective = FlavorObjective
 
     def __init__(self, config):
         super().__init__(config)
         self.seen = 0
 
-    def stages(self):
-        stages = super().stages()
-        stages.insert(stages.index(self.estimate), self.flavor)
-        return stages
+    def logprob_stages(self):
+        return [*super().logprob_stages(), self.flavor]
 
     def flavor(self, batch, step):
         """A token column that the loss reads, and a row column that it does not."""
@@ -46,12 +54,6 @@ class Flavor(Grpo):
         batch.rows["mood"] = [f"step {step.number}" for _ in range(len(batch))]
         step.metrics["flavor/seen"] = float(self.seen)
         return batch
-
-    def loss(self, batch, current, tally):
-        assert len(batch.rows["mood"]) == len(batch)
-        tally.mean("flavor/mean", batch.tokens["flavor"])
-        weights = batch.tokens["flavor"] * batch.tokens["loss_weight"]
-        return -(current.logprobs * batch.tokens["advantages"] * weights).sum()
 
     def state(self):
         return {"seen": self.seen}
@@ -187,17 +189,17 @@ def test_run_is_the_same_with_model_and_engine_in_child_processes(home, ran, tin
 def test_stages_that_end_without_a_batch_are_one_line(home, tiny, monkeypatch, capsys):
     (home / "draws.py").write_text(
         "from postgrad.methods.grpo import Grpo\n\n\nclass Draws(Grpo):\n"
-        "    def stages(self):\n        return [self.draw]\n"
+        "    def learning_stages(self):\n        return [self.draw]\n"
     )
     assert run(home, tiny, monkeypatch, "draws", "method=draws.py:Draws") == 1
     error = capsys.readouterr().err
-    assert "draw, returned list" in error and "Traceback" not in error
+    assert "the last learning stage returned a list" in error and "Traceback" not in error
 
 
 def test_method_without_a_loss_is_one_line(home, tiny, monkeypatch, capsys):
     (home / "empty.py").write_text(
-        "from postgrad.methods.base import Method\n\n\nclass Empty(Method):\n    pass\n"
+        "from postgrad.methods.method import Method\n\n\nclass Empty(Method):\n    pass\n"
     )
     assert run(home, tiny, monkeypatch, "empty", "method=empty.py:Empty") == 2
     error = capsys.readouterr().err
-    assert "Empty has no loss" in error and "Traceback" not in error
+    assert "method=empty.py:Empty: Objective has no loss" in error and "Traceback" not in error

@@ -18,7 +18,7 @@ from postgrad.data.problems import problems_of_rows
 from postgrad.errors import ConfigError
 from postgrad.files import atomic_write_text, is_locked
 from postgrad.methods import find_method
-from postgrad.methods.base import Method
+from postgrad.methods.method import Method
 from postgrad.model.loaded import Loaded
 from postgrad.training.run import LOCK_FILE, run_folder, writing
 from postgrad.user_code import PythonObject

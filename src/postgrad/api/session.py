@@ -20,8 +20,8 @@ from postgrad.config.schema import Config
 from postgrad.data.render import make_prompts
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.files import atomic_folder
-from postgrad.methods.base import Method
 from postgrad.methods.grpo import Grpo
+from postgrad.methods.method import Method
 from postgrad.methods.ports import Ports
 from postgrad.methods.sft import Sft
 from postgrad.methods.step import Group, Step
@@ -30,6 +30,7 @@ from postgrad.methods.support.scoring import add_columns, add_scores
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import split_updates
 from postgrad.model.threads import kept_threads, set_threads
+from postgrad.model.views import FULL
 from postgrad.problem import Problem
 from postgrad.training.prepare import resolve
 from postgrad.types import Batch
@@ -231,10 +232,10 @@ class Session:
                 'the batch has no advantages; set batch.tokens["advantages"], '
                 "one number per response token"
             )
-        self.policy.objective = method
+        self.policy.objective = method.objective
         metrics = MetricAccumulator()
         part = split_updates(batch, 1)[0]  # its own tables: the caller's batch is not changed
-        self.policy.accumulate(method.prepare(part), method.view(1), metrics)
+        self.policy.accumulate(method.objective.prepare(part), FULL, metrics)
         self._has_pass = True
         return metrics.result()
 

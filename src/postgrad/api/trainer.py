@@ -326,7 +326,7 @@ def train(*arguments: Any, **named: Any) -> Run:
             `score(problems, responses)`; or a list of these, which are added. Functions run in this
             process.
         reward_weights: one factor per reward of a list.
-        method: a class derived from postgrad.methods.base.Method, or a method's name.
+        method: a class derived from postgrad.methods.method.Method, or a method's name.
         steps: number of training steps.
         group_size: responses per problem.
         batch_size: problems per step.

@@ -15,16 +15,16 @@ then change them."""
 METHOD = '''\
 """{title}: GRPO with an additional reward for short responses. Replace it with your own idea.
 
-A method is a subclass that replaces or adds stages. draw, compose, sample, enrich, score, estimate,
-update and publish run on the driver and see the batch. view, prepare and loss run on the workers,
-next to the model, and may use only the configuration.
+A method is a subclass that replaces or adds stages. draw, compose and sample make the rollouts of a
+step; enrich, score, estimate, update and publish learn from them. A loss of your own is another
+class, an objective: method.objective=FILE.py:CLASS.
 """
 
 from dataclasses import dataclass
 
 from postgrad.config.schema import setting
-from postgrad.methods.base import Step
 from postgrad.methods.grpo import Grpo, GrpoSettings
+from postgrad.methods.step import Step
 from postgrad.types import Batch
 
 

@@ -42,6 +42,7 @@ def build_run(text: str) -> Ports:
     from postgrad.methods import find_method
 
     config = from_yaml(text, lambda name: find_method(name).Settings)
+    config.method.freeze()
     host = build_host(config)
     roles = find_method(config.method.name)(config).all_roles()
     ports: Ports = {name: (roles[name].kind, model) for name, model in host.models.items()}

@@ -12,7 +12,8 @@ from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.methods.base import Method, Role
+from postgrad.methods.method import Method, Role
+from postgrad.methods.objective import Objective
 from postgrad.model.device import choose_device
 from postgrad.model.load import base_model_name, load
 from postgrad.model.loaded import Loaded
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from postgrad.model.reward_model import RewardModel
 
 GENERATING = ("engine", "chat")  # kinds of roles that generate text
-# Method.trains_scores -> class of the trained model
+# Traits.scores -> class of the trained model
 POLICY_CLASSES = {
     False: "postgrad.model.policy:LocalPolicy",
     True: "postgrad.model.reward_model:RewardPolicy",
@@ -50,28 +51,33 @@ def build_host(config: Config) -> Host:
     """
     set_threads(config.model.threads)
     method = find_method(config.method.name)(config)
-    loaded = load_policy(config, method)
+    objective = method.objective
+    loaded = load_policy(config, method, objective)
     engine = None if is_remote(config) else build_engine(config, loaded)
     models: dict[str, Any] = {}
     for name, role in method.all_roles().items():
         if not is_remote_role(role.path):
             models[name] = build_role(config, method, name, role, loaded)
-    policy_class = import_named(POLICY_CLASSES[method.trains_scores])
-    return Host(policy_class(config, loaded, method), engine, models)
+    policy_class = import_named(POLICY_CLASSES[method.traits.scores])
+    return Host(policy_class(config, loaded, objective), engine, models)
 
 
 def load_policy(
-    config: Config, method: Method, device: str | None = None, ranks: "Ranks | None" = None
+    config: Config,
+    method: Method,
+    objective: Objective,
+    device: str | None = None,
+    ranks: "Ranks | None" = None,
 ) -> Loaded:
-    """Returns the model to train, checked by the method, with new LoRA adapters if configured.
+    """Returns the model to train, checked by the objective, with new LoRA adapters if configured.
 
     With `ranks` only the first one reads the weights.
     """
     loaded = load_role(
-        config, "policy", config.model.path, device, ranks, uses_lm_head=not method.trains_scores
+        config, "policy", config.model.path, device, ranks, uses_lm_head=not method.traits.scores
     )
     if ranks is None or ranks.is_first:
-        method.check_model(loaded.model)
+        objective.check_model(loaded.model)
     if config.model.lora.rank:
         base_name = base_model_name(config.model.path, config.seed)
         add_adapters(loaded.model, config.model.lora, config.seed, base_name)
@@ -102,7 +108,7 @@ def build_role(
     if role.kind == "critic":
         from postgrad.model.critic import LocalCritic
 
-        return LocalCritic(config, loaded, method, role.lr, path)  # type: ignore[arg-type]
+        return LocalCritic(config, loaded, method.objective, role.lr, path)
     loaded.model.requires_grad_(False)
     if role.kind in GENERATING:
         from postgrad.rollout.native.engine import NativeEngine

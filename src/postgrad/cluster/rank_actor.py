@@ -133,6 +133,7 @@ class RankActor:
                 self._init_process_group(settings, rank, size, address)
             return {ENGINE: ("engine", load_engine(settings).engine)}
         config = from_yaml(text, lambda name: find_method(name).Settings)
+        config.method.freeze()
         set_threads(config.model.threads)
         if address is None:
             return _build_generating(config, port_names)
@@ -257,8 +258,8 @@ def _build_sharded_policy(config: Any, method: Any, ranks: Any) -> Any:
     from postgrad.model.sharded import ShardedPolicy
 
     # Loaded into the first rank's host memory: devices and other ranks get their shards only.
-    loaded = load_policy(config, method, device="cpu", ranks=ranks)
-    return ShardedPolicy(config, loaded, method, ranks)
+    loaded = load_policy(config, method, method.objective, device="cpu", ranks=ranks)
+    return ShardedPolicy(config, loaded, method.objective, ranks)
 
 
 def _build_synced_engine(config: Any, policy: Any) -> Any:
@@ -286,7 +287,7 @@ def _build_sharded_role(
     is_critic = role.kind == "critic"
     loaded = load_role(config, name, path, "cpu", ranks, uses_lm_head=not is_critic)
     if is_critic:
-        return ShardedCritic(config, loaded, method, role.lr, ranks, path)
+        return ShardedCritic(config, loaded, method.objective, role.lr, ranks, path)
     if role.kind == "synced":
         return ShardedSynced(config, loaded, ranks, name, role.share)
     return ShardedFrozen(config, loaded, ranks)

@@ -76,7 +76,7 @@ def estimate(config: Config, gpu: GpuSpec | None = None) -> Estimate:
     plan = Plan(config, model, workload, local_roles(config, method), packed)
     size = simulate.measure_size(config, model)
     check_context(plan, size)
-    stages = [stage.__name__ for stage in method.stages()]
+    stages = [stage.__name__ for stage in [*method.sampling_stages(), *method.learning_stages()]]
     if packed:
         return _estimate_gpu(plan, size, gpu or _find_gpu(config), planned)
     if gpu is not None:

@@ -6,7 +6,7 @@ from typing import Any
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.errors import ConfigError, RunError
-from postgrad.methods.base import Method, Ports, Step
+from postgrad.methods.method import Method, Ports, Step
 from postgrad.sizing.plan import GroupLengths, Workload
 from postgrad.training.prepare import Inputs
 
@@ -28,7 +28,7 @@ def read_workload(config: Config, method: Method, inputs: Inputs) -> Workload:
     for group in composed:
         prompt = len(encoder.encode(group.problem))
         given = tuple(len(trajectory.response) for trajectory in group.given_rows)
-        groups.append(GroupLengths(prompt, given, group.num_samples, method.rows_per_loss))
+        groups.append(GroupLengths(prompt, given, group.num_samples, method.traits.rows_per_loss))
     held_out = [problem for problems in inputs.validation.values() for problem in problems]
     longest = max(len(encoder.encode(problem)) for problem in [*inputs.train, *held_out])
     return Workload(groups, longest, len(held_out) if method.needs_verifier() else 0)

@@ -1,4 +1,5 @@
-"""Training methods: one file per algorithm. base.py has the stages that all methods share.
+"""Training methods: one file per algorithm. method.py has the stages that all methods share,
+objective.py what runs in the model's process: the loss, and which policy it trains.
 
     sft, dpo, online_dpo, kto, reward_model    learn from given responses or from preferences
     ppo, grpo, luffy, exgrpo, bupo, classmate  learn from rewards
@@ -15,15 +16,19 @@ verifiers, judge, algorithms, types, config). Must not import training, cluster 
 
 import dataclasses
 import inspect
-from difflib import get_close_matches
-from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from postgrad.errors import ConfigError, did_you_mean
-from postgrad.user_code import add_current_folder, import_named, is_path, load_object
+from postgrad.user_code import (
+    add_current_folder,
+    check_functions,
+    import_named,
+    is_path,
+    load_object,
+)
 
 if TYPE_CHECKING:
-    from postgrad.methods.base import Method
+    from postgrad.methods.method import Method
 
 METHODS = {
     "sft": "postgrad.methods.sft:Sft",
@@ -64,12 +69,14 @@ def find_method(name: str) -> "type[Method]":
         )
     found = load_object(name, f"method={name}", _is_method, "method class")
     _check_settings(found)
+    _check_objective(found)
     check_functions(found)
+    check_functions(found.Objective)
     return found
 
 
 def _is_method(value: Any) -> bool:
-    from postgrad.methods.base import Method
+    from postgrad.methods.method import Method
 
     return isinstance(value, type) and issubclass(value, Method)
 
@@ -88,39 +95,25 @@ def _check_settings(method: "type[Method]") -> None:
         )
 
 
-def check_functions(cls: type) -> None:
-    """Refuse a user's class with a function that cannot do what its name says.
-
-    Raises:
-        ConfigError: an `__init__` that does not call the one of the base class, or a misspelled
-            name: a function that nothing calls, named almost as one of the base class.
-    """
-    own: dict[str, FunctionType] = {}
-    inherited: set[str] = set()
-    for owner in cls.__mro__:
-        functions = {
-            name: one for name, one in vars(owner).items() if isinstance(one, FunctionType)
-        }
-        if owner.__module__.partition(".")[0] == "postgrad":
-            inherited |= functions.keys()
-        else:
-            own |= functions
-    names = {name for function in own.values() for name in _names(function.__code__)}
-    if "__init__" in own and "__init__" not in _names(own["__init__"].__code__):
+def _check_objective(method: "type[Method]") -> None:
+    """Raise ConfigError for a loss outside the objective, or an objective of another method."""
+    built_in = next(one for one in method.__mro__ if one.__module__.startswith("postgrad."))
+    needed = cast("type[Method]", built_in).Objective
+    if not issubclass(method.Objective, needed):
         raise ConfigError(
-            f"{cls.__name__}.__init__ does not call super().__init__(config); begin it with that, "
-            "and give it the arguments self and config"
+            f"{method.__name__}.Objective: {method.Objective.__name__} is not derived from "
+            f"{needed.__name__}, the objective of {built_in.__name__}"
         )
-    for name in own.keys() - inherited - names:
-        similar = [] if name.startswith("_") else get_close_matches(name, inherited, 1, 0.8)
-        if similar:
+    if hasattr(method, "stages"):
+        raise ConfigError(
+            f"{method.__name__}.stages: a step has two lists of stages; define sampling_stages() "
+            "or learning_stages()"
+        )
+    for name in dir(needed):
+        is_function = callable(getattr(needed, name)) and not name.startswith("_")
+        if is_function and name != "check" and hasattr(method, name):
             raise ConfigError(
-                f"{cls.__name__}.{name}: nothing calls a function of this name; did you mean "
-                f"{similar[0]}?"
+                f"{method.__name__}.{name}: the loss and what belongs to it run in the model's "
+                f"process; move {name} to a class derived from {needed.__name__}, and set "
+                f"Objective in {method.__name__} to that class"
             )
-
-
-def _names(code: CodeType) -> set[str]:
-    """Return the attributes and globals that a function's code names, with inner functions."""
-    inner = [_names(one) for one in code.co_consts if isinstance(one, CodeType)]
-    return set(code.co_names).union(*inner)

@@ -1,35 +1,42 @@
 """BuPO (bottom-up policy optimization): GRPO on a policy inside the model, then on the full policy.
 
-Steps 1..phase_one_steps train the internal policy after `num_blocks` blocks, softmax(states @
-head). The blocks above neither run nor change. Sampling always uses the full policy. Old, new and
-reference log-probs and the entropy bonus are those of the policy being trained; the engine's gap
-and its correction compare with the full policy. The phase depends on the step number alone.
+    phase 1, up to phase_one_steps    pi_internal = softmax(states after num_blocks blocks @ head)
+    phase 2, the other steps          pi = softmax(states after all blocks @ head)
+
+Blocks above `num_blocks` neither run nor change in phase 1. Sampling always uses the full policy.
+Old, new and reference log-probs and the entropy bonus are those of the policy that is trained; the
+engine's gap and its correction compare with the full policy. The phase depends on the step alone.
 
 `lr_scale_above` and `lr_scale_below` are the paper's controls: layer-wise learning rates and frozen
 blocks.
 """
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
 from postgrad.config.schema import REQUIRED, setting
-from postgrad.methods.base import Stage, Step
+from postgrad.errors import ConfigError
 from postgrad.methods.grpo import Grpo, GrpoSettings
-from postgrad.methods.support import bupo_checks
-from postgrad.methods.support.block_scales import scales_by_block
+from postgrad.methods.step import Stage, Step
+from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.correction import correction_on, log_engine_gap
+from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.load import model_config
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.port import FULL, TokenOutputs, View, after
+from postgrad.model.views import check_blocks
 from postgrad.types import POLICY, Batch
 
 
 @dataclass
 class BupoSettings(GrpoSettings):
+    """Which internal policy, and for how many steps."""
+
     num_blocks: int = setting(
         REQUIRED,
         "blocks of the internal policy, from 1 to all (the original's internal_layer plus one)",
@@ -54,51 +61,80 @@ class BupoSettings(GrpoSettings):
     )
 
 
-class Bupo(Grpo):
-    Settings = BupoSettings
-    supports_truncated_sampling = False  # internal policies keep other tokens than the full one
+class BupoObjective(PolicyObjective):
+    """GRPO's objective on another view of the model."""
 
-    def check(self) -> None:
-        super().check()
-        bupo_checks.check(self)
+    def view(self, step: int) -> View:
+        """Return the internal policy in phase 1, the full policy afterwards."""
+        if step > self.settings.phase_one_steps:
+            return FULL
+        return after(self.settings.num_blocks, self.settings.internal_norm)
 
-    def check_unread(self) -> None:
-        super().check_unread()
-        bupo_checks.check_unread(self.settings)
+    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
+        """Return GRPO's loss; in phase 1 also log the entropy of the internal policy."""
+        if is_phase_one(batch):
+            metrics.mean("internal/entropy", current.entropy, batch.tokens["loss_mask"])
+        return super().loss(batch, current, metrics)
+
+    def log_gap(self, batch: Batch, logprobs: Tensor, metrics: MetricAccumulator) -> None:
+        """In phase 1 log how far the internal policy is from the full one instead.
+
+        internal/divergence is the mean of log pi - log pi_internal over sampled tokens: the k1
+        estimate of KL(full, internal).
+        """
+        if not is_phase_one(batch):
+            return super().log_gap(batch, logprobs, metrics)
+        name = "full_logprobs" if "full_logprobs" in batch.tokens else "behavior_logprobs"
+        divergence = batch.tokens[name] - logprobs.detach()
+        metrics.mean("internal/divergence", divergence, batch.tokens["token_source"] == POLICY)
+
+    def lr_scales(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the factors of blocks by their number. The final norm counts as a block above.
+
+        Embeddings and the head are absent: their factor is 1.
+        """
+        scales: dict[str, float] = {}
+        for name in names:
+            block = re.search(r"\blayers\.(\d+)\.", name)
+            if block and int(block[1]) < self.settings.num_blocks:
+                scales[name] = self.settings.lr_scale_below
+            elif block or re.search(r"(^|\.)norm\.", name):
+                scales[name] = self.settings.lr_scale_above
+        return scales
 
     def check_model(self, model: Any) -> None:
-        bupo_checks.check_model(self, model)
+        """Raise ConfigError for more blocks than the model has, or blocks without a policy."""
+        num_blocks = self.settings.num_blocks
+        num_layers = model.config.get_text_config().num_hidden_layers
+        if num_blocks > num_layers:
+            raise ConfigError(
+                f"method.num_blocks={num_blocks} is out of range; "
+                f"{self.config.model.path} has blocks 1..{num_layers}"
+            )
+        check_blocks(model, after(num_blocks, self.settings.internal_norm))
 
-    @cached_property
-    def num_layers(self) -> int:
-        config = model_config(self.config.model, self.config.seed)
-        return int(config.get_text_config().num_hidden_layers)
 
-    # ---- stages, on the driver
+class Bupo(Grpo):
+    """GRPO with one stage more, which records the phase."""
 
-    def stages(self) -> list[Stage]:
-        """`measure` runs before the first stage that reads its columns."""
-        stages = super().stages()
-        readers = (
-            self.compute_old_logprobs,
-            self.compute_reference_logprobs,
-            self.correct,
-            self.estimate,
-        )
-        first = min(stages.index(reader) for reader in readers if reader in stages)
-        stages.insert(first, self.measure)
-        return stages
+    Settings = BupoSettings
+    Objective = BupoObjective
+    # An internal policy keeps other tokens than the full one that sampled.
+    traits = replace(Grpo.traits, truncated_sampling=False)
+
+    def logprob_stages(self) -> list[Stage]:
+        """Measure first: the other stages read the columns."""
+        return [self.measure, *super().logprob_stages()]
 
     def measure(self, batch: Batch, step: Step) -> Batch:
-        """Records the phase; in phase 1 also compares the engine with the full policy.
+        """Record the phase; in phase 1 also compare the engine with the full policy.
 
         An engine with its own weights is compared at every step. One with the trainer's weights is
         compared at the first step only, so that the guard detects a broken engine at once. After
         that no block above runs until phase 2.
         """
-        view = self.view(step.number)
-        phase = 2 if view == FULL else 1
-        batch.rows["phase"] = [phase] * len(batch)
+        phase = 2 if self.objective.view(step.number) == FULL else 1
+        batch.rows["phase"] = [phase] * len(batch)  # a column, because the loss runs in a worker
         metrics = MetricAccumulator()
         sampled = batch.tokens["token_source"] == POLICY
         metrics.mean("full/entropy", -batch.tokens["behavior_logprobs"], sampled)
@@ -111,7 +147,7 @@ class Bupo(Grpo):
         return batch
 
     def correct(self, batch: Batch, step: Step) -> Batch:
-        """Corrects by the full policy's log-probs: the engine samples from the full policy."""
+        """Correct by the full policy's log-probs: the engine samples from the full policy."""
         if "full_logprobs" not in batch.tokens:
             return super().correct(batch, step)
         trained_logprobs = batch.tokens["old_logprobs"]
@@ -120,38 +156,41 @@ class Bupo(Grpo):
         batch.tokens["old_logprobs"] = trained_logprobs
         return batch
 
-    # ---- beside the model; log_gap runs on both sides
+    @cached_property
+    def num_layers(self) -> int:
+        """Return the number of blocks of the model, from its config.json."""
+        config = model_config(self.config.model, self.config.seed)
+        return int(config.get_text_config().num_hidden_layers)
 
-    def view(self, step: int) -> View:
-        if step > self.settings.phase_one_steps:
-            return FULL
-        return after(self.settings.num_blocks, self.settings.internal_norm)
-
-    def log_gap(self, batch: Batch, logprobs: Tensor, metrics: MetricAccumulator) -> None:
-        """In phase 1 logs the divergence of the internal policy from the full one instead.
-
-        internal/divergence is the mean of log pi - log pi_internal over sampled tokens: the k1
-        estimate of KL(full, internal).
-        """
-        if not _is_phase_one(batch):
-            return super().log_gap(batch, logprobs, metrics)
-        name = "full_logprobs" if "full_logprobs" in batch.tokens else "behavior_logprobs"
-        divergence = batch.tokens[name] - logprobs.detach()
-        metrics.mean("internal/divergence", divergence, batch.tokens["token_source"] == POLICY)
-
-    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
-        if _is_phase_one(batch):
-            metrics.mean("internal/entropy", current.entropy, batch.tokens["loss_mask"])
-        return super().loss(batch, current, metrics)
-
-    def lr_scales(self, names: Sequence[str]) -> dict[str, float]:
-        """Factors of blocks by their number. The final norm counts as a block above."""
+    def check(self) -> None:
+        """Raise ConfigError for a first phase longer than the run, or one of frozen blocks."""
+        super().check()
         settings = self.settings
-        return scales_by_block(
-            names, settings.num_blocks, settings.lr_scale_below, settings.lr_scale_above
-        )
+        phase_one, steps = settings.phase_one_steps, self.config.training.steps
+        if phase_one > steps:
+            raise ConfigError(
+                f"method.phase_one_steps={phase_one} exceeds training.steps={steps}; "
+                f"lower it, or set it to {steps} to train the internal policy only"
+            )
+        if phase_one and settings.correction == "bypass":
+            raise ConfigError(
+                "method.correction=bypass compares the trained policy with the engine, and phase 1 "
+                "trains an internal policy; remove it, or add method.phase_one_steps=0"
+            )
+        if phase_one and settings.lr_scale_below == 0.0:
+            raise ConfigError(
+                "method.lr_scale_below=0 freezes the blocks that phase 1 trains; "
+                "add method.phase_one_steps=0"
+            )
+
+    def check_unread(self) -> None:
+        """Raise ConfigError for settings of the first phase if there is none."""
+        super().check_unread()
+        if not self.settings.phase_one_steps:
+            reason = "with method.phase_one_steps=0"
+            refuse_unread("method", self.settings, ["internal_norm"], reason)
 
 
-def _is_phase_one(batch: Batch) -> bool:
-    """Whether the batch trains the internal policy. `measure` sets it, so that workers know it."""
+def is_phase_one(batch: Batch) -> bool:
+    """Return whether the batch trains the internal policy."""
     return "phase" in batch.rows and batch.rows["phase"][0] == 1

@@ -7,30 +7,73 @@ thoughts from outputs; rollout/panel.py queries several models. docs/methods.md 
 names and the differences.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from postgrad.algorithms.classmate_rewards import channel_metrics, combine, gate, pair
+from postgrad.algorithms.advantages import ADVANTAGES
+from postgrad.algorithms.classmate_rewards import CONDITIONS, channel_metrics, combine, gate, pair
+from postgrad.config.schema import setting
+from postgrad.data.ground_truth import with_ground_truth
 from postgrad.data.pairs import paired_problem
-from postgrad.methods.ports import Ports, Role
+from postgrad.methods.ports import LIVE, Ports, Role
 from postgrad.methods.step import Step
 from postgrad.methods.support import classmate_checks
-from postgrad.methods.support.classmate_scores import (
-    consistency,
-    score_continuations,
-    without_nan,
-)
-from postgrad.methods.support.classmate_settings import (
-    HELP_OTHER,
-    HELP_SIMILAR,
-    ClassmateSettings,
-    open_panel,
-)
-from postgrad.methods.support.thinking import Thinking
+from postgrad.methods.support.classmate_checks import HELP_OTHER
+from postgrad.methods.support.thinking import Thinking, ThinkingSettings
+from postgrad.rollout.engine import Sampling
+from postgrad.rollout.generator import Generator
+from postgrad.rollout.panel import Panel
 from postgrad.types import Batch, Problem
 from postgrad.verifiers.trl_rewards import TRAINER_STATE
+
+HELP_SIMILAR = "help_other_similar_questions"
+ESTIMATORS = tuple(name for name, one in ADVANTAGES.items() if "classmate" in one.needs)
+REWARD_TYPES = ("vanilla", "random_truncate", "remove_wo_cot", HELP_OTHER, HELP_SIMILAR)
+
+
+@dataclass
+class ClassmateSettings(ThinkingSettings):
+    advantage: str = setting(
+        "classmate_with", "how the two rewards become advantages", choices=ESTIMATORS
+    )
+    normalize_by_std: bool = setting(False, "divide a group's advantages by its standard deviation")
+    normalize_answer: bool = setting(
+        False, "classmate_gdpo: normalize the answer's advantages over the batch too"
+    )
+    classmates: list[str] = setting(
+        [""], "their models: paths, URLs, policy:live; empty: the starting policy, frozen"
+    )
+    classmate_shares: list[float] = setting(
+        [], "weights of the classmates; empty: equal", above=0.0
+    )
+    classmate_samples: int = setting(1, "continuations per classmate", at_least=1)
+    classmate_temperature: float = setting(1.0, "temperature; 0 is greedy", at_least=0.0)
+    classmate_top_p: float = setting(1.0, "nucleus sampling", above=0.0, at_most=1.0)
+    classmate_max_tokens: int = setting(256, "longest continuation, in tokens", at_least=1)
+    classmate_cot_start: list[str] = setting(
+        [], "opening marker per classmate; empty: cot_start for all"
+    )
+    classmate_cot_end: list[str] = setting([], "closing marker per classmate; empty: cot_end")
+    classmate_weight: float = setting(
+        1.0, "weight of their reward, after normalization; 0 only measures it", at_least=0.0
+    )
+    classmate_tokens: str = setting(
+        "cot", "tokens that their reward applies to", choices=("cot", "all")
+    )
+    reward_type: str = setting(
+        "vanilla", "what the classmates are asked; see docs/methods.md", choices=REWARD_TYPES
+    )
+    condition: str = setting(
+        "no_classmate_when_main_incorrect", "when their reward counts", choices=CONDITIONS
+    )
+    consistency_weight: float = setting(
+        0.0, "weight of the reward for leading classmates to the policy's answer", at_least=0.0
+    )
 
 
 class Classmate(Thinking):
@@ -159,3 +202,58 @@ class Classmate(Thinking):
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
         self.classmates.solo_scores = state["without"]
+
+
+def open_panel(settings: ClassmateSettings, generators: Sequence[Generator], seed: int) -> Panel:
+    """The classmates, each with its markers of a thought."""
+    count = len(generators)
+    return Panel(
+        "classmate",
+        generators,
+        settings.classmate_cot_start or [settings.cot_start] * count,
+        settings.classmate_cot_end or [settings.cot_end] * count,
+        Sampling(
+            settings.classmate_temperature,
+            settings.classmate_max_tokens,
+            settings.classmate_top_p,
+        ),
+        settings.classmate_samples,
+        seed,
+    )
+
+
+def score_continuations(
+    method: Thinking, classmates: Panel, batch: Batch, targets: Sequence[Problem], step: Step
+) -> tuple[Tensor, list[str]]:
+    """(rows, classmates, samples) scores, NaN without a text; and per row why scoring failed.
+
+    `targets` has the problem per row that the classmates answered. With reward_type=remove_wo_cot
+    the score of each classmate without the thought is subtracted.
+    """
+    scorer = method.ports.scorer
+    texts = batch.rows["classmate_texts"]
+    scores, failures = classmates.score(scorer, targets, texts)
+    if method.settings.reward_type != "remove_wo_cot":
+        return scores, failures
+    changes = LIVE in method.settings.classmates
+    alone, alone_failures = classmates.score_alone(
+        scorer, step.problems(batch), method.no_output_score, again=changes
+    )
+    failures = [a or b for a, b in zip(failures, alone_failures, strict=True)]
+    return scores - alone, failures
+
+
+def consistency(method: Thinking, classmates: Panel, batch: Batch, step: Step) -> Tensor:
+    """(rows,) how often the classmates' answers equal the policy's own output."""
+    problems: list[Problem] = []
+    for problem, output in zip(step.problems(batch), batch.rows["output"], strict=True):
+        problems.append(with_ground_truth(problem, output or "-"))
+    texts = batch.rows["classmate_texts"]
+    agreement, _ = classmates.score(method.ports.scorer, problems, texts)
+    return combine(method.sign * agreement, method.settings.classmate_shares)
+
+
+def without_nan(scores: Tensor) -> list[list[float | None]]:
+    """One list of scores per row for the rollouts; None where there is no score."""
+    rows = scores.flatten(1).tolist()
+    return [[None if math.isnan(score) else score for score in row] for row in rows]

@@ -7,27 +7,90 @@ distributions over the teacher's most likely tokens and are differentiated direc
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from postgrad.algorithms.distillation import divergence, teacher_advantages, with_rest
-from postgrad.methods.base import Method
+from postgrad.algorithms.distillation import DIVERGENCES, divergence, teacher_advantages, with_rest
+from postgrad.config.schema import setting
 from postgrad.methods.grpo import Grpo
+from postgrad.methods.method import Method
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Stage, Step
 from postgrad.methods.support import distill_checks, grpo_checks
 from postgrad.methods.support.correction import check_correction
-from postgrad.methods.support.distill_settings import DistillSettings
+from postgrad.methods.support.grpo_settings import GrpoSettings
+from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.port import TokenOutputs
 from postgrad.types import Batch, Problem
 
 
+@dataclass
+class DistillSettings(GrpoSettings):
+    teacher: str = setting(
+        "",
+        "the teacher, a model with the same tokenizer: path, hub id, or a server's model, "
+        "http://host:8000/v1?tokenizer=PATH#model",
+    )
+    divergence: str = setting(
+        "sampled",
+        "sampled: policy gradient on the sampled tokens; forward, reverse, jsd: direct gradient",
+        choices=DIVERGENCES,
+    )
+    top_k: int = setting(
+        64, "forward, reverse, jsd: most likely tokens of the teacher to compare", at_least=1
+    )
+    jsd_beta: float = setting(
+        0.5, "jsd: share of the teacher in the mixture", above=0.0, at_most=0.99
+    )
+    distill_coef: float = setting(1.0, "coefficient of the distillation term", above=0.0)
+    reward_coef: float = setting(
+        0.0, "coefficient of the verifier's advantages; 0: no verifier is asked", at_least=0.0
+    )
+
+
+class DistillObjective(PolicyObjective):
+    def prepare(self, batch: Batch) -> Batch:
+        if "advantages" not in batch.tokens:
+            batch.tokens["advantages"] = torch.zeros(batch.num_tokens)
+        return super().prepare(batch)
+
+    def needs_all_rows(self) -> bool:
+        return self.settings.divergence != "sampled" or super().needs_all_rows()
+
+    def target_ids(self, batch: Batch) -> Tensor:
+        """The sampled tokens, and in the next columns the teacher's top tokens if compared."""
+        if self.settings.divergence == "sampled":
+            return super().target_ids(batch)
+        return torch.cat([batch.response.values[:, None], batch.tokens["teacher_top_ids"]], 1)
+
+    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
+        settings = self.settings
+        if settings.divergence == "sampled":
+            return super().loss(batch, current, metrics)
+        sampled, top = current.logprobs[:, 0], current.logprobs[:, 1:]
+        mask = batch.tokens["loss_mask"]
+        values = divergence(
+            with_rest(top),
+            with_rest(batch.tokens["teacher_top_logprobs"]),
+            settings.divergence,
+            settings.jsd_beta,
+        )
+        metrics.mean(f"distill/{settings.divergence}", values, mask)
+        weighted = torch.where(mask, values * batch.tokens["loss_weight"], 0.0)
+        total = settings.distill_coef * weighted.sum()
+        return total + super().loss(batch, current._replace(logprobs=sampled), metrics)
+
+
 class Distill(Grpo):
     Settings = DistillSettings
-    supports_truncated_sampling = False  # the teacher's distribution is over the vocabulary
+    Objective = DistillObjective
+    traits = replace(
+        Grpo.traits, truncated_sampling=False
+    )  # the teacher's distribution is over the vocabulary
 
     # ---- checks and models
 
@@ -63,13 +126,11 @@ class Distill(Grpo):
 
     # ---- stages, on the driver
 
-    def stages(self) -> list[Stage]:
-        stages = super().stages()
-        if not self.settings.reward_coef:
-            of_rewards = (self.score, self.refill, self.sample_greedy)
-            stages = [stage for stage in stages if stage not in of_rewards]
-        stages.insert(stages.index(self.estimate), self.compare)
-        return stages
+    def scoring_stages(self) -> list[Stage]:
+        return super().scoring_stages() if self.settings.reward_coef else [self.enrich]
+
+    def logprob_stages(self) -> list[Stage]:
+        return [*super().logprob_stages(), self.compare]
 
     def needs_old_logprobs(self) -> bool:
         return self.settings.divergence == "sampled" or super().needs_old_logprobs()
@@ -115,36 +176,3 @@ class Distill(Grpo):
         for name in ("teacher_top_ids", "teacher_top_logprobs"):
             batch.tokens.pop(name, None)
         return batch
-
-    # ---- beside the model
-
-    def prepare(self, batch: Batch) -> Batch:
-        if "advantages" not in batch.tokens:
-            batch.tokens["advantages"] = torch.zeros(batch.num_tokens)
-        return super().prepare(batch)
-
-    def needs_all_rows(self) -> bool:
-        return self.settings.divergence != "sampled" or super().needs_all_rows()
-
-    def target_ids(self, batch: Batch) -> Tensor:
-        """The sampled tokens, and in the next columns the teacher's top tokens if compared."""
-        if self.settings.divergence == "sampled":
-            return super().target_ids(batch)
-        return torch.cat([batch.response.values[:, None], batch.tokens["teacher_top_ids"]], 1)
-
-    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
-        settings = self.settings
-        if settings.divergence == "sampled":
-            return super().loss(batch, current, metrics)
-        sampled, top = current.logprobs[:, 0], current.logprobs[:, 1:]
-        mask = batch.tokens["loss_mask"]
-        values = divergence(
-            with_rest(top),
-            with_rest(batch.tokens["teacher_top_logprobs"]),
-            settings.divergence,
-            settings.jsd_beta,
-        )
-        metrics.mean(f"distill/{settings.divergence}", values, mask)
-        weighted = torch.where(mask, values * batch.tokens["loss_weight"], 0.0)
-        total = settings.distill_coef * weighted.sum()
-        return total + super().loss(batch, current._replace(logprobs=sampled), metrics)

@@ -15,8 +15,13 @@ from postgrad.errors import ConfigError
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.checks import refuse_unread
-from postgrad.methods.support.given_rows import pair_rows
-from postgrad.methods.support.preferences import GivenPairs, response_logprobs, split_pairs
+from postgrad.methods.support.pairs import (
+    GivenPairs,
+    GivenPairsObjective,
+    pair_rows,
+    response_logprobs,
+    split_pairs,
+)
 from postgrad.methods.support.synced_reference import (
     ReferenceSettings,
     check_reference,
@@ -56,8 +61,39 @@ class DpoSettings(ReferenceSettings):
     )
 
 
+class DpoObjective(GivenPairsObjective):
+    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
+        settings = self.settings
+        result = dpo(
+            *self.pair_logprobs(batch, current.logprobs),
+            beta=settings.beta,
+            loss=settings.loss,
+            label_smoothing=settings.label_smoothing,
+            target_margin=settings.target_margin,
+        )
+        for name, column in result.metrics.items():
+            metrics.mean(f"dpo/{name}", column)
+        metrics.mean("entropy", current.entropy, batch.tokens["loss_mask"])
+        values = result.values
+        if settings.sft_coef:
+            chosen, _ = split_pairs(batch, response_logprobs(batch, current.logprobs, average=True))
+            metrics.mean("dpo/sft_loss", -chosen)
+            values = values - settings.sft_coef * chosen
+        return (values * batch.rows["pair_weight"][: len(values)]).sum()
+
+    def pair_logprobs(self, batch: Batch, logprobs: Tensor) -> list[Tensor]:
+        """(pairs,) log-probs of chosen and rejected responses; then the reference's, if any."""
+        average = self.settings.length_normalized or self.settings.loss in MEAN_LOSSES
+        pairs = [*split_pairs(batch, response_logprobs(batch, logprobs, average))]
+        if "reference_logprobs" in batch.tokens:
+            reference = batch.tokens["reference_logprobs"]
+            pairs += split_pairs(batch, response_logprobs(batch, reference, average))
+        return pairs
+
+
 class Dpo(GivenPairs):
     Settings = DpoSettings
+    Objective = DpoObjective
 
     def check(self) -> None:
         super().check()
@@ -91,48 +127,11 @@ class Dpo(GivenPairs):
 
     # ---- stages, on the driver
 
-    def stages(self) -> list[Stage]:
-        return [
-            self.draw,
-            self.compose,
-            self.sample,
-            self.compute_reference_logprobs,
-            self.update,
-            self.publish,
-        ]
+    def learning_stages(self) -> list[Stage]:
+        return [self.compute_reference_logprobs, self.update, self.publish]
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
         return [Group(problem, 0, pair_rows(self, problem)) for problem in problems]
-
-    # ---- beside the model
-
-    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
-        settings = self.settings
-        result = dpo(
-            *self.pair_logprobs(batch, current.logprobs),
-            beta=settings.beta,
-            loss=settings.loss,
-            label_smoothing=settings.label_smoothing,
-            target_margin=settings.target_margin,
-        )
-        for name, column in result.metrics.items():
-            metrics.mean(f"dpo/{name}", column)
-        metrics.mean("entropy", current.entropy, batch.tokens["loss_mask"])
-        values = result.values
-        if settings.sft_coef:
-            chosen, _ = split_pairs(batch, response_logprobs(batch, current.logprobs, average=True))
-            metrics.mean("dpo/sft_loss", -chosen)
-            values = values - settings.sft_coef * chosen
-        return (values * batch.rows["pair_weight"][: len(values)]).sum()
-
-    def pair_logprobs(self, batch: Batch, logprobs: Tensor) -> list[Tensor]:
-        """(pairs,) log-probs of chosen and rejected responses; then the reference's, if any."""
-        average = self.settings.length_normalized or self.settings.loss in MEAN_LOSSES
-        pairs = [*split_pairs(batch, response_logprobs(batch, logprobs, average))]
-        if "reference_logprobs" in batch.tokens:
-            reference = batch.tokens["reference_logprobs"]
-            pairs += split_pairs(batch, response_logprobs(batch, reference, average))
-        return pairs
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
         """How often the policy prefers the chosen response more than the reference does.
@@ -143,7 +142,9 @@ class Dpo(GivenPairs):
         if not self.settings.reference_sync_every:
             batch = self.compute_reference_logprobs(batch, Step(0))
         logprobs = self.ports.policy.logprobs(batch)["logprobs"]
-        metrics = dpo(*self.pair_logprobs(batch, logprobs), beta=self.settings.beta).metrics
+        metrics = dpo(
+            *self.objective.pair_logprobs(batch, logprobs), beta=self.settings.beta
+        ).metrics
         return {
             "validation/accuracy": float(metrics["accuracy"].mean()),
             "validation/margin": float(metrics["margin"].mean()),

@@ -3,29 +3,78 @@
 The run starts as plain clipped GRPO. After a step with enough successes it is mixed for good:
 successes of problems that are solved sometimes enter a pool, and part of each step's problems comes
 from the pool, each with one stored row besides its fresh ones. The ratio of a stored row is taken
-to the log-probs recorded with it and then shaped (support/mixed_policy.py). Problems that all rows
+to the log-probs recorded with it and then shaped (luffy.py). Problems that all rows
 solve are retired.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from postgrad.config.schema import Config
+from postgrad.algorithms.replay import BUCKET_WEIGHTS
+from postgrad.config.schema import Config, setting
 from postgrad.data.render import Prompts
-from postgrad.methods.base import Group, Stage, Step, Supply
-from postgrad.methods.support.exgrpo_settings import ExGrpoSettings, check, check_unread
-from postgrad.methods.support.mixed_policy import MixedPolicy
-from postgrad.methods.support.replay_pool import ReplayPool, count_successes
+from postgrad.errors import ConfigError
+from postgrad.methods.luffy import MixedPolicy, MixedPolicyObjective
+from postgrad.methods.method import Supply
+from postgrad.methods.step import Group, Stage, Step
+from postgrad.methods.support.checks import refuse_unread
+from postgrad.methods.support.mixed_policy import MixedPolicySettings
+from postgrad.methods.support.replay_pool import PICK_BY, POOL_RANGES, ReplayPool, count_successes
 from postgrad.types import POLICY, REPLAY, TOOL, Batch, Problem, Trajectory
+
+
+@dataclass
+class ExGrpoSettings(MixedPolicySettings):
+    start_at: float = setting(
+        0.35,
+        "the run is mixed after a step with more than this share of successes",
+        at_least=0.0,
+        at_most=1.0,
+    )
+    success_reward: float = setting(1.0, "smallest reward of a success")
+    replay_share: float = setting(
+        0.5, "largest share of a step's problems from the pool", at_least=0.0, at_most=1.0
+    )
+    buckets: str = setting(
+        "normal",
+        "weight of a problem by its latest number of successes; none: equal",
+        choices=BUCKET_WEIGHTS,
+    )
+    pool_range: str = setting(
+        "all", "problems of the pool to draw from, by age", choices=POOL_RANGES
+    )
+    pick_by: str = setting("entropy", "which stored row of a problem is replayed", choices=PICK_BY)
+    pick: str = setting("min", "the row with the least or the most of it", choices=("min", "max"))
+    importance: bool = setting(
+        True, "ratio to the recorded log-probs; false: to 1, as for demonstrations"
+    )
+    retire_margin: int = setting(
+        20, "problems that always remain besides those of one step", at_least=0
+    )
+
+
+class ExGrpoObjective(MixedPolicyObjective):
+    def loss_options(self, batch: Batch) -> dict[str, float]:
+        """The ratio is clipped until the run is mixed."""
+        if not is_mixed(batch):
+            return super().loss_options(batch)
+        return dict.fromkeys(("clip_low", "clip_high", "dual_clip"), math.inf)
+
+    def on_shape(self, batch: Batch) -> str:
+        return super().on_shape(batch) if is_mixed(batch) else "none"
 
 
 class ExGrpo(MixedPolicy):
     Settings = ExGrpoSettings
-    supports_truncated_sampling = False  # the pool does not store what was kept
+    Objective = ExGrpoObjective
+    traits = replace(
+        MixedPolicy.traits, truncated_sampling=False
+    )  # the pool does not store what was kept
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -35,14 +84,23 @@ class ExGrpo(MixedPolicy):
 
     def check(self) -> None:
         super().check()
-        check(self.settings)
+        if self.settings.max_refills:
+            raise ConfigError(
+                f"method.max_refills={self.settings.max_refills}: exgrpo chooses its problems "
+                "itself; remove it"
+            )
 
     def check_unread(self) -> None:
         super().check_unread()
-        check_unread(self.settings)
+        settings = self.settings
+        if not settings.replay_share:
+            names = ["buckets", "pool_range", "pick_by", "pick", "importance"]
+            refuse_unread("method", settings, names, "with method.replay_share=0")
+        if settings.pick_by == "random":
+            refuse_unread("method", settings, ["pick"], "with method.pick_by=random")
 
     def supply(self, prompts: Prompts, problems: Sequence[Problem]) -> Supply | None:
-        """Counts the problems of a step that may come from the pool."""
+        """Count the problems of a step that may come from the pool."""
         settings = self.settings
         if not settings.replay_share:
             return None
@@ -57,10 +115,8 @@ class ExGrpo(MixedPolicy):
             "rollout.samples of at least 2 and method.start_at below 1",
         )
 
-    def stages(self) -> list[Stage]:
-        stages = super().stages()
-        stages.insert(stages.index(self.score) + 1, self.collect)
-        return stages
+    def scoring_stages(self) -> list[Stage]:
+        return [*super().scoring_stages(), self.collect]
 
     # ---- stages, on the driver
 
@@ -130,7 +186,7 @@ class ExGrpo(MixedPolicy):
         is_new = success & is_partly_solved & (batch.rows["source"] == POLICY)
         indices = torch.nonzero(is_new)[:, 0]
         new = batch.select(indices)
-        outputs = self.ports.policy.logprobs(new, self.view(step.number))
+        outputs = self.ports.policy.logprobs(new, self.objective.view(step.number))
         before = self.pool.num_experiences
         self.pool.add_rows(new, successes[indices], outputs)
         step.metrics["replay/stored"] = float(self.pool.num_experiences - before)
@@ -146,17 +202,6 @@ class ExGrpo(MixedPolicy):
             if step.data.left > fewest:
                 step.data.retire([uid])
         step.metrics["replay/problems_left"] = float(step.data.left)
-
-    # ---- beside the model
-
-    def loss_options(self, batch: Batch) -> dict[str, float]:
-        """The ratio is clipped until the run is mixed."""
-        if not is_mixed(batch):
-            return super().loss_options(batch)
-        return dict.fromkeys(("clip_low", "clip_high", "dual_clip"), math.inf)
-
-    def on_shape(self, batch: Batch) -> str:
-        return super().on_shape(batch) if is_mixed(batch) else "none"
 
     # ---- state
 

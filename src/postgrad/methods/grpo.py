@@ -1,8 +1,11 @@
 """GRPO and its family: sample a group per problem, turn rewards into advantages, train the policy.
 
+    advantage of a response = (reward - mean of its group) / (std of its group)
+    loss of a token         = -min(ratio · A, clip(ratio, 1 - low, 1 + high) · A)
+
 `method.advantage` and `method.loss` name entries of algorithms.ADVANTAGES and algorithms.LOSSES, or
 a function of your own. RLOO, ReMax, REINFORCE++, OPO, GSPO, CISPO and DAPO are this method with
-other settings. support/policy_update.py has the loss.
+other settings. support/policy_objective.py has the loss.
 
 If one update follows each rollout, the old policy is the current policy. Its log-probs are then the
 current ones without gradient, and no second forward pass runs.
@@ -12,8 +15,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from postgrad.algorithms.shaping import overlong_penalty
 from postgrad.config.schema import Config
-from postgrad.methods.base import Role, Stage, Step
+from postgrad.methods.method import Method, Traits
+from postgrad.methods.ports import Role
+from postgrad.methods.step import Stage, Step
 from postgrad.methods.support import grpo_checks
 from postgrad.methods.support.advantage_columns import advantage_columns, is_alone
 from postgrad.methods.support.correction import (
@@ -22,124 +28,144 @@ from postgrad.methods.support.correction import (
     correction_on,
     needs_trainer_logprobs,
 )
-from postgrad.methods.support.covariance import uniforms
 from postgrad.methods.support.declarations import call_advantage, find_advantage
 from postgrad.methods.support.dynamic_sampling import refill
-from postgrad.methods.support.greedy_baseline import add_greedy_rewards
 from postgrad.methods.support.grpo_settings import GrpoSettings
-from postgrad.methods.support.length_penalty import add_overlong_penalty, mask_truncated
-from postgrad.methods.support.policy_update import PolicyUpdate
+from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.methods.support.scoring import reward_metrics
 from postgrad.methods.support.synced_reference import check_reference, reference_role
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.types import Batch
+from postgrad.rollout.engine import make_sampling
+from postgrad.types import Batch, Failure, Score
 
 
-class Grpo(PolicyUpdate):
+class Grpo(Method):
+    """Group-relative advantages; the objective is a policy loss of the family."""
+
     Settings = GrpoSettings
-    supports_tools = True
-    supports_environments = True
-    supports_truncated_sampling = True
-    offers: ClassVar[tuple[str, ...]] = grpo_checks.OFFERS
+    Objective = PolicyObjective
+    objective: PolicyObjective
+    traits = Traits(tools=True, environments=True, truncated_sampling=True)
+    offers: ClassVar[tuple[str, ...]] = grpo_checks.OFFERS  # what an advantage may need
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.kl_coef: float = self.settings.kl_coef  # changes if method.kl_target is set
         self.advantage = find_advantage(self.settings.advantage)
+        self.kl_coef: float = self.settings.kl_coef  # changes if method.kl_target is set
 
-    def check(self) -> None:
-        super().check()
-        grpo_checks.check_advantage(self)
-        grpo_checks.check_kl(self)
-        grpo_checks.check_loss_options(self)
-        grpo_checks.check_overlong_buffer(self)
-        grpo_checks.check_maxrl(self)
-        check_correction(self.config)
+    # ---- the stages of a step
 
-    def check_unread(self) -> None:
-        super().check_unread()
-        grpo_checks.check_unread(self)
-        check_reference(self, "with method.kl=none", "add method.kl=loss")
+    def learning_stages(self) -> list[Stage]:
+        """Score, add the log-probs that something reads, estimate advantages, update, publish."""
+        learn: list[Stage] = [self.estimate, self.update, self.publish]
+        return [*self.scoring_stages(), *self.logprob_stages(), *learn]
 
-    def roles(self) -> dict[str, Role]:
-        return {"reference": reference_role(self.settings)} if self.settings.kl != "none" else {}
-
-    def reward_parts(self) -> dict[str, str]:
-        return grpo_checks.reward_parts(self)
-
-    def stages(self) -> list[Stage]:
-        stages: list[Stage] = [self.draw, self.compose, self.sample, self.enrich, self.score]
+    def scoring_stages(self) -> list[Stage]:
+        """Return the stages that lead from responses to rewards."""
+        stages: list[Stage] = [self.enrich, self.score]
         if self.settings.max_refills:
             stages.append(self.refill)
         if "greedy" in self.advantage.needs:
             stages.append(self.sample_greedy)
+        return stages
+
+    def logprob_stages(self) -> list[Stage]:
+        """Return the stages that run other models, or this one before its updates."""
+        stages: list[Stage] = []
         if self.needs_old_logprobs():
             stages.append(self.compute_old_logprobs)
         if self.settings.kl != "none":
             stages.append(self.compute_reference_logprobs)
         if correction_on(self.settings, self.ports.engine):
             stages.append(self.correct)
-        return [*stages, self.estimate, self.update, self.publish]
+        return stages
 
     def needs_old_logprobs(self) -> bool:
-        """Whether a stage before the update, or a second update, reads the old log-probs."""
-        has_second_update = self.num_updates() > 1 and self.settings.correction != "bypass"
+        """Return whether a stage before the update, or a second update, reads the old log-probs."""
+        settings = self.settings
+        has_second_update = self.objective.num_updates() > 1 and settings.correction != "bypass"
         return (
             has_second_update
             or "old_logprobs" in self.advantage.reads
-            or "cov_selected" in self.policy_loss.reads
-            or self.settings.kl == "reward"
-            or self.settings.top_entropy < 1
-            or needs_trainer_logprobs(self.settings, self.ports.engine)
+            or "cov_selected" in self.objective.policy_loss.reads
+            or settings.kl == "reward"
+            or settings.top_entropy < 1
+            or needs_trainer_logprobs(settings, self.ports.engine)
         )
 
-    # ---- stages, on the driver
-
     def score(self, batch: Batch, step: Step) -> Batch:
-        """Adds DAPO's length penalty to the verifier's reward; masks truncated responses."""
+        """Add DAPO's length penalty to the verifier's reward; mask truncated responses."""
         batch = super().score(batch, step)
         if self.settings.mask_truncated:
-            step.metrics["response/masked"] = mask_truncated(batch)
+            truncated = torch.tensor([finish == "length" for finish in batch.rows["finish"]])
+            batch.tokens["loss_mask"] = batch.tokens["loss_mask"] & ~batch.expand(truncated)
+            step.metrics["response/masked"] = float(truncated.float().mean())
         if self.settings.overlong_buffer:
-            limit = self.config.rollout.max_response_tokens
-            add_overlong_penalty(batch, limit, self.settings.overlong_buffer)
+            limit, buffer = self.config.rollout.max_response_tokens, self.settings.overlong_buffer
+            penalty = overlong_penalty(batch.response.lengths, max_length=limit, buffer=buffer)
+            batch.rows["reward/overlong"] = penalty.float()
+            batch.rows["reward"] = batch.rows["reward"] + batch.rows["reward/overlong"]
         return batch
 
     def refill(self, batch: Batch, step: Step) -> Batch:
-        """DAPO's dynamic sampling. Rewards are logged over all scored rows, as without it."""
+        """Replace groups without a difference (DAPO). Rewards are logged over all scored rows."""
         kept, scored = refill(self, batch, step)
         self.log_rewards(scored, step)
         return kept
 
     def log_rewards(self, batch: Batch, step: Step) -> None:
+        """Log the mean rewards over the scored rows of all refills."""
         step.metrics |= reward_metrics(batch)
 
     def sample_greedy(self, batch: Batch, step: Step) -> Batch:
-        """ReMax's baseline: the reward of one greedy response per problem."""
-        return add_greedy_rewards(self, batch, step)
+        """Add ReMax's baseline, `greedy_reward`: that of one greedy response per problem.
+
+        Rows of a problem whose greedy response could not be scored leave the batch.
+        """
+        uids = list(dict.fromkeys(batch.rows["uid"]))
+        problems = [step.data.find(uid) for uid in uids]
+        sampling = make_sampling(self.config.rollout, temperature=0.0)
+        requests = [(problem, [0], []) for problem in problems]
+        completions = self.generate(requests, sampling, step.number)
+        texts = [self.ports.prompts.decode(each[0].policy_tokens) for each in completions]
+        results = self.ports.scorer.score(
+            problems, texts, lambda: [list(each[0].tokens) for each in completions]
+        )
+        verdicts = dict(zip(uids, results, strict=True))
+        rewards: list[float] = []
+        failures: list[str] = []
+        for uid in batch.rows["uid"]:
+            verdict = verdicts[uid]
+            rewards.append(verdict.value if isinstance(verdict, Score) else float("nan"))
+            failed = isinstance(verdict, Failure)
+            failures.append(f"greedy response: {verdict.kind}: {verdict.reason}" if failed else "")
+        batch.rows["greedy_reward"] = torch.tensor(rewards)
+        batch.rows["failure"] = failures
+        return self.drop_failures(batch, step)
 
     def compute_old_logprobs(self, batch: Batch, step: Step) -> Batch:
-        """Log-probs of the policy before its updates, of the view that is trained."""
-        old = self.ports.policy.logprobs(batch, self.view(step.number))
+        """Add the log-probs of the policy before its updates, of the view that is trained."""
+        old = self.ports.policy.logprobs(batch, self.objective.view(step.number))
         batch.tokens["old_logprobs"] = old["logprobs"]
         batch.tokens["sum_probs_squared"] = old["sum_squares"]
         batch.tokens["entropy"] = old["entropy"]
         metrics = MetricAccumulator()
-        self.log_gap(batch, old["logprobs"], metrics)
+        self.objective.log_gap(batch, old["logprobs"], metrics)
         step.metrics |= metrics.result()
         return batch
 
     def compute_reference_logprobs(self, batch: Batch, step: Step) -> Batch:
-        """Log-probs of the reference, of the same view."""
-        reference = self.ports.reference.logprobs(batch, self.view(step.number))
+        """Add the log-probs of the reference, of the same view."""
+        reference = self.ports.reference.logprobs(batch, self.objective.view(step.number))
         batch.tokens["reference_logprobs"] = reference["logprobs"]
         return batch
 
     def correct(self, batch: Batch, step: Step) -> Batch:
-        """Importance weights for an engine with its own weights."""
+        """Add importance weights for an engine with its own weights."""
         return correct(self.settings, batch, step)
 
     def estimate(self, batch: Batch, step: Step) -> Batch:
+        """Call the advantage with the columns and options that it declares."""
         columns = self.advantage_columns(batch, step)
         options = {name: getattr(self.settings, name) for name in self.advantage.options}
         key = f"method.advantage={self.settings.advantage}"
@@ -150,18 +176,46 @@ class Grpo(PolicyUpdate):
             batch.tokens["advantages"] = torch.where(lone, 0.0, result.advantages)
         if self.advantage.level == "token":
             batch.tokens["returns"] = result.returns
-        if "cov_selected" in self.policy_loss.reads:
-            batch.tokens["uniforms"] = uniforms(batch, self.config.seed, step.number)
+        if "cov_selected" in self.objective.policy_loss.reads:
+            # For the random choice of clip_cov and kl_cov: the same numbers in a resumed run.
+            generator = torch.Generator().manual_seed((self.config.seed << 20) + step.number)
+            batch.tokens["uniforms"] = torch.rand(batch.num_tokens, generator=generator)
         return batch
 
     def advantage_columns(self, batch: Batch, step: Step) -> dict[str, Any]:
-        """The columns that an advantage may read, by name."""
+        """Return the columns that an advantage may read, by name."""
         return advantage_columns(self, batch, step)
 
-    # ---- state
+    # ---- models, state and checks
+
+    def roles(self) -> dict[str, Role]:
+        """Return the reference model, if there is a KL penalty."""
+        return {"reference": reference_role(self.settings)} if self.settings.kl != "none" else {}
+
+    def reward_parts(self) -> dict[str, str]:
+        """Return the parts of the score that method.reward_weights and refill_by name."""
+        return grpo_checks.reward_parts(self)
+
+    def data_notes(self, prompts: Any, problems: Any) -> list[str]:
+        """Note an aggregation other than the one that the formula of the loss assumes."""
+        return [*super().data_notes(prompts, problems), *grpo_checks.aggregation_note(self)]
 
     def state(self) -> dict[str, Any]:
+        """Return the adapted coefficient of the KL penalty."""
         return {"kl_coef": self.kl_coef}
 
     def load(self, state: dict[str, Any]) -> None:
+        """Continue with the coefficient of a checkpoint."""
         self.kl_coef = state["kl_coef"]
+
+    def check(self) -> None:
+        """Raise ConfigError for settings that the advantage, the loss or the KL cannot use."""
+        super().check()
+        grpo_checks.check(self)
+        check_correction(self.config)
+
+    def check_unread(self) -> None:
+        """Raise ConfigError for settings that the others leave without effect."""
+        super().check_unread()
+        grpo_checks.check_unread(self)
+        check_reference(self, "with method.kl=none", "add method.kl=loss")

@@ -17,10 +17,17 @@ from postgrad.config.schema import setting
 from postgrad.data.labels import label_of, label_value
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
+from postgrad.methods.method import Traits
+from postgrad.methods.objective import Objective
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Group, Stage, Step
-from postgrad.methods.support.given_rows import given_row, is_pair, pair_rows
-from postgrad.methods.support.preferences import GivenResponses, response_logprobs
+from postgrad.methods.support.pairs import (
+    GivenResponses,
+    given_row,
+    is_pair,
+    pair_rows,
+    response_logprobs,
+)
 from postgrad.methods.support.synced_reference import (
     ReferenceSettings,
     check_reference,
@@ -45,10 +52,32 @@ class KtoSettings(ReferenceSettings):
     )
 
 
+class KtoObjective(Objective):
+    def prepare(self, batch: Batch) -> Batch:
+        """Sets the weight of a row: 1 / number of rows of the optimizer step."""
+        batch.rows["row_weight"] = torch.full((len(batch),), 1.0 / max(1, len(batch)))
+        return batch
+
+    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
+        settings = self.settings
+        result = kto(
+            response_logprobs(batch, current.logprobs),
+            response_logprobs(batch, batch.tokens["reference_logprobs"]),
+            batch.rows["desirable"] > 0,
+            batch.rows["kl"],
+            beta=settings.beta,
+            desirable_weight=settings.desirable_weight,
+            undesirable_weight=settings.undesirable_weight,
+        )
+        metrics.mean("kto/accuracy", result.metrics["accuracy"])
+        metrics.mean("entropy", current.entropy, batch.tokens["loss_mask"])
+        return (result.values * batch.rows["row_weight"]).sum()
+
+
 class Kto(GivenResponses):
     Settings = KtoSettings
-    given_per_problem = 2  # of a pair
-    mixes_rows = True
+    Objective = KtoObjective
+    traits = Traits(False, True, given_per_problem=2, mixes_rows=True)  # two rows of a pair
 
     # ---- checks
 
@@ -101,16 +130,8 @@ class Kto(GivenResponses):
 
     # ---- stages, on the driver
 
-    def stages(self) -> list[Stage]:
-        return [
-            self.draw,
-            self.compose,
-            self.sample,
-            self.compute_reference_logprobs,
-            self.compute_kl,
-            self.update,
-            self.publish,
-        ]
+    def learning_stages(self) -> list[Stage]:
+        return [self.compute_reference_logprobs, self.compute_kl, self.update, self.publish]
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
         groups: list[Group] = []
@@ -138,35 +159,13 @@ class Kto(GivenResponses):
         step.metrics["kto/kl"] = kl
         return batch
 
-    # ---- beside the model
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Sets the weight of a row: 1 / number of rows of the optimizer step."""
-        batch.rows["row_weight"] = torch.full((len(batch),), 1.0 / max(1, len(batch)))
-        return batch
-
-    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
-        settings = self.settings
-        result = kto(
-            response_logprobs(batch, current.logprobs),
-            response_logprobs(batch, batch.tokens["reference_logprobs"]),
-            batch.rows["desirable"] > 0,
-            batch.rows["kl"],
-            beta=settings.beta,
-            desirable_weight=settings.desirable_weight,
-            undesirable_weight=settings.undesirable_weight,
-        )
-        metrics.mean("kto/accuracy", result.metrics["accuracy"])
-        metrics.mean("entropy", current.entropy, batch.tokens["loss_mask"])
-        return (result.values * batch.rows["row_weight"]).sum()
-
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
         """The share of responses on the right side of the KL: desirable above, others below."""
         batch = self.sample(self.compose(problems, Step(0)), Step(0))
         batch = self.compute_kl(self.compute_reference_logprobs(batch, Step(0)), Step(0))
         outputs = TokenOutputs(**self.ports.policy.logprobs(batch))
         metrics = MetricAccumulator()
-        self.loss(self.prepare(batch), outputs, metrics)
+        self.objective.loss(self.objective.prepare(batch), outputs, metrics)
         return {"validation/accuracy": metrics.result()["kto/accuracy"]}
 
 

@@ -10,15 +10,23 @@ from collections.abc import Sequence
 import torch
 
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Method
-from postgrad.methods.dpo import Dpo
+from postgrad.methods.dpo import Dpo, DpoObjective
+from postgrad.methods.method import Method, Traits
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.types import Batch, Problem
 
 
+class OnlineDpoObjective(DpoObjective):
+    def prepare(self, batch: Batch) -> Batch:
+        """Keeps the rows of pairs, with index 0 for chosen and 1 for rejected."""
+        pairs = batch.select(torch.nonzero(batch.rows["preference"] != 0)[:, 0])
+        pairs.rows["index"] = (pairs.rows["preference"] < 0).long()
+        return super().prepare(pairs)
+
+
 class OnlineDpo(Dpo):
-    trains_on_samples = True
-    trains_on_demonstrations = False
+    Objective = OnlineDpoObjective
+    traits = Traits(rows_per_loss=2, given_per_problem=2)
 
     def check(self) -> None:
         super().check()
@@ -39,10 +47,9 @@ class OnlineDpo(Dpo):
 
     # ---- stages, on the driver
 
-    def stages(self) -> list[Stage]:
-        stages = Method.stages(self)
-        stages.insert(stages.index(self.update), self.compute_reference_logprobs)
-        return stages
+    def learning_stages(self) -> list[Stage]:
+        *before, update, publish = Method.learning_stages(self)
+        return [*before, self.compute_reference_logprobs, update, publish]
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
         return Method.compose(self, problems, step)
@@ -64,13 +71,5 @@ class OnlineDpo(Dpo):
         num_groups = len(groups.unique())
         step.metrics["dpo/groups_with_pair"] = float((preference > 0).sum()) / num_groups
         return batch
-
-    # ---- beside the model
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Keeps the rows of pairs, with index 0 for chosen and 1 for rejected."""
-        pairs = batch.select(torch.nonzero(batch.rows["preference"] != 0)[:, 0])
-        pairs.rows["index"] = (pairs.rows["preference"] < 0).long()
-        return super().prepare(pairs)
 
     validate = Method.validate

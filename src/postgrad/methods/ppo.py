@@ -9,9 +9,12 @@ from postgrad.algorithms.resampling import resampling_weights
 from postgrad.algorithms.value import explained_variance, value_loss
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Method, Role, Stage, Step
 from postgrad.methods.grpo import Grpo, GrpoSettings
+from postgrad.methods.objective import Objective
+from postgrad.methods.ports import Role
+from postgrad.methods.step import Stage, Step
 from postgrad.methods.support.checks import refuse_unread
+from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.types import Batch
 
@@ -46,8 +49,24 @@ class PpoSettings(GrpoSettings):
     resample_power: float = setting(2.0, "exponent of method.resample=pow", at_least=0.0)
 
 
+class PpoObjective(PolicyObjective):
+    def prepare_values(self, batch: Batch) -> Batch:
+        """Sets `loss_weight` for the value loss, from global counts."""
+        return Objective.prepare(self, batch)
+
+    def value_loss(self, batch: Batch, values: Tensor, metrics: MetricAccumulator) -> Tensor:
+        """The weighted sum of value losses over a micro-batch, a scalar."""
+        tokens = batch.tokens
+        clip = self.settings.critic_clip
+        result = value_loss(values, tokens["values"], tokens["returns"], clip=clip)
+        for name, column in result.metrics.items():
+            metrics.mean(f"critic/{name}", column, tokens["loss_mask"])
+        return (result.values * tokens["loss_weight"]).sum()
+
+
 class Ppo(Grpo):
     Settings = PpoSettings
+    Objective = PpoObjective
 
     def check(self) -> None:
         super().check()
@@ -67,10 +86,8 @@ class Ppo(Grpo):
         critic = Role("critic", self.settings.critic_path, self.settings.critic_lr)
         return super().roles() | {"critic": critic}
 
-    def stages(self) -> list[Stage]:
-        stages = super().stages()
-        stages.insert(stages.index(self.estimate), self.compute_values)
-        return stages
+    def logprob_stages(self) -> list[Stage]:
+        return [*super().logprob_stages(), self.compute_values]
 
     # ---- stages, on the driver
 
@@ -94,7 +111,7 @@ class Ppo(Grpo):
         return batch
 
     def resample(self, batch: Batch, step: Step) -> Batch:
-        """As many rows, drawn with replacement by their rewards."""
+        """Return as many rows, drawn with replacement by their rewards."""
         settings = self.settings
         rewards = batch.rows["reward"]
         weights = resampling_weights(rewards, settings.resample, settings.resample_power)
@@ -102,18 +119,3 @@ class Ppo(Grpo):
         drawn = self.rng(step, "resampled rows").choices(rows, weights.tolist(), k=len(batch))
         step.metrics["resample/distinct_rows"] = len(set(drawn)) / len(batch)
         return batch.select(sorted(drawn))
-
-    # ---- beside the critic
-
-    def prepare_values(self, batch: Batch) -> Batch:
-        """Sets `loss_weight` for the value loss, from global counts."""
-        return Method.prepare(self, batch)
-
-    def value_loss(self, batch: Batch, values: Tensor, metrics: MetricAccumulator) -> Tensor:
-        """The weighted sum of value losses over a micro-batch, a scalar."""
-        tokens = batch.tokens
-        clip = self.settings.critic_clip
-        result = value_loss(values, tokens["values"], tokens["returns"], clip=clip)
-        for name, column in result.metrics.items():
-            metrics.mean(f"critic/{name}", column, tokens["loss_mask"])
-        return (result.values * tokens["loss_weight"]).sum()

@@ -7,7 +7,7 @@ sequence-classification folders, which `reward.verifier=model:PATH` and transfor
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -18,10 +18,9 @@ from postgrad.config.schema import setting
 from postgrad.data.render import Prompts
 from postgrad.data.scored_rows import ScoredRows, split_conversation
 from postgrad.errors import ConfigError
-from postgrad.methods.base import MethodSettings
+from postgrad.methods.method import MethodSettings
 from postgrad.methods.step import Group, Stage, Step
-from postgrad.methods.support.given_rows import PAIR
-from postgrad.methods.support.preferences import GivenPairs, split_pairs
+from postgrad.methods.support.pairs import PAIR, GivenPairs, GivenPairsObjective, split_pairs
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.problem import named
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
@@ -36,9 +35,20 @@ class RewardModelSettings(MethodSettings):
     )
 
 
+class RewardModelObjective(GivenPairsObjective):
+    def loss(self, batch: Batch, current: Any, metrics: MetricAccumulator) -> Tensor:
+        chosen, rejected = split_pairs(batch, response_scores(batch, current.scores))
+        margins, _ = split_pairs(batch, batch.rows["margin"])
+        result = bradley_terry(chosen, rejected, margins, centering=self.settings.centering)
+        for name, column in result.metrics.items():
+            metrics.mean(f"reward_model/{name}", column)
+        return (result.values * batch.rows["pair_weight"][: len(chosen)]).sum()
+
+
 class RewardModel(GivenPairs):
     Settings = RewardModelSettings
-    trains_scores = True
+    Objective = RewardModelObjective
+    traits = replace(GivenPairs.traits, scores=True)
 
     # ---- checks
 
@@ -65,8 +75,8 @@ class RewardModel(GivenPairs):
 
     # ---- stages, on the driver
 
-    def stages(self) -> list[Stage]:
-        return [self.draw, self.compose, self.sample, self.update, self.publish]
+    def learning_stages(self) -> list[Stage]:
+        return [self.update, self.publish]
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
         return [Group(problem, 0, self.pair_rows(problem)) for problem in problems]
@@ -91,16 +101,6 @@ class RewardModel(GivenPairs):
     def update(self, batch: Batch, step: Step) -> Batch:
         step.metrics.update(self.ports.policy.update(batch, step.number))
         return batch
-
-    # ---- beside the model
-
-    def loss(self, batch: Batch, current: Any, metrics: MetricAccumulator) -> Tensor:
-        chosen, rejected = split_pairs(batch, response_scores(batch, current.scores))
-        margins, _ = split_pairs(batch, batch.rows["margin"])
-        result = bradley_terry(chosen, rejected, margins, centering=self.settings.centering)
-        for name, column in result.metrics.items():
-            metrics.mean(f"reward_model/{name}", column)
-        return (result.values * batch.rows["pair_weight"][: len(chosen)]).sum()
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
         """How often the chosen response of a held-out pair has the higher score."""

@@ -12,11 +12,10 @@ from typing import Any
 
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
-from postgrad.methods.distill import Distill
+from postgrad.methods.distill import Distill, DistillSettings
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Step
 from postgrad.methods.support.checks import refuse_unread
-from postgrad.methods.support.distill_settings import DistillSettings
 from postgrad.methods.support.synced_reference import synced_role
 from postgrad.problem import named
 from postgrad.types import Batch, Problem, Ragged

@@ -18,7 +18,9 @@ from postgrad.data.labels import is_undesirable
 from postgrad.data.messages import REASONING_FIELDS, SHAREGPT_COLUMNS
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, RunError
-from postgrad.methods.base import Group, Method, MethodSettings, Stage, Step
+from postgrad.methods.method import Method, MethodSettings, Traits
+from postgrad.methods.objective import Objective
+from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.model.ends import describe_end
 from postgrad.model.metrics import MetricAccumulator
@@ -40,10 +42,21 @@ class SftSettings(MethodSettings):
     )
 
 
+class SftObjective(Objective):
+    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
+        metrics.mean("sft/loss", -current.logprobs, batch.tokens["loss_mask"])
+        metrics.mean("entropy", current.entropy, batch.tokens["loss_mask"])
+        if self.settings.loss == "dft":  # what its gradient raises
+            mask = batch.tokens["loss_mask"]
+            metrics.mean("sft/probability", current.logprobs.exp(), mask)
+        values = sft_loss(current.logprobs, self.settings.loss)
+        return (values * batch.tokens["loss_weight"]).sum()
+
+
 class Sft(Method):
     Settings = SftSettings
-    trains_on_samples = False
-    trains_on_demonstrations = True
+    Objective = SftObjective
+    traits = Traits(samples=False, demonstrations=True)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -118,8 +131,8 @@ class Sft(Method):
                     "names its column, FILE:COLUMN.KEY=response one inside another)"
                 )
 
-    def stages(self) -> list[Stage]:
-        return [self.draw, self.compose, self.sample, self.update, self.publish]
+    def learning_stages(self) -> list[Stage]:
+        return [self.update, self.publish]
 
     def compose(self, problems: Sequence[Problem], step: Step) -> list[Group]:
         return [Group(problem, 0, [self.conversation_row(problem)]) for problem in problems]
@@ -145,15 +158,6 @@ class Sft(Method):
             finish="given",
             loss_mask=row.loss_mask,
         )
-
-    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor:
-        metrics.mean("sft/loss", -current.logprobs, batch.tokens["loss_mask"])
-        metrics.mean("entropy", current.entropy, batch.tokens["loss_mask"])
-        if self.settings.loss == "dft":  # what its gradient raises
-            mask = batch.tokens["loss_mask"]
-            metrics.mean("sft/probability", current.logprobs.exp(), mask)
-        values = sft_loss(current.logprobs, self.settings.loss)
-        return (values * batch.tokens["loss_weight"]).sum()
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
         """The loss on held-out demonstrations, and the accuracy if method.validate_accuracy."""

@@ -32,11 +32,19 @@ def checked_loss(
     Raises: RunError if it reads a column that the batch does not have, or is not one number with a
         gradient.
     """
-    name = f"{type(objective).__name__}.loss"
+    name = f"{type(objective).__qualname__}.loss"
     try:
         loss = objective.loss(batch, current, metrics)
     except MissingColumnError as error:
         raise RunError(f"{name}: {error}{_hint(error, batch)}{place_of(error)}") from error
+    except AttributeError as error:
+        if error.obj is not objective:
+            raise
+        kind = type(objective).__qualname__
+        raise RunError(
+            f"{kind} has no attribute {error.name}{place_of(error)}; a loss sees the batch and the "
+            f'configuration: set a column in a stage, such as batch.rows["{error.name}"]'
+        ) from error
     _check(loss, name)
     return loss
 

@@ -9,7 +9,7 @@ import torch
 from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
-from postgrad.methods.base import Method
+from postgrad.methods.method import Method
 from postgrad.model.device import DTYPES, has_own_memory, memory_info, total_memory_bytes
 from postgrad.model.load import model_config
 from postgrad.sizing.devices import GpuSpec
@@ -135,11 +135,11 @@ def row_kinds(method: Method | None) -> "RowKinds":
     """Return which rows the method trains on; sampled ones if there is none."""
     from postgrad.sizing.choose import SAMPLED, RowKinds
 
-    if method is None or method.trains_on_samples:
-        return SAMPLED if method is None else RowKinds(rows_per_loss=method.rows_per_loss)
+    if method is None or method.traits.samples:
+        return SAMPLED if method is None else RowKinds(rows_per_loss=method.traits.rows_per_loss)
     return RowKinds(
-        method.given_per_problem,
-        method.rows_per_loss,
+        method.traits.given_per_problem,
+        method.traits.rows_per_loss,
         samples_in_validation=method.needs_verifier(),
     )
 

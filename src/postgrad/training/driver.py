@@ -1,6 +1,9 @@
 """The driver: trains a run by calling the method's stages in order, step after step.
 
-draw -> compose -> sample -> enrich -> score -> estimate -> update -> publish
+    sampling:  draw -> compose -> sample             run now, ahead of the update, or as a stream
+    learning:  enrich -> score -> estimate -> update -> publish
+
+`rollouts` runs the first list, `step` the second.
 """
 
 import time
@@ -13,7 +16,7 @@ from postgrad.data.feed import Feed
 from postgrad.training.checkpoint import checkpoint_due
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
-from postgrad.training.log import RunLog, batch_metrics, final_batch, returned, timed
+from postgrad.training.log import RunLog, batch_metrics, final_batch
 from postgrad.training.memory import explained_memory_errors
 from postgrad.training.prepare import load_inputs, make_method
 from postgrad.training.profile import profiled
@@ -23,12 +26,12 @@ from postgrad.training.result import Result, StepResult
 from postgrad.training.rollouts import make_rollouts
 from postgrad.training.seeds import seed_step
 from postgrad.training.setup import OpenRun, announced, open_run
-from postgrad.training.stage_checks import check_stage, check_stages
+from postgrad.training.stage_checks import check_stages, run_stage
 from postgrad.training.validation import validation_due
 from postgrad.training.validator import Validator
 from postgrad.verifiers.trainer_state import TrainerState
 
-STAGE_PHASES = {"sample": "sampling", "score": "scoring", "update": "updating"}
+STAGE_PHASES = {"score": "scoring", "update": "updating"}
 
 
 def train(config: Config, reporter: Reporter) -> Result:
@@ -125,19 +128,22 @@ class Driver:
         return result
 
     def step(self, number: int) -> StepResult:
-        """Run one step: the stages in order, then write its metrics and rollouts."""
+        """Run one step: sample, learn, then write its metrics and rollouts."""
         started = time.perf_counter()
         seed_step(self.config.seed, number)
+        policy = self.method.ports.policy
         with profiled(self.folder, number, self.config.training.profile_steps, self.reporter.note):
-            step, work, stages = self.rollouts.next_step(number)
-            for stage in stages:
+            phases.begin("sampling")
+            with explained_memory_errors("sample", policy):
+                step, batch = self.rollouts.next_step(number)
+            for stage in self.method.learning_stages():
                 name = stage.__name__
                 phases.begin(STAGE_PHASES.get(name, name))
-                with timed(step, name), explained_memory_errors(name, self.method.ports.policy):
-                    work = returned(stage(work, step), stage)
-                    check_stage(work, step, stage)
+                memory_errors = explained_memory_errors(name, policy)
+                with memory_errors, self.rollouts.pausing(stage, step):
+                    batch = run_stage(stage, batch, step)
             seconds = time.perf_counter() - started
-        batch = final_batch(self.method, work, step, stages[-1])
+        batch = final_batch(self.method, batch, step)
         speed = {"step_s": seconds, "tokens_per_second": batch.num_tokens / seconds}
         step.metrics = {**batch_metrics(batch), **step.metrics, "epoch": self.feed.epoch, **speed}
         self.log.write_rollouts(number, [batch, *step.failed])

@@ -14,7 +14,7 @@ from torch import Tensor
 from postgrad import phases
 from postgrad.config.schema import Config
 from postgrad.errors import RunError
-from postgrad.methods.base import Ports
+from postgrad.methods.method import Ports
 from postgrad.rollout.engine import Completion, Request, Sampling, trajectory_seed
 from postgrad.types import Batch, Problem, Trajectory
 

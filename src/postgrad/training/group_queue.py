@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from postgrad.methods.base import Group
+from postgrad.methods.method import Group
 from postgrad.rollout.engine import Completion, Request
 
 

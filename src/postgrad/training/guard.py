@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from postgrad.config.schema import Config
 from postgrad.errors import RunError
-from postgrad.methods.base import Step
+from postgrad.methods.method import Step
 from postgrad.types import Batch
 
 # Mean |log-prob gap| in nats; a healthy engine stays below 0.05 even in bfloat16.

@@ -17,7 +17,7 @@ import torch
 from postgrad.data.rollout_folder import rollout_files
 from postgrad.errors import RunError
 from postgrad.files import atomic_file, atomic_write_text, fsync_path, remove_folder
-from postgrad.methods.base import Method, Stage, Step
+from postgrad.methods.method import Method, Stage, Step
 from postgrad.methods.support.scoring import reward_metrics
 from postgrad.methods.support.synced_roles import check_synced
 from postgrad.training.validation_answers import answer_folders
@@ -151,7 +151,7 @@ def stage_name(stage: Stage) -> str:
     return name.rpartition("<locals>.")[2]
 
 
-def final_batch(method: Method, work: Any, step: Step, stage: Stage) -> Batch:
+def final_batch(method: Method, work: Any, step: Step) -> Batch:
     """Return the result of a step's last stage. Raises RunError if it is not a batch.
 
     Also raises it if a model that follows the policy was not moved.
@@ -159,8 +159,8 @@ def final_batch(method: Method, work: Any, step: Step, stage: Stage) -> Batch:
     check_synced(method, step)
     if not isinstance(work, Batch):
         raise RunError(
-            f"step {step.number}: the last stage, {stage.__name__}, returned "
-            f"{type(work).__name__}; stages() must end with a stage that returns the batch"
+            f"step {step.number}: the last learning stage returned a {type(work).__name__}; "
+            "return the batch"
         )
     return work
 

@@ -10,18 +10,23 @@ rollouts sampled ahead.
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
-from postgrad.methods.base import Method, Stage, Step
-from postgrad.training.log import is_timing, returned, timed
+from postgrad.methods.method import Method
+from postgrad.methods.step import Stage, Step
+from postgrad.training.log import is_timing
+from postgrad.training.stage_checks import run_stage
+from postgrad.types import Batch
 
-Rollout = tuple[Step, Any]  # a step and its batch after sampling
+Rollout = tuple[Step, Batch]
 
 
 class RolloutPrefetcher:
-    """Returns each step with the stages that remain: all of them, or those after sampling."""
+    """Samples the rollouts of a step when it begins, or `staleness` steps before."""
 
     def __init__(self, config: Config, method: Method, feed: Feed) -> None:
         self.method = method
@@ -31,29 +36,30 @@ class RolloutPrefetcher:
         self.ready: deque[Rollout] = deque()
         self.in_flight: InFlight | None = None
 
-    def next_step(self, number: int) -> tuple[Step, Any, list[Stage]]:
-        """Return (step, its work so far, the stages that remain)."""
-        stages = self.method.stages()
+    def next_step(self, number: int) -> Rollout:
+        """Return the step and its rollouts: sampled now, or earlier."""
         if not self.staleness:
-            return Step(number, self.feed), None, stages
+            step = Step(number, self.feed)
+            work: Any = None
+            for stage in self.method.sampling_stages():
+                work = run_stage(stage, work, step)
+            return step, work
         self._fill(number)
         step, batch = self.ready.popleft()
         weights_step = step.metrics.pop("rollout/weights")
         step.metrics["rollout/staleness"] = float(number - 1) - weights_step
         if number + self.staleness <= self.num_steps:
             self._start(number + self.staleness, number)
-        remaining = stages[stages.index(self.method.sample) + 1 :]
-        publish = self.method.publish
-        at = remaining.index(publish) if publish in remaining else len(remaining)
-        remaining.insert(at, self.rollout)
-        return step, batch, remaining
+        return step, batch
 
-    def rollout(self, batch: Any, step: Step) -> Any:
-        """A stage before publish: wait for the sampling, so the engine's weights do not change."""
-        started = time.perf_counter()
-        self._join()
-        step.metrics["wait/rollout_s"] = time.perf_counter() - started
-        return batch
+    @contextmanager
+    def pausing(self, stage: Stage, step: Step) -> Iterator[None]:
+        """Wait for the sampling before `publish`, so that the engine's weights do not change."""
+        if self.staleness and stage == self.method.publish:
+            started = time.perf_counter()
+            self._join()
+            step.metrics["wait/rollout_s"] = time.perf_counter() - started
+        yield
 
     def state(self) -> list[Any]:
         """Return the rollouts that no step trained on yet, for the checkpoint.
@@ -92,12 +98,10 @@ class RolloutPrefetcher:
         step = Step(number, self.feed)
         step.metrics["rollout/weights"] = float(current - 1)  # the engine has this step's update
         work = None
-        stages = self.method.stages()
-        at = stages.index(self.method.sample)
-        for stage in stages[:at]:
-            with timed(step, stage.__name__):
-                work = returned(stage(work, step), stage)
-        self.in_flight = InFlight(step, stages[at], work)
+        *before, sample = self.method.sampling_stages()
+        for stage in before:
+            work = run_stage(stage, work, step)
+        self.in_flight = InFlight(step, sample, work)
 
     def _join(self) -> None:
         if self.in_flight is not None:
@@ -118,8 +122,7 @@ class InFlight:
 
     def _run(self) -> None:
         try:
-            with timed(self.step, self.sample.__name__):
-                self.work = self.sample(self.work, self.step)
+            self.work = run_stage(self.sample, self.work, self.step)
         except BaseException as error:
             self.error = error
 

@@ -16,7 +16,7 @@ from postgrad.data.styles import stop_strings
 from postgrad.environments.port import choose_verifier
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.methods.base import Method
+from postgrad.methods.method import Method
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
 from postgrad.methods.support.synced_roles import check_synced_roles
 from postgrad.model.context import context_length
@@ -222,8 +222,10 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     _check_tokenizers(config, method, tokenizer)
     encoder = method.row_encoder(prompts)
     prompt_lengths = [len(encoder.encode(problem)) for problem in [*train, *held_out]]
-    if method.trains_on_demonstrations:
-        _check_given_rows(config, encoder, prompt_lengths, [*train, *held_out], method.mixes_rows)
+    if method.traits.demonstrations:
+        _check_given_rows(
+            config, encoder, prompt_lengths, [*train, *held_out], method.traits.mixes_rows
+        )
     else:
         _check_context(config, prompt_lengths)
     if held_out and method.needs_verifier():  # validation samples responses
@@ -293,7 +295,7 @@ def _fitting(
     """
     encoder = method.row_encoder(prompts)
     problems, _ = encoder.drop_overlong(problems)
-    if method.trains_on_demonstrations:
+    if method.traits.demonstrations:
         limit = config.rollout.max_response_tokens
         problems, _ = encoder.drop_overlong_demonstrations(problems, limit)
     return problems

@@ -1,18 +1,25 @@
 """Where a step's rollouts come from: sampled in the step, ahead of it, or by a stream."""
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
-from postgrad.methods.base import Method, Stage, Step
+from postgrad.methods.method import Method
+from postgrad.methods.step import Stage, Step
 from postgrad.training.prefetch import RolloutPrefetcher
+from postgrad.types import Batch
 
 
 class Rollouts(Protocol):
-    """Returns each step with the stages that remain, and keeps the rollouts of later steps."""
+    """Runs the sampling stages of steps, and keeps the rollouts of later steps."""
 
-    def next_step(self, number: int) -> tuple[Step, Any, list[Stage]]:
-        """Return (step, its work so far, the stages that remain)."""
+    def next_step(self, number: int) -> tuple[Step, Batch]:
+        """Return the step and its rollouts: sampled now, or earlier."""
+        ...
+
+    def pausing(self, stage: Stage, step: Step) -> AbstractContextManager[None]:
+        """Sample nothing while a learning stage changes the engine's weights."""
         ...
 
     def state(self) -> list[Any]:

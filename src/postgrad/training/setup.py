@@ -8,7 +8,7 @@ from pathlib import Path
 from postgrad import phases
 from postgrad.cluster.backends import open_models
 from postgrad.config.schema import Config
-from postgrad.methods.base import Method, Ports
+from postgrad.methods.method import Method, Ports
 from postgrad.methods.support.judging import connect_scorer
 from postgrad.training import input_files, run
 from postgrad.training.engine_gap import check_engine_gap
@@ -46,6 +46,7 @@ def open_run(method: Method, inputs: Inputs, reporter: Reporter) -> Iterator[Ope
         scorer = stack.enter_context(inputs.scorer)
         if inputs.turns is not None:
             stack.callback(inputs.turns.close)
+        config.method.freeze()
         phases.begin(f"loading {config.model.path}")
         models = stack.enter_context(open_models(config))
         if not exists:

@@ -1,26 +1,39 @@
 """Checks what a stage of a method left behind, so that a mistake in it is one line."""
 
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from postgrad.errors import ConfigError, RunError
-from postgrad.methods.base import Method
+from postgrad.methods.method import Method
 from postgrad.methods.step import Stage, Step
-from postgrad.methods.support.checks import check_stage_call
-from postgrad.training.log import stage_name
+from postgrad.training.log import returned, stage_name, timed
 from postgrad.types import Batch
 
 
 def check_stages(method: Method) -> None:
     """Raise ConfigError for a stage that cannot be timed and called with the work and the step."""
-    for stage in method.stages():
-        if not hasattr(stage, "__name__"):
+    for stage in [*method.sampling_stages(), *method.learning_stages()]:
+        name = getattr(stage, "__name__", "")
+        if not name:
+            raise ConfigError(f"the stage {stage!r} has no name; use a method of the class")
+        try:
+            inspect.signature(stage).bind(None, None)
+        except TypeError as error:
             raise ConfigError(
-                f"stages(): {stage!r} has no name; insert a method of {type(method).__name__}"
-            )
-        check_stage_call(method, stage)
+                f"method={method.config.method.name}: {name}{inspect.signature(stage)} cannot be "
+                f"called as {name}(batch, step); define it with self and these two arguments"
+            ) from error
+
+
+def run_stage(stage: Stage, work: Any, step: Step) -> Any:
+    """Return the checked result of a stage; its time becomes the metric stage/NAME_s."""
+    with timed(step, stage.__name__):
+        work = returned(stage(work, step), stage)
+    check_stage(work, step, stage)
+    return work
 
 
 def check_stage(work: Any, step: Step, stage: Stage) -> None:

@@ -20,7 +20,8 @@ from typing import Any
 
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
-from postgrad.methods.base import Group, Method, Stage, Step
+from postgrad.methods.method import Method
+from postgrad.methods.step import Group, Stage, Step
 from postgrad.rollout.engine import Request, trajectory_seed
 from postgrad.training.group_queue import GroupQueue, StreamGroup
 from postgrad.training.log import timed
@@ -31,7 +32,7 @@ CLOSE_S = 5.0
 
 
 class RolloutStream:
-    """Returns each step with the groups that were completed first and the stages after sampling."""
+    """Gives each step the groups that were completed first."""
 
     def __init__(self, config: Config, method: Method, feed: Feed) -> None:
         self.config = config
@@ -51,8 +52,8 @@ class RolloutStream:
         self.is_closed = False
         self.error: BaseException | None = None
 
-    def next_step(self, number: int) -> tuple[Step, Any, list[Stage]]:
-        """Return (step, the batch of its groups, the stages after sampling)."""
+    def next_step(self, number: int) -> tuple[Step, Batch]:
+        """Return the step and the batch of its groups."""
         step = Step(number, self.feed)
         if self.thread is None:
             self.version = number - 1
@@ -63,17 +64,17 @@ class RolloutStream:
         step.metrics["wait/rollout_s"] = step.metrics["stage/rollout_s"]
         batch = self.method.assemble([g.plan for g in groups], [g.rows for g in groups])
         step.metrics |= staleness_metrics(batch, number - 1)
-        stages = self.method.stages()
-        remaining = stages[stages.index(self.method.sample) + 1 :]
-        remaining[remaining.index(self.method.publish)] = self.publish
-        return step, batch, remaining
+        return step, batch
 
-    def publish(self, batch: Batch, step: Step) -> Batch:
-        """Send the new weights between two polls; unfinished rows go on with them."""
+    @contextmanager
+    def pausing(self, stage: Stage, step: Step) -> Iterator[None]:
+        """Do not poll during `publish`; unfinished rows go on with the new weights."""
+        if stage != self.method.publish:
+            yield
+            return
         with self._paused():
-            batch = self.method.publish(batch, step)
+            yield
             self.version = step.number
-        return batch
 
     def state(self) -> list[Any]:
         """Return the complete groups, and the problems of the others, which start again."""

@@ -6,7 +6,7 @@ from postgrad.config.schema import Config, TrainingConfig
 from postgrad.data.problems import load_problems
 from postgrad.data.sets import find_test_set_evidence, split_sets
 from postgrad.errors import ConfigError, RunError, did_you_mean
-from postgrad.methods.base import Method
+from postgrad.methods.method import Method
 from postgrad.problem import Problem
 from postgrad.training.validation_answers import ValidationAnswers
 

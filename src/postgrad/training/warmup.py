@@ -57,7 +57,7 @@ def warmup_config(config: Config) -> Config:
         lambda name: find_method(name).Settings,
     )
     _keep_objects(config, warmup)
-    if not find_method(warmup.method.name).has_thoughts:
+    if not find_method(warmup.method.name).traits.thoughts:
         warmup.reward.judge.monitor = ""  # only the main run has thoughts to monitor
     if not asks_judge(warmup.reward.verifier):  # the other judge settings are the main run's
         warmup.reward.judge = JudgeConfig(monitor=warmup.reward.judge.monitor)

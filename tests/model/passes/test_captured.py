@@ -52,7 +52,7 @@ for use_graphs in (False, True):
     loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"))
     install_kernels(loaded.model)
     config = config_of("grpo", sys.argv[1])
-    policy = LocalPolicy(config, loaded, find_method("grpo")(config))
+    policy = LocalPolicy(config, loaded, find_method("grpo")(config).objective)
     if use_graphs:
         captured.supports_capture = lambda model: True
         masters = policy.optimizer.masters_by_id()

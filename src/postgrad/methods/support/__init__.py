@@ -2,19 +2,16 @@
 
     checks, *_checks      settings that are refused before a run writes anything
     *_settings            settings of methods that have many, or that others extend
-    policy_update         the loss of GRPO and of the methods that extend it
+    policy_objective      the loss of GRPO and of the methods that extend it
     declarations          losses and advantages by name or path
     advantage_columns     the columns that advantages read
     correction            importance weights for an engine with its own weights
     sampling, scoring     the rows that responses become, and their scores
     dynamic_sampling      DAPO's replacement of groups without signal
-    greedy_baseline       ReMax's baseline
-    mixed_policy          rows with tokens of others: the base of LUFFY and ExGRPO
+    mixed_policy          settings and metrics of rows with tokens of others
     replay_pool           ExGRPO's stored responses
-    classmate_scores      scores of what classmates wrote
     thinking              responses with a thought before the output: the base of Classmate-CoT
-    given_rows            pairs and labeled responses of the data as rows
-    preferences           the base of DPO, KTO and reward models
+    pairs                 responses of the data: the base of DPO, KTO and reward models
     reward_models         reward models as verifiers
     judging               language models as judge and monitor
 

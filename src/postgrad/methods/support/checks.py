@@ -1,13 +1,13 @@
 """Checks of settings for every method, before a run writes anything. All raise ConfigError."""
 
 import dataclasses
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
 from postgrad.config.compose import is_overridden
 from postgrad.config.schema import Config, LoraConfig
 from postgrad.errors import ConfigError
+from postgrad.methods.support.validation import check_validation
 from postgrad.rollout.kinds import find_engine
 
 
@@ -68,7 +68,7 @@ def check_sampling(method: Any) -> None:
         raise ConfigError(
             f"model.lora.dropout={dropout} is out of range; it must be at least 0 and below 1"
         )
-    if not method.trains_on_samples:
+    if not method.traits.samples:
         _check_given_temperature(method)
         return
     _check_truncated_sampling(method)
@@ -99,7 +99,7 @@ def _check_truncated_sampling(method: Any) -> None:
         "min_p": rollout.min_p != 0.0,
     }
     for name, is_on in filters.items():
-        if is_on and not method.supports_truncated_sampling:
+        if is_on and not method.traits.truncated_sampling:
             raise ConfigError(
                 f"rollout.{name} changes what is sampled but not the log-probs of the loss; "
                 f"{method.settings.name} cannot use it: remove rollout.{name}"
@@ -115,7 +115,7 @@ def _check_truncated_sampling(method: Any) -> None:
 def check_monitor(method: Any) -> None:
     """Refuses a monitor of thoughts for methods without thoughts."""
     monitor = method.config.reward.judge.monitor
-    if monitor and not method.has_thoughts:
+    if monitor and not method.traits.thoughts:
         raise ConfigError(
             f"reward.judge.monitor={monitor} predicts scores from thoughts, and "
             f"{method.settings.name} has none; remove it, or use method=classmate"
@@ -127,12 +127,12 @@ def check_tools(method: Any) -> None:
     rollout = method.config.rollout
     environment = method.config.environment
     name = method.settings.name
-    if rollout.tools and not method.supports_tools:
+    if rollout.tools and not method.traits.tools:
         raise ConfigError(
             f"rollout.tools={list(rollout.tools)}: {name} does not support tools; "
             "remove it, or use grpo"
         )
-    if environment.name and not method.supports_environments:
+    if environment.name and not method.traits.environments:
         raise ConfigError(
             f"environment={environment.name}: {name} does not support environments; "
             "remove it, or use grpo"
@@ -164,7 +164,7 @@ def check_agent(method: Any) -> None:
         refuse_unread("agent", agent, names, "without an agent", "add agent='python my_agent.py'")
         return
     key = f"agent={agent.command}"
-    if not (method.supports_tools and method.supports_environments):
+    if not (method.traits.tools and method.traits.environments):
         raise ConfigError(
             f"{key}: {method.settings.name} does not support agents; remove it, or use grpo"
         )
@@ -181,7 +181,7 @@ def check_staleness(method: Any) -> None:
     cluster = method.config.cluster
     if not method.config.rollout.staleness:
         return
-    if not method.trains_on_samples:
+    if not method.traits.samples:
         raise ConfigError(f"{key}: {method.settings.name} trains on no samples; remove it")
     remote = find_engine(method.config.rollout.engine).remote
     if not (cluster.engine_apart or cluster.engines or remote):
@@ -328,21 +328,17 @@ def check_unread(config: Config) -> None:
         )
 
 
-def check_stages(method: Any) -> None:
-    """Refuses a stage that cannot be called with the work and the step."""
-    for name in ("draw", "compose", "sample", "enrich", "score", "estimate", "update", "publish"):
-        check_stage_call(method, getattr(method, name))
-
-
-def check_stage_call(method: Any, stage: Any) -> None:
-    name = stage.__name__
-    try:
-        inspect.signature(stage).bind(None, None)
-    except TypeError as error:
-        raise ConfigError(
-            f"method={method.config.method.name}: {name}{inspect.signature(stage)} cannot be "
-            f"called as {name}(batch, step); define it with self and these two arguments"
-        ) from error
+def check_method(method: Any) -> None:
+    """Refuse a method that cannot run with its configuration."""
+    check_sampling(method)
+    check_monitor(method)
+    check_tools(method)
+    check_agent(method)
+    check_staleness(method)
+    check_state(method)
+    check_numbers(method.config)
+    check_memory_saving(method.config)
+    check_validation(method.config)
 
 
 def check_state(method: Any) -> None:

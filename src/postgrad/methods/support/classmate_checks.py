@@ -3,11 +3,11 @@
 from typing import Any
 
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Method
+from postgrad.methods.method import Method
 from postgrad.methods.support.checks import refuse_unread
-from postgrad.methods.support.classmate_settings import HELP_OTHER
 from postgrad.verifiers.model_terms import asks_judge
 
+HELP_OTHER = "help_other_questions"  # a value of method.reward_type
 # Settings with one entry per classmate, or none.
 PER_CLASSMATE = ("classmate_shares", "classmate_cot_start", "classmate_cot_end")
 # Settings without effect if no classmate is asked.

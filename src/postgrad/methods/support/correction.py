@@ -19,7 +19,7 @@ from postgrad.algorithms.correction import (
 )
 from postgrad.algorithms.losses import Loss
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Step
+from postgrad.methods.method import Step
 from postgrad.methods.support.checks import engine_apart, refuse_unread
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.rollout.engine import Engine

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Method
+from postgrad.methods.method import Method
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.model.load import load_tokenizer
 from postgrad.rollout.served_path import is_served, parse_served_path

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from postgrad.errors import RunError, did_you_mean
-from postgrad.methods.base import Group, Method, Step
+from postgrad.methods.method import Method
+from postgrad.methods.step import Group, Step
 from postgrad.methods.support.scoring import NoRowsLeft
 from postgrad.types import Batch, Problem
 from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
@@ -53,10 +54,11 @@ def _sample_more(
     method: Method, problems: Sequence[Problem], batch: Batch, step: Step, first_index: int
 ) -> Batch:
     """The rows of other problems, by all stages between draw and refill."""
-    stages = method.stages()
-    names = [getattr(stage, "__name__", "") for stage in stages]
+    learning = method.learning_stages()
+    names = [getattr(stage, "__name__", "") for stage in learning]
+    before_refill = learning[: names.index("refill")]
     work: Any = problems
-    for stage in stages[names.index("draw") + 1 : names.index("refill")]:
+    for stage in [*method.sampling_stages()[1:], *before_refill]:
         work = stage(work, step)
         if stage == method.compose:
             _set_indices(work, batch, step, first_index)

@@ -5,12 +5,6 @@ from typing import Any, ClassVar, Protocol
 
 from postgrad.errors import ConfigError
 from postgrad.methods.support.checks import refuse_unread
-from postgrad.methods.support.user_class import (
-    ADVANTAGE_SETTINGS,
-    check_overrides,
-    may_read,
-    replaces,
-)
 
 CLIPS = ("clip_low", "clip_high", "dual_clip")
 # What GRPO has for the `needs` of an advantage.
@@ -33,10 +27,33 @@ class GrpoMethod(Protocol):
     offers: ClassVar[tuple[str, ...]]
     own_reward_parts: ClassVar[tuple[str, ...]]
     advantage: Any
-    policy_loss: Any
+    objective: Any
     kl_coef: float
 
     def roles(self) -> dict[str, Any]: ...
+
+    def estimate(self, batch: Any, step: Any) -> Any: ...
+
+
+def check(method: GrpoMethod) -> None:
+    """Refuses settings that the advantage, the loss or the KL penalty cannot use."""
+    check_advantage(method)
+    check_kl(method)
+    check_loss_options(method)
+    check_overlong_buffer(method)
+    check_maxrl(method)
+
+
+def aggregation_note(method: GrpoMethod) -> list[str]:
+    """A line if the formula of the loss assumes another aggregation than the one that is set."""
+    assumed = method.objective.policy_loss.aggregation
+    chosen = method.settings.aggregation
+    if assumed in (None, chosen):
+        return []
+    return [
+        f"the formula of method.loss={method.settings.loss} assumes "
+        f"method.aggregation={assumed}; this run has {chosen}"
+    ]
 
 
 def check_advantage(method: GrpoMethod) -> None:
@@ -57,7 +74,8 @@ def check_advantage(method: GrpoMethod) -> None:
                 "remove it from options=(...) and give the argument a default"
             )
     samples = method.config.rollout.samples
-    if samples < 2 and "groups" in advantage.reads and not replaces(method, "estimate"):
+    is_called = type(method).estimate.__module__.startswith("postgrad.")
+    if samples < 2 and "groups" in advantage.reads and is_called:
         raise ConfigError(
             f"rollout.samples={samples}: {settings.advantage} compares the responses of a group; "
             "use rollout.samples=8"
@@ -115,25 +133,18 @@ def check_kl(method: GrpoMethod) -> None:
 def check_loss_options(method: GrpoMethod) -> None:
     """Refuses options that the loss does not have, and required options that are missing."""
     settings = method.settings
-    loss = method.policy_loss
+    loss = method.objective.policy_loss
     key = f"method.loss={settings.loss}"
     clips = [name for name in CLIPS if getattr(settings, name) is not None]
-    options = (*loss.options, *loss.selection)
+    options = (*loss.options, *loss.selection, *method.objective.options)
     for name in [*settings.loss_options, *clips]:
-        if name not in options and not _own_loss_reads(method, name):
+        if name not in options:
             known = ", ".join(options) or "none"
             raise ConfigError(f"{key} has no option {name}; its options: {known}")
     for name in loss.required:
         if name not in settings.loss_options:
             raise ConfigError(f"{key} needs method.loss_options.{name}=NUMBER")
     _check_selection({**loss.selection, **settings.loss_options}, key)
-
-
-def _own_loss_reads(method: GrpoMethod, name: str) -> bool:
-    """Whether a loss of a user's class may read an option of the loss."""
-    functions = ("loss", "token_losses")
-    keys = (name, "loss_options")
-    return any(may_read(method, function, key) for function in functions for key in keys)
 
 
 def _check_selection(options: Mapping[str, float], key: str) -> None:
@@ -182,8 +193,7 @@ def check_maxrl(method: GrpoMethod) -> None:
 def check_unread(method: GrpoMethod) -> None:
     """Refuses settings that the chosen KL and advantage do not read."""
     settings = method.settings
-    read = [name for name in ADVANTAGE_SETTINGS if may_read(method, "estimate", name)]
-    options = (*method.advantage.options, *read)
+    options = method.advantage.options
     if settings.kl == "none":
         names = ["kl_coef", "kl_estimator", "kl_ratio"]
         refuse_unread("method", settings, names, "with method.kl=none", "add method.kl=loss")
@@ -212,4 +222,3 @@ def check_unread(method: GrpoMethod) -> None:
             "use method.advantage=gdpo, or weigh the parts in the verifier: "
             'reward.verifier="math + 0.1*format"'
         )
-    check_overrides(method)

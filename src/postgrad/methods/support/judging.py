@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from postgrad.config.schema import Config, JudgeConfig, RewardConfig, RolloutConfig
 from postgrad.errors import ConfigError
 from postgrad.judge.templates import has_rubric, is_pairwise, monitor_text, template_text
-from postgrad.methods.base import Step
+from postgrad.methods.method import Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.problem import Problem, named
 from postgrad.rollout.engine import Sampling, trajectory_seed

@@ -7,7 +7,7 @@ optimizer.
 from dataclasses import dataclass
 
 from postgrad.config.schema import setting
-from postgrad.methods.base import Method, MethodSettings
+from postgrad.methods.method import Method, MethodSettings
 from postgrad.methods.ports import Role
 from postgrad.methods.support.checks import refuse_unread
 

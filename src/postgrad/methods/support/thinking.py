@@ -8,7 +8,7 @@ shown a thought or a part of it. A validation can let a model predict the scores
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,8 +19,9 @@ from postgrad.data.feed import Feed
 from postgrad.data.thought_spans import check_keep, draw_share
 from postgrad.data.thoughts import Thought, ThoughtSplitter
 from postgrad.errors import ConfigError
-from postgrad.methods.base import Group, Ports, Step
 from postgrad.methods.grpo import Grpo, GrpoSettings
+from postgrad.methods.ports import Ports
+from postgrad.methods.step import Group, Step
 from postgrad.methods.support.advantage_columns import is_alone
 from postgrad.methods.support.judging import monitor
 from postgrad.methods.support.validation import (
@@ -81,8 +82,8 @@ def own_mask(batch: Batch, spans: Sequence[tuple[int, int]]) -> Tensor:
 
 class Thinking(Grpo):
     Settings = ThinkingSettings
-    has_thoughts = True
-    supports_environments = False  # the verifier scores the final output, not the episode
+    # The verifier scores the final output, not the episode.
+    traits = replace(Grpo.traits, thoughts=True, environments=False)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

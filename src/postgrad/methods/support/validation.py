@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
+from postgrad.methods.ports import Ports
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Sampling, make_sampling, trajectory_seed
-from postgrad.rollout.respond import STEP, Answer
+from postgrad.rollout.respond import STEP, Answer, respond
 from postgrad.types import Batch
 from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 
@@ -101,3 +102,29 @@ def batch_answers(
                 )
             )
     return sorted(answers, key=lambda answer: (answer.problem.uid, answer.sample))
+
+
+def validate(
+    ports: Ports, config: Config, problems: Sequence[Problem]
+) -> tuple[dict[str, list[Answer]], dict[str, float]]:
+    """Return the answers of each pass over the problems, and the metrics."""
+    by_pass: dict[str, list[Answer]] = {}
+    metrics: dict[str, float] = {}
+    num_failures = 0
+    for one in validation_passes(config):
+        answers = respond(
+            ports.engine,
+            ports.scorer,
+            ports.prompts,
+            problems,
+            one.sampling,
+            one.samples,
+            config.seed,
+            ports.turns,
+        )
+        by_pass[one.name] = answers
+        metrics[f"validation/{one.name}"] = mean_score(answers)
+        num_failures += sum(isinstance(answer.verdict, Failure) for answer in answers)
+    if num_failures:
+        metrics["validation/failures"] = float(num_failures)
+    return by_pass, metrics
