@@ -53,7 +53,7 @@ def arms(options: argparse.Namespace) -> Arms:
         f"environment={EXAMPLES / 'guess.py'}:Guess",
         "environment.options.high=50",
         "rollout.max_turns=6",
-        "method.advantage=turn_grpo",
+        f"method.advantage={EXAMPLES / 'turn_advantages.py'}:turn_grpo",
     ]
     gym = [
         f"data.train={GENERATOR}:size={NUM_TRAINING}",

@@ -3,25 +3,8 @@
 from .mutation import Mutation
 
 MUTATIONS = [
-    # turn_advantages
     Mutation(
-        "turn_advantages",
-        "turn_returns",
-        "gamma * returns[:, turn + 1]",
-        "returns[:, turn + 1]",
-        "turn_returns",
-    ),
-    Mutation("turn_advantages", "turn_grpo", "returns[:, turn]", "returns[:, 0]", "turn_grpo"),
-    Mutation("turn_advantages", "gigpo", "turn_weight * offset", "offset", "gigpo"),
-    Mutation(
-        "turn_advantages",
-        "gigpo",
-        "states.expand(states.sum(torch.ones_like(offset))) < 2",
-        "offset > 1e9",
-        "gigpo",
-    ),
-    Mutation(
-        "turn_advantages",
+        "token_advantages",
         "turn_end_rewards",
         "turns[own] <= turn",
         "turns[own] < turn",

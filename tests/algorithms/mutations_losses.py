@@ -43,28 +43,6 @@ MUTATIONS = [
         "aggregation_by_prompt",
     ),
     # policy losses
-    Mutation(
-        "losses",
-        "vespo",
-        "torch.where(advantages < 0, power_negative, power_positive)",
-        "torch.where(advantages < 0, power_positive, power_negative)",
-        "vespo",
-    ),
-    Mutation("losses", "vespo", "1 - log_w.exp()", "-log_w.exp()", "vespo"),
-    Mutation(
-        "losses",
-        "vespo",
-        "row_sum(delta, mask, rows, num_rows)",
-        "row_mean(delta, mask, rows, num_rows)",
-        "vespo",
-    ),
-    Mutation(
-        "losses",
-        "vespo",
-        "log_ratio(logprobs, old_logprobs).detach()",
-        "log_ratio(logprobs, old_logprobs)",
-        "vespo",
-    ),
     Mutation("losses", "_clip", "1 + clip_high", "1 + 2 * clip_high", "ppo_clip"),
     Mutation("losses", "_clip", "1 - clip_low", "1 - 2 * clip_low", "ppo_clip"),
     Mutation("losses", "ppo_clip", "torch.maximum", "torch.minimum", "ppo_clip_cs336"),

@@ -391,9 +391,6 @@ def test_every_estimator_runs_from_its_columns(name, dtype):
             "main_rewards": rewards,
             "classmate_rewards": rewards - 1,
             "cot_mask": b.mask,
-            "turns": torch.zeros_like(b.rows),
-            "turn_rewards": rewards[:, None],
-            "turn_states": torch.zeros(b.num_rows, 1, dtype=torch.int64),
         }
         estimator = ADVANTAGES[name]
         out = estimator.function(**{column: columns[column] for column in estimator.reads})

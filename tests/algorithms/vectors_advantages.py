@@ -306,51 +306,9 @@ TURN_MASK = TURNS >= 0
 TURN_REWARDS = torch.tensor([[0.0, 1.0, 0.0], [-1.0, 0.0, 2.0]])
 
 
-def check_turn_returns(a):
-    returns = a.turn_advantages.turn_returns(TURN_REWARDS, 0.5)
-    close(returns.flatten(), [0.5, 1, 0, -0.5, 1, 2])
-
-
 def check_turn_end_rewards(a):
-    placed = a.turn_advantages.turn_end_rewards(TURN_REWARDS, TURNS, TURN_MASK, TURN_ROWS, 2)
+    placed = a.token_advantages.turn_end_rewards(TURN_REWARDS, TURNS, TURN_MASK, TURN_ROWS, 2)
     close(placed, [0, 0, 0, 1, -1, 0, 0, 0, 2])
     only_last = torch.tensor([0, 0, 0, 0, 0, 0, 0, 0, 1]).bool()
-    placed = a.turn_advantages.turn_end_rewards(TURN_REWARDS, TURNS, only_last, TURN_ROWS, 2)
+    placed = a.token_advantages.turn_end_rewards(TURN_REWARDS, TURNS, only_last, TURN_ROWS, 2)
     close(placed, [0, 0, 0, 0, 0, 0, 0, 0, 1])
-
-
-def check_turn_grpo(a):
-    # G = [0.5, 1, 0] and [-0.5, 1, 2]; two numbers x, y have the offset (x - y) / 2 each way.
-    result = a.turn_advantages.turn_grpo(
-        TURN_REWARDS, TURNS, TURN_MASK, TURN_ROWS, same_group(2), gamma=0.5, normalize_by_std=False
-    )
-    close(result.advantages, [0.5, 0.5, 0, 0, -0.5, 0, 0, 0, 1])
-    close(result.returns, [0.5, 0.5, 0, 1, -0.5, 0, 1, 0, 2])
-    result = a.turn_advantages.turn_grpo(
-        TURN_REWARDS, TURNS, TURN_MASK, TURN_ROWS, same_group(2), gamma=0.5
-    )
-    close(result.advantages, [0.707106, 0.707106, 0, 0, -0.707106, 0, 0, 0, 0.707106])
-
-
-def check_gigpo(a):
-    # Totals 1 and 1: the episodes differ by nothing. Both begin in state 0; turn 1 of the first
-    # row and turn 2 of the second begin in state 1; state 2 occurs once.
-    states = torch.tensor([[0, 1, -1], [0, 2, 1]])
-    result = a.turn_advantages.gigpo(
-        TURN_REWARDS,
-        states,
-        TURNS,
-        TURN_MASK,
-        TURN_ROWS,
-        same_group(2),
-        gamma=0.5,
-        turn_weight=2.0,
-        normalize_by_std=False,
-    )
-    # State 0: G = 0.5 and -0.5; state 1: G = 1 and 2.
-    close(result.advantages, [1, 1, 0, -1, -1, 0, 0, 0, 1])
-    rewards = torch.tensor([[0.0, 3.0, 0.0], [-1.0, 0.0, 2.0]])  # totals 3 and 1
-    result = a.turn_advantages.gigpo(
-        rewards, states, TURNS, TURN_MASK, TURN_ROWS, same_group(2), gamma=0.5, turn_weight=0.0
-    )
-    close(result.advantages, [0.707106] * 2 + [0, 0.707106, -0.707106, 0, -0.707106, 0, -0.707106])

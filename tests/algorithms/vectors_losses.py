@@ -140,21 +140,6 @@ def check_aggregation_by_prompt(a):
     close(weigh(mode, trues(4), rows, 3), [sixth, sixth, 2 * sixth, 2 * sixth])
 
 
-def check_vespo(a):
-    """w is 1.1 · 1.5 · 0.7 = 1.155 where A = 1, and 0.5 · 4 = 2 where A = -1.
-
-    phi = 1.155^2 · e^(3 · -0.155) = 0.837948, and 2^3 · e^(2 · -1) = 1.082682.
-    """
-    out = a.losses.vespo(NEW, OLD, ADV, MASK, ROWS, 2)
-    close(out.metrics["phi"], [0.837948] * 3 + [1.082682] * 2)
-    loss, grad = t5(a, "vespo", extra=(MASK, ROWS, 2))
-    close(loss, 0.166798)
-    close(grad, [-0.167590] * 3 + [0.216536] * 2)
-    # Without the last token, w = 0.5 in the second row: 0.125 · e.
-    mask = torch.tensor([1, 1, 1, 1, 0]).bool()
-    close(a.losses.vespo(NEW, OLD, ADV, mask, ROWS, 2).metrics["phi"][3], 0.339785)
-
-
 def check_gspo(a):
     extra = (MASK, ROWS, 2)
     loss, grad = t5(a, "gspo", extra=extra, clip_low=0.2, clip_high=0.2)

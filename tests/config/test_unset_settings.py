@@ -97,7 +97,6 @@ REASONS = {
     # policy gradient methods
     "method.train_on": "SFT on the last assistant turn only, as some trainers do",
     "method.gamma": "discount of GAE and REINFORCE++, as in verl",
-    "method.turn_weight": "goes with method.advantage=gigpo",
     "method.kl_target": "verl's adaptive KL controller",
     "method.correction_normalize": "verl's batch normalization of importance weights",
     "method.mask_truncated": "TRL's mask_truncated_completions",

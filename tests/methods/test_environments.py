@@ -7,7 +7,15 @@ from pathlib import Path
 import preloaded
 import pyarrow.parquet as pq
 import pytest
-from tiny_runs import GUESS, config_of, metrics_of, metrics_without_timing, overrides_of, tree
+from tiny_runs import (
+    EXAMPLES,
+    GUESS,
+    config_of,
+    metrics_of,
+    metrics_without_timing,
+    overrides_of,
+    tree,
+)
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError
@@ -16,6 +24,7 @@ from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 from postgrad.types import TOOL
 
+TURN_GRPO = f"method.advantage={EXAMPLES / 'turn_advantages.py'}:turn_grpo"
 CHARACTERS = "0123456789+-*=()"
 # The first turn must ask with "=". The answer is a digit, which the second turn must repeat.
 GAME = """
@@ -44,7 +53,7 @@ def overrides(tmp_path) -> list[str]:
         f"runs={tmp_path / 'runs'}",
         "rollout.max_response_tokens=4",
         "rollout.max_turns=2",
-        "method.advantage=turn_grpo",
+        TURN_GRPO,
     ]
 
 
@@ -80,8 +89,7 @@ def test_a_policy_learns_a_game_of_two_turns(overrides, tiny):
         ("luffy", GUESS, r"environment=\S+guess"),
         ("grpo", "environment.options.high=3", r"environment\.options"),
         ("grpo", "environment.timeout_s=3", r"environment\.timeout_s"),
-        ("grpo", "method.advantage=turn_grpo", r"method\.advantage=turn_grpo"),
-        ("grpo", "method.turn_weight=3", r"method\.turn_weight"),
+        ("grpo", TURN_GRPO, r"turn_advantages\.py:turn_grpo"),
     ],
 )
 def test_settings_without_an_effect_are_refused(recipe, word, key, tiny):

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from postgrad.algorithms import classmate_advantages, token_advantages, turn_advantages
+from postgrad.algorithms import classmate_advantages, token_advantages
 from postgrad.algorithms.groups import STD_EPS, Groups, centered, finite, normalize_rows, whiten
 
 
@@ -278,7 +278,6 @@ _TOKENS = ("token_rewards", "mask", "rows", "num_rows")
 _OPTIMAL = (*_TOKENS, "old_logprobs", "sum_probs_squared", "groups")
 _SQUARES = ("sum_probs_squared",)
 _WEIGHTS = ("importance_weights",)
-_TURNS = ("turn_rewards", "turns", "mask", "rows", "groups")
 
 ADVANTAGES: dict[str, Advantage] = {
     "grpo": Advantage(grpo, _REWARDS, options=_BY_STD),
@@ -313,15 +312,6 @@ ADVANTAGES: dict[str, Advantage] = {
         _OPTIMAL,
         needs=_SQUARES,
         reads_if_present=_WEIGHTS,
-    ),
-    "turn_grpo": _token_level(
-        turn_advantages.turn_grpo, _TURNS, ("gamma", *_BY_STD), needs=("environment",)
-    ),
-    "gigpo": _token_level(
-        turn_advantages.gigpo,
-        (*_TURNS, "turn_states"),
-        ("gamma", "turn_weight", *_BY_STD),
-        needs=("environment",),
     ),
     "classmate_separated": _classmate(classmate_advantages.separated),
     "classmate_non_neg": _classmate(classmate_advantages.non_neg),

@@ -4,7 +4,7 @@ All columns are flat, (tokens,). `logprobs` carry the gradient; `old_logprobs` a
 data. The log-ratio d = logprobs - old_logprobs is clamped to +-20, so that r = exp(d) cannot
 overflow (verl does not clamp it in clip_cov and kl_cov). gspo and geo_mean bound the mean of a row
 instead. Values on masked tokens are meaningless: their weight is 0. Losses that read whole rows
-(gspo, geo_mean, vespo) need all tokens of a row in one call.
+(gspo, geo_mean) need all tokens of a row in one call.
 
 Formulas follow verl 0.9.1 unless a docstring says otherwise. LOSSES at the end lists them all.
 """
@@ -16,11 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from postgrad.algorithms.masked import row_mean, row_sum
+from postgrad.algorithms.masked import row_mean
 
 MAX_LOG_RATIO = 20.0
 MAX_LOG_SEQUENCE_RATIO = 10.0
-MIN_LOG_W = -18.420681  # log(1e-8), of vespo
 
 
 class TokenLoss(NamedTuple):
@@ -192,32 +191,6 @@ def geo_mean(
     return TokenLoss(values[rows], _metrics(logprobs, old_logprobs, clip_fraction=limited != delta))
 
 
-def vespo(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    rows: Tensor,
-    num_rows: int,
-    *,
-    power_positive: float = 2.0,
-    decay_positive: float = 3.0,
-    power_negative: float = 3.0,
-    decay_negative: float = 2.0,
-) -> TokenLoss:
-    """VESPO: -sg(phi) · A · logprobs, phi = w^power · exp(decay · (1 - w)), w = exp(sum_t d).
-
-    w is the ratio of the whole response, its log clamped to log(1e-8) and 20, as in TRL. Power and
-    decay are those of A >= 0 or A < 0. With method.correction=bypass w compares with the engine.
-    """
-    delta = log_ratio(logprobs, old_logprobs).detach()
-    log_w = row_sum(delta, mask, rows, num_rows).clamp(MIN_LOG_W, MAX_LOG_RATIO)[rows]
-    power = torch.where(advantages < 0, power_negative, power_positive).to(log_w)
-    decay = torch.where(advantages < 0, decay_negative, decay_positive).to(log_w)
-    phi = (power * log_w + decay * (1 - log_w.exp())).exp()
-    return TokenLoss(-phi * advantages * logprobs, _metrics(logprobs, old_logprobs, phi=phi))
-
-
 def clip_cov(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -374,7 +347,6 @@ _ROWS = (*_RATIO, "mask", "rows", "num_rows")
 _SELECTED = (*_RATIO, "cov_selected")
 _CLIP = ("clip_low", "clip_high")
 _TAUS = ("temperature_positive", "temperature_negative")
-_GAMMA = ("power_positive", "decay_positive", "power_negative", "decay_negative")
 _BY_ROW = "seq-mean-token-mean"
 
 LOSSES: dict[str, Loss] = {
@@ -385,7 +357,6 @@ LOSSES: dict[str, Loss] = {
     "gspo": Loss(gspo, _ROWS, _CLIP, aggregation=_BY_ROW),
     "cispo": Loss(cispo, _RATIO, _CLIP),
     "sapo": Loss(sapo, _RATIO, _TAUS, aggregation=_BY_ROW),
-    "vespo": Loss(vespo, _ROWS, _GAMMA),
     "geo_mean": Loss(geo_mean, _ROWS, _CLIP, aggregation=_BY_ROW, row_weights=True),
     "clip_cov": Loss(
         clip_cov, _SELECTED, _CLIP, selection={"cov_share": 2e-4, "cov_low": 1.0, "cov_high": 5.0}

@@ -43,6 +43,29 @@ def outcome_rewards(rewards: Tensor, mask: Tensor, rows: Tensor, num_rows: int) 
     return torch.where(positions == last[rows], rewards[rows], 0.0)
 
 
+def turn_end_rewards(
+    turn_rewards: Tensor, turns: Tensor, mask: Tensor, rows: Tensor, num_rows: int
+) -> Tensor:
+    """Return (tokens,): the reward of each turn on its last trainable token.
+
+    `turn_rewards` is (rows, turns), `turns` (tokens,) the turn of each token, -1 where the policy
+    wrote none. The reward of a turn without trainable tokens goes to the last trainable token
+    before it, or else to the first one after it. The rewards of a row without trainable tokens are
+    dropped.
+    """
+    rewards = finite("turn_rewards", turn_rewards)
+    placed = torch.zeros(rows.numel(), dtype=rewards.dtype, device=rewards.device)
+    where = mask.bool().nonzero()[:, 0]
+    for row in range(num_rows):
+        own = where[rows[where] == row]
+        if not own.numel():
+            continue
+        for turn in range(rewards.shape[1]):
+            count = int((turns[own] <= turn).sum())
+            placed[own[max(0, count - 1)]] += rewards[row, turn]
+    return placed
+
+
 def _trainable(token_rewards: Tensor, mask: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The trainable tokens: positions, rewards, and 1.0 where the next one is in the same row.
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.kl import adapt_kl_coef, kl_in_reward, mean_kl
-from postgrad.algorithms.token_advantages import outcome_rewards
-from postgrad.algorithms.turn_advantages import turn_end_rewards
+from postgrad.algorithms.token_advantages import outcome_rewards, turn_end_rewards
 from postgrad.errors import RunError, did_you_mean
 from postgrad.methods.method import Step
 from postgrad.methods.support.grpo_checks import GrpoMethod

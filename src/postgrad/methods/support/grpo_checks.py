@@ -212,10 +212,6 @@ def check_unread(method: GrpoMethod) -> None:
             f"method.gamma={settings.gamma:g} has no effect with "
             f"method.advantage={settings.advantage}, which does not discount; remove it"
         )
-    if "turn_weight" not in options:
-        reason = f"with method.advantage={settings.advantage}"
-        fix = "add method.advantage=gigpo"
-        refuse_unread("method", settings, ["turn_weight"], reason, fix)
     if settings.reward_weights and "reward_weights" not in options:
         raise ConfigError(
             f"method.reward_weights has no effect with method.advantage={settings.advantage}; "

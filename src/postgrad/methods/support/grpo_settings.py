@@ -24,11 +24,10 @@ class GrpoSettings(ReferenceSettings):
     )
     gamma: float = setting(
         1.0,
-        "discount of token-level estimators; per turn for turn_grpo and gigpo",
+        "discount of token-level estimators",
         above=0.0,
         at_most=1.0,
     )
-    turn_weight: float = setting(1.0, "gigpo: weight of the advantage per turn", at_least=0.0)
     reward_weights: dict[str, float] = field(
         default_factory=dict, metadata={"help": "gdpo: weights of the named reward parts"}
     )
