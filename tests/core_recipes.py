@@ -17,7 +17,6 @@ CORE_RECIPES = (
     "online_dpo",
     "ppo",
     "reward_model",
-    "self_distill",
     "sft",
 )
 

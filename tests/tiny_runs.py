@@ -24,6 +24,12 @@ from postgrad.training.log import RunLog, is_timing
 from postgrad.types import Batch, Trajectory
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+CURRICULUM = f"method={EXAMPLES / 'curriculum.py'}:Curriculum"
+SELF_DISTILL = (  # with the recipe distill
+    f"method={EXAMPLES / 'self_distill.py'}:SelfDistill",
+    "method.divergence=reverse",
+    "method.teacher=''",
+)
 GUESS = f"environment={EXAMPLES / 'guess.py'}:Guess"
 NUM_TOKENS = 18  # of the tiny tokenizer; the last is the end
 END = 17

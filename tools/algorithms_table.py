@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from postgrad.algorithms import (
     aggregation,
     correction,
-    curriculum,
     distillation,
     kl,
     preference,
@@ -118,7 +117,7 @@ def loss_sections(recipes: list[Recipe]) -> list[Section]:
 
 
 def other_sections(recipes: list[Recipe]) -> list[Section]:
-    """What is combined with a loss, and the curriculum."""
+    """What is combined with a loss."""
     return [
         Section(
             "Distillation (`method.divergence`)",
@@ -144,7 +143,6 @@ def other_sections(recipes: list[Recipe]) -> list[Section]:
             corrections(),
             "With rho = trainer's probability / engine's probability.",
         ),
-        Section("Curriculum (`method=curriculum`)", "quantity|formula", curricula()),
     ]
 
 
@@ -260,11 +258,6 @@ def corrections() -> Iterable[list[str]]:
         else:
             yield [code(name), PLAIN_CORRECTIONS[name]]
     yield [code("method.rejection"), "rules by name: " + ", ".join(correction.RULES)]
-
-
-def curricula() -> Iterable[list[str]]:
-    yield ["whether a problem is drawn", describe(curriculum.draw_probability)]
-    yield ["its solve rate s", describe(curriculum.updated_rate)]
 
 
 def recipe_row(recipe: Recipe) -> list[str]:

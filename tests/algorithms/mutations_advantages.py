@@ -1,4 +1,4 @@
-"""Mutations of the formulas of advantages, groups, rewards and the curriculum."""
+"""Mutations of the formulas of advantages, groups and rewards."""
 
 from .mutation import Mutation
 
@@ -252,20 +252,6 @@ MUTATIONS = [
         "offset / (std + STD_EPS) if by_std else offset",
         "offset",
         "classmate_std_on",
-    ),
-    Mutation(
-        "curriculum",
-        "draw_probability",
-        "1.0 - solve_rate",
-        "solve_rate",
-        "curriculum",
-    ),
-    Mutation(
-        "curriculum",
-        "updated_rate",
-        "memory * old + (1.0 - memory) * new",
-        "(1.0 - memory) * old + memory * new",
-        "curriculum",
     ),
     Mutation(
         "classmate_rewards",

@@ -294,7 +294,7 @@ MUTATIONS = [
         "distillation",
     ),
     Mutation("distillation", "divergence", "teacher + shares[1].log()", "teacher", "distillation"),
-    # supervised, curriculum
+    # supervised
     Mutation("supervised", "sft_loss", "logprobs.detach().exp()", "logprobs.exp()", "sft_loss"),
     Mutation(
         "supervised",

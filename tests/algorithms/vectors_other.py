@@ -401,16 +401,6 @@ def check_sft_loss(a):
     close(gradient(lambda x: a.supervised.sft_loss(x, "dft").sum(), logprobs), [-0.5, -0.125])
 
 
-def check_curriculum(a):
-    """4 · 1/4 · 3/4 = 3/4; a rate of 1 or 0 leaves the floor. 0.75 · 0.4 + 0.25 · 1 = 0.55."""
-    assert a.curriculum.draw_probability(0.25, 0.1) == 0.75
-    assert a.curriculum.draw_probability(1.0, 0.1) == 0.1
-    assert a.curriculum.draw_probability(0.0, 0.0) == 0.0
-    assert a.curriculum.draw_probability(0.5, 0.1) == 1.0
-    assert a.curriculum.updated_rate(None, 0.25, 0.5) == 0.25
-    close(a.curriculum.updated_rate(0.4, 1.0, 0.75), 0.55)
-
-
 def check_row_logprobs(a):
     mask = torch.tensor([1, 1, 0, 1, 1]).bool()
     close(a.preference.row_logprobs(ROLLOUT, mask, ROWS, 2), [-3, -3.1])

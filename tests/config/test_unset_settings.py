@@ -114,12 +114,7 @@ REASONS = {
     "method.teacher": "path of the user's teacher",
     "method.distill_coef": "weighs the teacher against a verifiable reward",
     "method.reward_coef": "adds a verifiable reward to distillation",
-    "method.hint": "OPSD shows solutions instead of demonstrations",
-    "method.hint_template": "chosen per model and data set",
     "method.reference_mixup": "TR-DPO's soft update; goes with method.reference_sync_every",
-    "method.teacher_sync_every": "a moving average as the teacher, as in SDFT variants",
-    "method.teacher_mixup": "goes with method.teacher_sync_every",
-    "method.refresh": "a teacher that improves with the policy, as in SDFT and OPSD variants",
     # KTO
     "method.desirable_weight": "balances data with few desirable responses",
     "method.undesirable_weight": "balances data with few undesirable responses",

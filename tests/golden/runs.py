@@ -55,7 +55,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "rloo": ("rloo",),
     "reinforce_pp": ("reinforce_pp",),
     "ppo": ("ppo",),
-    "curriculum": ("grpo_curriculum",),
     "luffy": ("luffy",),
     "luffy_rl_sft": ("luffy_rl_sft",),
     "exgrpo": ("exgrpo",),
@@ -63,7 +62,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "classmate": ("classmate",),
     "classmate_gdpo": ("classmate_gdpo",),
     "distill": ("distill",),
-    "self_distill": ("self_distill",),
 }
 Line = list[Any]
 

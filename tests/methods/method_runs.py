@@ -30,7 +30,7 @@ GIVEN_RECIPES = (*PAIR_RECIPES, "kto", "reward_model", *SFT_RECIPES)
 # Recipes that differ from another one only in their sizes are composed, not run.
 SIZES_ONLY = [*(name for name in RECIPES if name.endswith("_small")), "classmate_maths"]
 # Recipes that need a teacher and no reward.
-DISTILL_RECIPES = ("distill", "gkd", "self_distill")
+DISTILL_RECIPES = ("distill", "gkd")
 NOT_SAMPLING = (*GIVEN_RECIPES, *DISTILL_RECIPES, *SIZES_ONLY)
 SAMPLING_RECIPES = [name for name in RECIPES if name not in NOT_SAMPLING]
 LIMIT = 6  # rollout.max_response_tokens

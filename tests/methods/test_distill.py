@@ -1,7 +1,5 @@
 """Distillation: the student approaches its teacher, top tokens give the exact divergence."""
 
-import json
-import math
 from pathlib import Path
 
 import pytest
@@ -132,63 +130,6 @@ def test_sampled_advantages_are_the_negative_log_ratio(models):
     assert world.metrics["distill/sampled"] == pytest.approx(-float(gap.double().mean()))
 
 
-def test_self_distillation_shows_the_hint_to_the_teacher_only(models, tmp_path):
-    student, _ = models
-    rows = [
-        {"prompt": f"{i}+1=", "response": "7" * 3, "uid": str(i), "ground_truth": "9"}
-        for i in range(8)
-    ]
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    template = "method.hint_template='({hint}){question}'"
-    for own, hint in (((), "777"), (("method.hint=ground_truth", "method.refresh=true"), "9")):
-        world = bound("self_distill", student, f"data.train={data}", template, *own)
-        batch = world.until("sample")
-        seen = world.method.teacher_batch(batch, world.step_done)  # type: ignore[attr-defined]
-        decode = world.prompts.decode
-        assert decode(batch.prompt.split()[0].tolist()) == "0+1="
-        assert decode(seen.prompt.split()[0].tolist()) == f"({hint})0+1="
-        assert torch.equal(seen.response.values, batch.response.values)
-        is_policy = world.method.teacher() is world.host.policy  # type: ignore[attr-defined]
-        assert is_policy == bool(own)
-        world.until("publish")
-        assert math.isfinite(world.metrics["distill/reverse"])
-        assert world.metrics["grad_norm"] > 0
-
-
-@pytest.mark.slow
-def test_the_policy_learns_what_it_says_with_a_hint(tmp_path):
-    """The start was fine-tuned on prompts with the hint, so that it differs from its teacher."""
-    copying = make_tiny(tmp_path / "copying", seed=0, layers=2, width=32)
-    rows = [
-        {"prompt": f"{a}{b}{c}=", "response": str(c) * 3, "uid": f"{a}{b}{c}"}
-        for a in range(5)
-        for b in range(5)
-        for c in range(5)
-    ]
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    hinted = tmp_path / "hinted.jsonl"
-    with_hint = [row | {"prompt": f"{row['response']}({row['prompt']}"} for row in rows]
-    hinted.write_text("".join(json.dumps(row) + "\n" for row in with_hint))
-    fast = ("optimizer.lr=1e-2", "training.problems_per_step=32", "optimizer.warmup_steps=0")
-    run("sft", copying, tmp_path / "sft", f"data.train={hinted}", *fast, "training.steps=60")
-    start = tmp_path / "sft" / "test" / "checkpoints" / "step-60" / "policy"
-    lines = run(
-        "self_distill",
-        start,
-        tmp_path / "runs",
-        f"data.train={data}",
-        "method.hint_template='{hint}({question}'",
-        *STEPS,
-        "optimizer.lr=2e-3",
-        "training.steps=30",
-        "training.problems_per_step=16",
-    )
-    values = [line["distill/reverse"] for line in lines]
-    assert sum(values[-5:]) / 5 < 0.5 * sum(values[:2]) / 2, values
-
-
 def test_what_cannot_be_distilled_is_refused(models, tmp_path):
     student, teacher = models
     other = make_tiny(tmp_path / "other", seed=2, layers=1, width=32)
@@ -205,8 +146,6 @@ def test_what_cannot_be_distilled_is_refused(models, tmp_path):
         ("distill", f"method.teacher={teacher}", "method.top_k=9"): "method.top_k=9",
         ("distill", f"method.teacher={teacher}", "method.jsd_beta=0.1"): "method.jsd_beta=0.1",
         ("distill", f"method.teacher={teacher}", "method.max_refills=2"): "method.max_refills=2",
-        ("self_distill", f"method.teacher={teacher}"): "method.teacher=",
-        ("self_distill", "method.hint_template=hello"): "method.hint_template",
     }
     for (recipe, *overrides), words in refused.items():
         config = config_of(recipe, student, *SMALL, *overrides)

@@ -9,7 +9,7 @@ import torch
 from families import save_family
 from method_runs import VERIFIERS, bound
 from safetensors.torch import load_file
-from tiny_runs import config_of, metrics_of, overrides_of, random_batch, toy_run, tree
+from tiny_runs import SELF_DISTILL, config_of, metrics_of, overrides_of, random_batch, toy_run, tree
 
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
@@ -134,13 +134,14 @@ def test_with_a_4_bit_base_the_reference_starts_as_the_policy(share, tmp_path):
         sync_copies(made.method, made.step_done)
 
 
-@pytest.mark.parametrize("recipe", ["dpo", "kto", "self_distill"])
+@pytest.mark.parametrize("recipe", ["dpo", "kto", "distill"])
 def test_other_methods_have_a_model_that_follows(recipe, tiny, tmp_path):
     rows = tmp_path / "rows.jsonl"
-    columns = {"chosen": "1", "rejected": "2"} if recipe != "self_distill" else {"response": "1"}
+    columns = {"chosen": "1", "rejected": "2"} if recipe != "distill" else {"response": "1"}
     rows.write_text("".join(json.dumps({"prompt": f"{a}+1=", **columns}) + "\n" for a in range(9)))
-    name = "teacher" if recipe == "self_distill" else "reference"
-    own = (f"method.{name}_sync_every=2", f"method.{name}_mixup=0.5", f"data.train={rows}")
+    name = "teacher" if recipe == "distill" else "reference"
+    method = SELF_DISTILL if recipe == "distill" else ()
+    own = (*method, f"method.{name}_sync_every=2", f"method.{name}_mixup=0.5", f"data.train={rows}")
     config = config_of(recipe, tiny, *RUN, *EVERY_STEP, *own, f"runs={tmp_path}")
     run = train(config, Reporter()).folder
     start = load_file(tiny / "model.safetensors")
@@ -185,8 +186,8 @@ def test_a_child_process_gives_the_same_reference(tiny, verifier, tmp_path):
         ("simpo", ["method.reference_sync_every=2"], "method.reference_sync_every"),
         ("kto", ["method.reference_mixup=0.5"], "method.reference_mixup"),
         (
-            "self_distill",
-            ["method.refresh=true", "method.teacher_sync_every=1"],
+            "distill",
+            [*SELF_DISTILL, "method.refresh=true", "method.teacher_sync_every=1"],
             "method.teacher_sync_every",
         ),
     ],

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from killed import assert_a_killed_run_ends_the_same
-from tiny_runs import toy_run
+from tiny_runs import CURRICULUM, toy_run
 
 RUNS = {
     "sft": ["optimizer.warmup_steps=0"],
@@ -18,25 +18,31 @@ RUNS = {
         "training.keep_checkpoints=9",
     ],
     "bupo": ["method.num_blocks=1", "method.phase_one_steps=3", "training.validate_every=0"],
-    "grpo_curriculum": ["method.solved_score=0.5", "optimizer.kind=muon", "method.floor=0.3"],
+    "curriculum": [
+        CURRICULUM,
+        "method.solved_score=0.5",
+        "optimizer.kind=muon",
+        "method.floor=0.3",
+    ],
 }
-SAMPLED = ("grpo", "ppo", "bupo", "grpo_curriculum")
+SAMPLED = ("grpo", "ppo", "bupo", "curriculum")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "recipe",
+    "name",
     [pytest.param(name, marks=[pytest.mark.long] * (name == "grpo")) for name in RUNS],
 )
-def test_a_killed_run_ends_the_same(recipe, tiny, tmp_path):
+def test_a_killed_run_ends_the_same(name, tiny, tmp_path):
+    recipe = "grpo" if name == "curriculum" else name
     overrides = [
         *toy_run(steps=4, response_tokens=6),
-        *RUNS[recipe],
+        *RUNS[name],
         "training.updates_per_step=2",
         "training.checkpoint_every=2",
         "optimizer.lr=3e-3",
     ]
-    if recipe in SAMPLED:
+    if name in SAMPLED:
         verifier = tmp_path / "graded.py"
         verifier.write_text(
             "def graded(response, problem):\n    return sum(map(ord, response)) % 11 / 10\n"

@@ -16,6 +16,6 @@ rows with the same problem.
     aggregation           from token losses to one number, with global denominators
     covariance            the tokens that clip_cov and kl_cov select
     kl, value, preference, supervised, distillation, correction, shaping, prefixes, replay, entropy,
-    passk, curriculum
+    passk
     groups, masked        helpers of the others
 """

@@ -3,8 +3,7 @@ objective.py what runs in the model's process: the loss, and which policy it tra
 
     sft, dpo, online_dpo, kto, reward_model    learn from given responses or from preferences
     ppo, grpo, luffy, exgrpo, bupo, classmate  learn from rewards
-    curriculum                                 grpo that draws problems by their difficulty
-    distill, self_distill                      learn from a teacher's log-probs
+    distill                                    learn from a teacher's log-probs
     support/                                   code that several methods share
 
 METHODS maps each name to a class. A user's own method is given as `package.module:Class` or
@@ -33,10 +32,8 @@ if TYPE_CHECKING:
 METHODS = {
     "sft": "postgrad.methods.sft:Sft",
     "grpo": "postgrad.methods.grpo:Grpo",
-    "curriculum": "postgrad.methods.curriculum:Curriculum",
     "reward_model": "postgrad.methods.reward_model:RewardModel",
     "distill": "postgrad.methods.distill:Distill",
-    "self_distill": "postgrad.methods.self_distill:SelfDistill",
     "ppo": "postgrad.methods.ppo:Ppo",
     "dpo": "postgrad.methods.dpo:Dpo",
     "online_dpo": "postgrad.methods.online_dpo:OnlineDpo",

@@ -1,24 +1,24 @@
-"""Self-distillation: the teacher is the policy itself with a hint in its prompt.
+"""Self-distillation, a method in one file: the teacher is the policy with a hint in its prompt.
+
+    postgrad train distill method=examples/self_distill.py:SelfDistill method.divergence=reverse \\
+        model.path=MODEL data.train=FILE
 
 The student samples from the plain prompt. The teacher sees the same response after a prompt that
-also has the solution or demonstration of the problem, and its log-probs are imitated as in
-distillation. The teacher is the starting model, a copy that follows the policy, or the policy of
-the current step. SDFT does this with demonstrations, OPSD with solutions.
+also has the demonstration of the problem (SDFT, Shenfeld et al. 2026), or its ground truth with
+method.hint=ground_truth (OPSD). Expect: distill/reverse falls. The teacher is the starting model;
+method.teacher_sync_every=1 method.teacher_mixup=0.05 makes it a moving average of the policy, and
+method.refresh=true the policy of the current step.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from postgrad import Batch, ConfigError
 from postgrad.config.schema import setting
-from postgrad.errors import ConfigError
 from postgrad.methods.distill import Distill, DistillSettings
-from postgrad.methods.ports import Role
-from postgrad.methods.step import Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.synced_reference import synced_role
 from postgrad.problem import named
-from postgrad.types import Batch, Problem, Ragged
+from postgrad.types import Ragged
 
 HINTS = ("demonstration", "ground_truth")
 
@@ -49,12 +49,12 @@ class SelfDistillSettings(DistillSettings):
 class SelfDistill(Distill):
     Settings = SelfDistillSettings
 
-    def check_teacher(self) -> None:
+    def check_teacher(self):
         settings = self.settings
         if settings.teacher:
             raise ConfigError(
-                f"method.teacher={settings.teacher}: the teacher of self_distill is the policy; "
-                "remove it, or use the recipe distill"
+                f"method.teacher={settings.teacher}: the teacher of SelfDistill is the policy; "
+                "remove it, or leave out method=examples/self_distill.py:SelfDistill"
             )
         template = settings.hint_template
         if "{question}" not in template or "{hint}" not in template:
@@ -62,7 +62,7 @@ class SelfDistill(Distill):
                 f"method.hint_template={template!r} needs both {{question}} and {{hint}}"
             )
 
-    def check_unread(self) -> None:
+    def check_unread(self):
         super().check_unread()
         settings = self.settings
         if settings.refresh:
@@ -73,15 +73,15 @@ class SelfDistill(Distill):
             fix = "add method.teacher_sync_every=1"
             refuse_unread("method", settings, ["teacher_mixup"], reason, fix)
 
-    def check_problems(self, problems: Sequence[Problem]) -> None:
+    def check_problems(self, problems):
         for problem in problems:
             if not self.hint_of(problem):
                 raise ConfigError(
                     f"{named(problem)} has no {self.settings.hint}; "
-                    "self_distill shows it to the teacher (method.hint)"
+                    "SelfDistill shows it to the teacher (method.hint)"
                 )
 
-    def roles(self) -> dict[str, Role]:
+    def roles(self):
         settings = self.settings
         roles = super().roles()
         del roles["teacher"]
@@ -89,25 +89,25 @@ class SelfDistill(Distill):
             roles["teacher"] = synced_role(settings.teacher_sync_every, settings.teacher_mixup)
         return roles
 
-    def teacher(self) -> Any:
+    def teacher(self):
         return self.ports.policy if self.settings.refresh else super().teacher()
 
-    def teacher_batch(self, batch: Batch, step: Step) -> Batch:
-        """The same responses after prompts with a hint."""
+    def teacher_batch(self, batch, step):
+        """Return the same responses after prompts with a hint."""
         prompts = [
             self.ports.prompts.encode(self.with_hint(problem)) for problem in step.problems(batch)
         ]
         return Batch(Ragged.of(prompts), batch.response, dict(batch.tokens), dict(batch.rows))
 
-    def with_hint(self, problem: Problem) -> Problem:
-        """The problem as the teacher sees it."""
+    def with_hint(self, problem):
+        """Return the problem as the teacher sees it."""
         *before, last = problem.messages
         question = self.settings.hint_template.replace("{question}", last["content"])
         text = question.replace("{hint}", self.hint_of(problem))
         messages = (*before, {**last, "content": text})
         return replace(problem, uid=f"{problem.uid}/hint", messages=messages)
 
-    def hint_of(self, problem: Problem) -> str:
+    def hint_of(self, problem):
         if self.settings.hint == "ground_truth":
             return problem.ground_truth
         return problem.demonstrations[0] if problem.demonstrations else ""

@@ -1,11 +1,11 @@
-"""The curriculum: problems that are always or never solved are skipped, and the rest is learned."""
+"""examples/curriculum.py: problems that are always or never solved are skipped."""
 
 import json
 from pathlib import Path
 
 import pytest
 from method_runs import SMALL, VERIFIERS, bound, run
-from tiny_runs import config_of
+from tiny_runs import CURRICULUM, config_of
 
 from postgrad.data.feed import Feed
 from postgrad.data.problems import load_problems
@@ -16,8 +16,8 @@ from postgrad.methods.step import Step
 
 def curriculum(tiny: Path, *overrides: str):
     """(method, problems): the method with its settings, without models."""
-    config = config_of("grpo_curriculum", tiny, *SMALL, *overrides)
-    return find_method("curriculum")(config), load_problems(config.data.train)
+    config = config_of("grpo", tiny, CURRICULUM, *SMALL, *overrides)
+    return find_method(config.method.name)(config), load_problems(config.data.train)
 
 
 def draws(method, problems, steps: int = 200) -> dict[str, int]:
@@ -59,7 +59,7 @@ def test_floor_0_drops_them_and_nothing_left_is_an_error(tiny):
 
 def test_solve_rates_follow_the_rewards_and_survive(tiny):
     """All right, then one of four right: 1, then 0.5 · 1 + 0.5 · 0.25 = 0.625."""
-    run = bound("grpo_curriculum", tiny, "training.problems_per_step=1", value=lambda text: 1.0)
+    run = bound("grpo", tiny, CURRICULUM, "training.problems_per_step=1", value=lambda text: 1.0)
     batch = run.until("score")
     (uid,) = set(batch.rows["uid"])
     assert run.method.solve_rates == {uid: 1.0}
@@ -83,9 +83,10 @@ def test_it_learns(tiny, tmp_path):
     verifiers = tmp_path / "mine.py"
     verifiers.write_text(VERIFIERS)
     lines = run(
-        "grpo_curriculum",
+        "grpo",
         tiny,
         tmp_path,
+        CURRICULUM,
         f"reward.verifier={verifiers}:sevens",
         "method.solved_score=0.5",
         "optimizer.lr=5e-3",
