@@ -1,28 +1,79 @@
-"""Environments of the real package verifiers, as agents and against `postgrad serve`.
+"""examples/verifiers_agent.py, and the real package verifiers against `postgrad serve`.
 
 The package needs other versions of openai and mcp than the tests, so it is not among the test
 dependencies. In an environment that has it: `pip install verifiers`, then run this file.
 """
 
+import io
+import json
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import FakeEngine
 from test_agents import LETTERS
+from tiny_runs import EXAMPLES
 from tool_model import PLAIN_CHAT, chat_tokenizer
 
 from postgrad.agents.runner import Agents
-from postgrad.agents.verifiers import task_number
 from postgrad.config.schema import AgentConfig
 from postgrad.data.render import Prompts
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Request, Sampling
+from postgrad.user_code import load_module
+
+EXAMPLE = EXAMPLES / "verifiers_agent.py"
 
 
 def test_the_uid_or_the_index_chooses_the_task():
+    task_number = load_module(str(EXAMPLE), "agent").task_number
     assert task_number({"uid": "seed-12", "extra": {}}) == 12
     assert task_number({"uid": "seed-12", "extra": {"index": 3}}) == 3
+
+
+class FakeEnvironment:
+    """Has the calls of an environment of verifiers; its reward is the number of the task."""
+
+    def __init__(self, config):
+        self.config = config
+        self.taskset = type("Tasks", (list,), {"bounded": True})(range(5))
+
+    @asynccontextmanager
+    async def serving(self):
+        yield
+
+    async def run_episode(self, task, context):
+        assert context == ("policy", "http://127.0.0.1:1/v1") and self.config["max_turns"] == 4
+        metrics = {"length": 7.0, "unknown": None}
+        traces = [
+            SimpleNamespace(agent=SimpleNamespace(trainable=one), metrics=metrics, reward=reward)
+            for one, reward in ((True, float(task)), (False, 9.0))
+        ]
+        return SimpleNamespace(ok=True, traces=traces)
+
+
+def test_it_plays_the_task_of_its_problem_and_prints_the_reward(monkeypatch, capsys):
+    """Against a stand-in of the package; the real one is in the next test."""
+    vf = SimpleNamespace(
+        AgentConfig=dict,
+        EvalClientConfig=lambda base_url, api_key_var: base_url,
+        ModelContext=lambda model, client: (model, client),
+    )
+    loaders = SimpleNamespace(
+        env_config_type=lambda taskset, name: SimpleNamespace(model_fields={}),
+        resolve_env_config=lambda config: config,
+        load_environment=FakeEnvironment,
+    )
+    fakes = {"": SimpleNamespace(v1=vf), ".v1": vf, ".v1.utils": SimpleNamespace(loaders=loaders)}
+    for name, module in fakes.items():
+        monkeypatch.setitem(sys.modules, f"verifiers{name}", module)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "sums", "--env", '{"max_turns": 4}'])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"uid": "seed-8", "extra": {}})))
+    load_module(str(EXAMPLE), "agent").main()
+    assert json.loads(capsys.readouterr().out) == {"length": 7.0, "reward": 3.0}
 
 
 @pytest.mark.slow
@@ -33,7 +84,7 @@ def test_a_verifiers_environment_is_an_agent(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     prompts = Prompts(chat_tokenizer(LETTERS, PLAIN_CHAT), "chat", 500)
     engine = FakeEngine(lambda prompt, seed: prompts.encode_response("it is 3"))
-    command = f"{sys.executable} -m postgrad.agents.verifiers vf_sums"
+    command = f"{sys.executable} {EXAMPLE} vf_sums"
     agents = Agents(AgentConfig(command, timeout_s=200), prompts, "auto")
     problems = [Problem(f"seed-{i}", ({"role": "user", "content": ""},), "") for i in (2, 3)]
     requests = [Request(prompts.encode(problem), [7]) for problem in problems]

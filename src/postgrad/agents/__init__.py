@@ -5,7 +5,6 @@
     recording.py    the calls of a session as trajectories of tokens
     program.py      starts a program, with a time limit, and reads its reward
     launch.py       the parent process of a program; ends with the run
-    verifiers.py    a program that plays a task of the package verifiers
 
 May import serving, rollout, environments, data, verifiers, problem, config, web and errors.
 """

@@ -1,12 +1,13 @@
 """An agent: plays one task of an environment of the package verifiers and prints its reward.
 
-    agent="python -m postgrad.agents.verifiers TASKSET"
-    agent="python -m postgrad.agents.verifiers TASKSET --env '{\"agent\": {\"max_turns\": 4}}'"
+    pip install 'verifiers>=0.4,<0.5'
+    postgrad train grpo agent="python examples/verifiers_agent.py TASKSET" agent.max_calls=32 \\
+        data.train=seeds:1000 model.path=MODEL
 
 TASKSET is what `vf-eval` takes: an installed package of tasks, with its environment and harness if
-it has them. `--env` adds settings of the environment as JSON. Programs of verifiers run on this
-machine unless `--env` names another runtime. The problem's `extra.index`, or the number in its
-uid (data.train=seeds:N), chooses the task.
+it has them. `--env '{"agent": {"max_turns": 4}}'` adds settings of the environment. Programs of
+verifiers run on this machine unless `--env` names another runtime. The problem's `extra.index`, or
+the number in its uid (data.train=seeds:N), chooses the task.
 """
 
 import argparse
@@ -24,13 +25,13 @@ LOCAL_RUNTIME = {"type": "subprocess"}
 
 def main() -> None:
     """Play the task of the problem on the standard input; print {"reward": ...} at the end."""
-    parser = argparse.ArgumentParser(prog="python -m postgrad.agents.verifiers")
+    parser = argparse.ArgumentParser()
     parser.add_argument("taskset")
     parser.add_argument("--env", type=json.loads, default={})
     options = parser.parse_args()
     problem = json.load(sys.stdin)
     try:
-        import verifiers.v1  # noqa: F401  # type: ignore[import-not-found]
+        import verifiers.v1  # noqa: F401
     except ModuleNotFoundError:
         sys.exit("the package verifiers is missing; type pip install 'verifiers>=0.4,<0.5'")
     episode = asyncio.run(play(options.taskset, options.env, task_number(problem)))
@@ -52,8 +53,8 @@ def task_number(problem: dict[str, Any]) -> int:
 
 async def play(taskset: str, settings: dict[str, Any], number: int) -> Any:
     """Return the episode of one task. Its calls go to OPENAI_BASE_URL."""
-    import verifiers.v1 as vf  # type: ignore[import-not-found]
-    from verifiers.v1.utils import loaders  # type: ignore[import-not-found]
+    import verifiers.v1 as vf
+    from verifiers.v1.utils import loaders
 
     config: dict[str, Any] = {**settings, "taskset": {**settings.get("taskset", {}), "id": taskset}}
     config_class = loaders.env_config_type(taskset, config.get("id", ""))
