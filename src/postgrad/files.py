@@ -6,6 +6,7 @@ A kill at any moment leaves the old file or the new one. Imports the standard li
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import IO
 
 RETRY_S = 0.02  # pause between two attempts to get a lock
+# safetensors reports a full disk or an exceeded quota in the text of its own error type.
+IO_ERROR = re.compile(r"I/O error: (.+?) \(os error|(No space left on device)")
 
 
 def temporary_path(path: Path) -> Path:
@@ -173,3 +176,11 @@ def is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def disk_error(error: Exception) -> str:
+    """Return why the disk refused a write, or "" if the error is of another kind."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    found = IO_ERROR.search(str(error))
+    return (found[1] or found[2]) if found else ""

@@ -138,7 +138,7 @@ def test_a_model_in_memory_needs_its_tokenizer(small, tiny):
 def test_a_call_that_is_refused_keeps_the_rows_of_a_run_that_starts(small, rows):
     """The run has its lock, and no config.yaml while its models load."""
     request = postgrad.Trainer(**small)._request
-    with request.stored(), locked_folder(request.folder):
+    with request.stored(), locked_folder(request.config):
         before = tree(request.folder)
         with pytest.raises(postgrad.ConfigError, match=r"in use|other rows"):
             postgrad.train(**small | {"data": rows})

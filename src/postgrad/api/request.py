@@ -17,10 +17,11 @@ from postgrad.config.schema import Config
 from postgrad.data.problems import problems_of_rows
 from postgrad.errors import ConfigError
 from postgrad.files import atomic_write_text, is_locked
+from postgrad.job_folder import LOCK_FILE
 from postgrad.methods import find_method
 from postgrad.methods.method import Method
 from postgrad.model.loaded import Loaded
-from postgrad.training.run import LOCK_FILE, run_folder, writing
+from postgrad.training.run import job_folder
 from postgrad.user_code import PythonObject
 
 TRAIN_FILE = "train.jsonl"
@@ -38,7 +39,7 @@ class Request:
 
     @property
     def folder(self) -> Path:
-        return run_folder(self.config)
+        return job_folder(self.config).path
 
     @contextmanager
     def stored(self) -> Iterator[None]:
@@ -61,7 +62,7 @@ class Request:
             file = self.folder / name
             if not file.is_file():
                 written.append(file)
-                with writing(self.folder):
+                with job_folder(self.config).writing():
                     file.parent.mkdir(parents=True, exist_ok=True)
                     atomic_write_text(file, text)
             elif file.read_text() != text:
@@ -72,7 +73,7 @@ class Request:
         model_folder = self.folder / MODEL_FOLDER
         if self.model is not None and not model_folder.is_dir():
             written.append(model_folder)
-            with writing(self.folder):
+            with job_folder(self.config).writing():
                 save_once(self.model, model_folder)
 
     def _remove(self, written: Sequence[Path], existed: bool) -> None:

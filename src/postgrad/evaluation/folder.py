@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from postgrad.config.compose import differences
 from postgrad.errors import ConfigError, RunError, first_line
-from postgrad.files import acquire_lock, append_bytes, atomic_write_text
+from postgrad.files import append_bytes, atomic_write_text
+from postgrad.job_folder import LOCK_FILE, JobFolder
 from postgrad.judge.llm import RATINGS_STEM
 from postgrad.problem import Problem
 
@@ -25,7 +25,7 @@ AUTO = (
     ("rollout", "batch", 0),
 )
 # Files that a folder may have before settings.json is written.
-UNFINISHED = (".lock", ".settings.json.partial")
+UNFINISHED = (LOCK_FILE, ".settings.json.partial")
 
 
 def stored_settings(folder: Path) -> dict[str, Any] | None:
@@ -62,57 +62,23 @@ def _is_unused(folder: Path) -> bool:
     return folder.is_dir() and all(path.name in UNFINISHED for path in folder.iterdir())
 
 
-def restore_auto_settings(stored: dict[str, Any], settings: Any) -> None:
-    """Replaces each `auto` setting by the value the folder's results began with."""
-    for section_name, key, auto in AUTO:
-        section = getattr(settings, section_name)
-        if getattr(section, key) == auto:
-            stored_section = stored.get(section_name)
-            if isinstance(stored_section, dict):
-                setattr(section, key, stored_section.get(key, auto))
+def job_folder(folder: Path) -> JobFolder:
+    return JobFolder(folder, "out=FOLDER", "out=FOLDER")
 
 
 def check_same_settings(folder: Path, stored: dict[str, Any], current: dict[str, Any]) -> None:
-    """Raises ConfigError if the current settings differ from those of the folder's results."""
-    changed = differences(stored, json.loads(json.dumps(current)))
-    if changed:
-        key = changed[0]
-        more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
-        change = f"{key} was {_value_at(stored, key)}, now {_value_at(current, key)}{more}"
-        raise ConfigError(
-            f"{folder} has results of other settings ({change}); "
-            "choose another out=FOLDER, or use the same settings to continue it"
-        )
-
-
-def _value_at(values: dict[str, Any], key: str) -> Any:
-    value: Any = values
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
+    """Raise ConfigError if the current settings differ from those of the folder's results."""
+    job_folder(folder).check_same(stored, json.loads(json.dumps(current)))
 
 
 @contextmanager
 def locked_folder(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
-    """Creates the folder with its settings.json and locks it until the block ends.
-
-    The system frees the lock when the process ends, even by a kill.
+    """Create the folder with its settings.json and hold its lock until the block ends.
 
     Raises: ConfigError if another process has the lock, the folder has results of other settings,
     or it cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = acquire_lock(folder / ".lock")
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"{folder} is in use by another process; wait for it, or choose another out=FOLDER"
-        ) from error
-    except OSError as error:
-        raise ConfigError(
-            f"out={folder} cannot be written: {error.strerror}; choose another out=FOLDER"
-        ) from error
-    with lock:
+    with job_folder(folder).locked():
         stored = stored_settings(folder)
         if stored is None:
             write(folder / "settings.json", json.dumps(identity, indent=1) + "\n")

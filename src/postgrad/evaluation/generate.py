@@ -16,6 +16,7 @@ from postgrad.evaluation.plan import Plan, engine_config, make_plan, resolve_aut
 from postgrad.evaluation.progress import Progress
 from postgrad.evaluation.run import TimedEngine
 from postgrad.evaluation.settings import EvalConfig, EvalReward
+from postgrad.job_folder import restore_auto
 from postgrad.problem import Problem
 from postgrad.rollout.respond import Response, generate
 
@@ -56,7 +57,7 @@ def generate_file(plan: Plan, progress: Progress) -> int:
     partial = _partial_folder(out)
     stored = files.stored_settings(partial)
     if stored is not None:
-        files.restore_auto_settings(stored, plan.config)
+        restore_auto(plan.config, stored, files.AUTO)
     resolve_auto_settings(plan)
     if stored is not None:
         files.check_same_settings(partial, stored, plan.identity)

@@ -19,6 +19,7 @@ from postgrad.evaluation.plan import Plan, engine_config, resolve_auto_settings
 from postgrad.evaluation.progress import Progress
 from postgrad.evaluation.report import markdown
 from postgrad.evaluation.winrate import win_rates
+from postgrad.job_folder import restore_auto
 from postgrad.judge.pairwise import answer_of
 from postgrad.methods.support.judging import connect_scorer
 from postgrad.problem import Problem
@@ -72,7 +73,7 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
     folder = plan.folder
     stored = files.stored_settings(folder)
     if stored is not None:
-        files.restore_auto_settings(stored, config)
+        restore_auto(config, stored, files.AUTO)
     resolve_auto_settings(plan)
     if stored is not None:
         files.check_same_settings(folder, stored, plan.identity)

@@ -5,7 +5,6 @@ policy/, optimizer.safetensors, method.bin, state.json, and pending.bin if rollo
 """
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,14 +19,12 @@ from postgrad.config.schema import TrainingConfig
 from postgrad.errors import RunError
 from postgrad.files import (
     atomic_write_text,
+    disk_error,
     fsync_path,
     fsync_tree,
     remove_folder,
     temporary_path,
 )
-
-# safetensors reports a full disk or an exceeded quota in the text of its own error type.
-IO_ERROR = re.compile(r"I/O error: (.+?) \(os error|(No space left on device)")
 
 
 class Savable(Protocol):
@@ -233,14 +230,6 @@ def _removed_on_error(final: Path, temporary: Path) -> Iterator[None]:
         else:
             raise
         raise RunError(f"{message}; earlier checkpoints are intact") from error
-
-
-def disk_error(error: Exception) -> str:
-    """Return why the disk refused a write, or "" if the error is of another kind."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    found = IO_ERROR.search(str(error))
-    return (found[1] or found[2]) if found else ""
 
 
 def encode_method(state: Any, class_name: str) -> bytes:

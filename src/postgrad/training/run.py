@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from postgrad.config.compose import differences, to_yaml
+from postgrad.config.compose import to_yaml
 from postgrad.config.schema import Config
 from postgrad.config.stored import CONFIG_FILE, read_stored_config
 from postgrad.errors import ConfigError
-from postgrad.files import acquire_lock, atomic_write_text
+from postgrad.files import atomic_write_text
+from postgrad.job_folder import JobFolder, restore_auto
 from postgrad.training import checkpoint
 
 # Settings that a resumed run may change: they do not change what a step computes.
@@ -59,13 +60,13 @@ AUTO = (
     ("training", "token_budget", 0),
 )
 
-LOCK_FILE = ".lock"
-# A process that tests whether the run is alive holds the lock for a moment.
-LOCK_WAIT_S = 0.2
-
 
 def run_folder(config: Config) -> Path:
-    return Path(config.runs) / config.name
+    return job_folder(config).path
+
+
+def job_folder(config: Config) -> JobFolder:
+    return JobFolder(Path(config.runs) / config.name, "name=...", "runs=FOLDER")
 
 
 def resume_config(config: Config) -> Config:
@@ -79,13 +80,11 @@ def resume_config(config: Config) -> Config:
         return config
     defaults = dataclasses.asdict(type(config)(method=type(config.method)()))
     stored = _with_defaults(_read_config(folder), defaults)
-    for section, key, auto in AUTO:
-        settings = getattr(config, section)
-        if getattr(settings, key) == auto:
-            setattr(settings, key, stored[section][key])
+    restore_auto(config, stored, AUTO)
     if config.training.epochs:  # the run computed its steps from the number of problems
         config.training.steps = stored["training"]["steps"]
-    _check_unchanged(config, stored)
+    may_change = MAY_CHANGE | _changeable_in(config)
+    job_folder(config).check_same(stored, dataclasses.asdict(config), may_change)
     return config
 
 
@@ -97,7 +96,7 @@ def create_folder(config: Config) -> Path:
     folder = run_folder(config)
     last_step = max(checkpoint.saved_steps(folder), default=0)
     is_kept = (folder / CONFIG_FILE).is_file() and last_step >= config.training.steps
-    with writing(folder):
+    with job_folder(config).writing():
         for name in ("rollouts", "checkpoints", "eval"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         if not is_kept:
@@ -106,61 +105,19 @@ def create_folder(config: Config) -> Path:
 
 
 @contextmanager
-def locked_folder(folder: Path, new: bool = False) -> Iterator[None]:
-    """Hold the lock of the run folder; it ends with the process, also after a kill.
+def locked_folder(config: Config, new: bool = False) -> Iterator[None]:
+    """Hold the lock of the run folder. Raises ConfigError.
 
-    Raises ConfigError if another process holds it, or if a `new` folder got a run meanwhile.
+    That is also raised if a `new` folder got a run meanwhile.
     """
-    try:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = acquire_lock(folder / LOCK_FILE, LOCK_WAIT_S)
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"{folder} is in use by another process; wait for it, or use another name=..."
-        ) from error
-    with lock:
-        if new and (folder / CONFIG_FILE).exists():
+    folder = job_folder(config)
+    with folder.locked():
+        if new and (folder.path / CONFIG_FILE).exists():
             raise ConfigError(
-                f"another process has created {folder} meanwhile; the same command continues it"
+                f"another process has created {folder.path} meanwhile; "
+                "the same command continues it"
             )
         yield
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Raise ConfigError if the block cannot write to the run folder."""
-    try:
-        yield
-    except BlockingIOError:  # the lock is taken
-        raise
-    except Exception as error:
-        reason = checkpoint.disk_error(error)
-        if not reason:
-            raise
-        raise ConfigError(
-            f"the run folder {folder} cannot be written: {reason}; choose another with runs=FOLDER"
-        ) from error
-
-
-def _check_unchanged(config: Config, stored: dict[str, Any]) -> None:
-    """Raise ConfigError if a setting that changes what a step computes has another value."""
-    given = dataclasses.asdict(config)
-    allowed = MAY_CHANGE | _changeable_in(config)
-    prefixes = tuple(f"{key}." for key in allowed)  # keys inside settings that are dictionaries
-    changed = []
-    for key in differences(stored, given):
-        if key not in allowed and not key.startswith(prefixes):
-            changed.append(key)
-    if not changed:
-        return
-    key = changed[0]
-    others = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
-    raise ConfigError(
-        f"{run_folder(config)} holds a run with other settings ({key} was {_value(stored, key)}, "
-        f"now {_value(given, key)}{others}); use another name=..., "
-        "or the same settings to continue it"
-    )
 
 
 def _changeable_in(config: Config) -> set[str]:
@@ -198,12 +155,3 @@ def _with_defaults(stored: dict[str, Any], defaults: dict[str, Any]) -> dict[str
         else:
             completed.setdefault(key, value)
     return completed
-
-
-def _value(values: Any, key: str) -> Any:
-    """Return the value of a dotted key, or "not set"."""
-    for part in key.split("."):
-        if not isinstance(values, dict) or part not in values:
-            return "not set"
-        values = values[part]
-    return values

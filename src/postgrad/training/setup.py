@@ -42,7 +42,7 @@ def open_run(method: Method, inputs: Inputs, reporter: Reporter) -> Iterator[Ope
     with ExitStack() as stack:
         exists = folder.is_dir()
         if exists:
-            stack.enter_context(run.locked_folder(folder))
+            stack.enter_context(run.locked_folder(config))
         scorer = stack.enter_context(inputs.scorer)
         if inputs.turns is not None:
             stack.callback(inputs.turns.close)
@@ -50,7 +50,7 @@ def open_run(method: Method, inputs: Inputs, reporter: Reporter) -> Iterator[Ope
         phases.begin(f"loading {config.model.path}")
         models = stack.enter_context(open_models(config))
         if not exists:
-            stack.enter_context(run.locked_folder(folder, new=True))
+            stack.enter_context(run.locked_folder(config, new=True))
         run.create_folder(config)
         input_files.record(folder, config)
         inputs.prompts.save(folder / "tokenizer.json")
