@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_runs import config_of
 
-from postgrad.cores import available_cores
+from postgrad.machine import available_cores
 from postgrad.model import threads
 from postgrad.training import prepare
 

@@ -3,8 +3,8 @@
 import os
 
 from postgrad.cli.arguments import Parser, whole_number
-from postgrad.cores import available_cores
 from postgrad.errors import RunError
+from postgrad.machine import available_cores
 
 DESCRIPTION = """\
 Serves the sandbox over HTTP for verifiers on other machines: GET /health, POST /test_program

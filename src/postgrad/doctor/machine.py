@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from postgrad.cores import available_cores
 from postgrad.doctor import probe
 from postgrad.doctor.report import Report, gib
 from postgrad.errors import ConfigError, RunError
+from postgrad.machine import available_cores, is_installed
 from postgrad.model.device import (
     DTYPES,
     accelerators,
@@ -31,7 +31,6 @@ from postgrad.model.device import (
 from postgrad.model.hub import hub_is_reachable
 from postgrad.model.load import cache_folder
 from postgrad.model.threads import probe_threads
-from postgrad.packages import is_installed
 from postgrad.version import __version__
 
 PROBE_WIDTH = 512  # hidden size of the thread probe; a run probes with its model's

@@ -19,6 +19,7 @@ from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, did_you_mean, first_line
 from postgrad.files import create_folder_once
 from postgrad.log_level import DEBUG, log_level
+from postgrad.machine import is_installed
 from postgrad.model.auto_class import auto_class_of, check_is_language_model
 from postgrad.model.device import DTYPES, supports_triton
 from postgrad.model.folder_checks import check_folder
@@ -27,7 +28,6 @@ from postgrad.model.loaded import Loaded
 from postgrad.model.lora import base_model_config, is_adapter, merge_adapter
 from postgrad.model.processor_files import save_tokenizer
 from postgrad.model.quantized import quantize_linears
-from postgrad.packages import is_installed
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMOLLM2_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -22,12 +22,12 @@ from transformers.pytorch_utils import Conv1D
 
 from postgrad.config.schema import LoraConfig, ModelConfig
 from postgrad.errors import ConfigError, did_you_mean, first_line
+from postgrad.machine import is_installed
 from postgrad.model.folder_checks import check_folder
 from postgrad.model.loaded import Loaded
 from postgrad.model.lora_products import ADAPTER_NAME, base_layer, lora_matrices
 from postgrad.model.processor_files import save_tokenizer
 from postgrad.model.quantized import QuantizedLinear, quantized_modules
-from postgrad.packages import is_installed
 
 FILE_PREFIX = "base_model.model."  # prefix of all parameter names in peft's files
 BASE_SUFFIX = ".base_layer.weight"  # suffix of adapted weights' names in the model

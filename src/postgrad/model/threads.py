@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from postgrad.cores import available_cores
+from postgrad.machine import available_cores
 from postgrad.model.device import DTYPES, best_seconds
 
 

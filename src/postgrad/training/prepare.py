@@ -8,13 +8,13 @@ import torch
 
 from postgrad import phases
 from postgrad.config.schema import ClusterConfig, Config, ModelConfig, engine_config
-from postgrad.cores import available_cores
 from postgrad.data.cursor import Cursor
 from postgrad.data.overlong import RowEncoder
 from postgrad.data.problems import load_problems
 from postgrad.data.styles import stop_strings
 from postgrad.environments.port import choose_verifier
 from postgrad.errors import ConfigError
+from postgrad.machine import available_cores
 from postgrad.methods import find_method
 from postgrad.methods.method import Method
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.files import atomic_write_text
-from postgrad.packages import is_installed
+from postgrad.machine import is_installed
 from postgrad.phases import print_line
 from postgrad.training.report import Reporter
 from postgrad.types import Batch

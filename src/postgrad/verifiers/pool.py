@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from postgrad import phases
-from postgrad.cores import available_cores
+from postgrad.machine import available_cores
 from postgrad.problem import Failure, Problem, Score, sent_fields
 from postgrad.processes.supervisor import Ended, Supervisor
 from postgrad.verifiers.lookup import find_verifier, load_verifier

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from postgrad import cores
+from postgrad import machine
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from postgrad import cores
 )
 def test_a_container_may_have_a_share_of_the_cores(tmp_path, monkeypatch, text, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setattr(cores, "CPU_QUOTA", tmp_path / "cpu.max")
-    assert cores.available_cores() == 8, "another system has no such file"
+    monkeypatch.setattr(machine, "CPU_QUOTA", tmp_path / "cpu.max")
+    assert machine.available_cores() == 8, "another system has no such file"
     (tmp_path / "cpu.max").write_text(text)
-    assert cores.available_cores() == expected
+    assert machine.available_cores() == expected

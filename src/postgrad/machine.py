@@ -1,5 +1,6 @@
-"""The CPU cores that this process may use."""
+"""What this machine has for this process: CPU cores and optional packages."""
 
+import importlib.util
 import math
 import os
 from pathlib import Path
@@ -27,3 +28,13 @@ def _quota_cores() -> int:
         return max(1, math.ceil(int(quota) / int(period)))
     except (OSError, ValueError):  # another system, or max: no limit
         return 0
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported.
+
+    A plain folder of that name in the working directory, such as the one that wandb writes, is no
+    package, although Python would import it as an empty one.
+    """
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None
