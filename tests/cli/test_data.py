@@ -76,9 +76,10 @@ def test_show_prints_problems_and_the_prompt_of_a_model(
     run(capsys, "prepare", "gsm8k", "from=train.jsonl", "style=bare")
     code, out, _ = run(capsys, "show", "gsm8k-train.parquet", "n=1", "skip=1")
     assert code == 0
-    assert out.startswith(
-        "prepared: gsm8k train, style bare, 5 of 5 rows\n\n── gsm8k-train.parquet: row 2 · uid "
-    )
+    first, columns, *_ = out.split("\n")
+    assert first == "prepared: gsm8k train, style bare, 5 of 5 rows"
+    assert columns.startswith("gsm8k-train.parquet: verl rows: reads uid, data_source, prompt")
+    assert "\n\n── gsm8k-train.parquet: row 2 · uid " in out
     problem = "user:\n    What is 1+1?\nground truth: 2\n"
     demonstration = "demonstration 1 (15 characters):\n    It is 2.\n    #### 2\n"
     assert problem + demonstration in out
@@ -206,15 +207,13 @@ def test_prepare_renames_columns(folder: Path, capsys: pytest.CaptureFixture[str
     for name in ("one", "two"):
         row = {"trajectory": [{"role": "user", "content": name}], "chosen": "a", "rejected": "b"}
         (folder / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
-    columns = ":trajectory=messages"
+    columns = ":trajectory=prompt"
     files = f"from=one.jsonl{columns},two.jsonl{columns}"
     code, _, _ = run(capsys, "prepare", "own", files, "out=pairs.parquet")
     assert code == 0
     asked = [problem.messages[-1]["content"] for problem in load_problems("pairs.parquet")]
     assert asked == ["one", "two"]
-    assert (
-        b'"trajectory": "messages"' in parquet.read_metadata("pairs.parquet").metadata[b"postgrad"]
-    )
+    assert b'"trajectory": "prompt"' in parquet.read_metadata("pairs.parquet").metadata[b"postgrad"]
     code, _, error = run(
         capsys, "prepare", "own", f"from=one.jsonl{columns},two.jsonl", "out=a.parquet"
     )

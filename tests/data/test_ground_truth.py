@@ -19,10 +19,8 @@ from postgrad.verifiers.scorer import Scorer
 ROWS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "2+2=", "ground_truth": "4"}, "ground_truth"),
     ({"prompt": "2+2=", "answer": 4}, "answer"),
-    ({"prompt": "2+2=", "solution": "4"}, "solution"),
     ({"question": "2+2=", "answer": "two and two\n#### 4"}, "answer"),
-    ({"problem": "2+2=", "solution": "It is \\boxed{4}."}, "solution"),
-    ({"instruction": "2+2=", "output": "4"}, "output"),
+    ({"instruction": "2+2=", "output": "It is 4.", "final_answer": "4"}, "final_answer"),
     ({"question": "2+2=", "choices": ["3", "4"], "answer": 1}, "answer"),
 ]
 VERL = {

@@ -690,12 +690,6 @@ def test_math_in_its_own_columns(tmp_path: Path):
     source, out = write(tmp_path / "competition_math.jsonl", *rows), tmp_path / "out.parquet"
     train = prepared_rows("competition_math", source, out, held_out="2")
     assert len(train) == 4 and train[0]["reward_model"]["ground_truth"] == "3"
-    problem = load_problems(str(source))[0]
-    assert (problem.ground_truth, problem.data_source) == ("3", "competition_math")
-    omr_problem = load_problems(str(write(tmp_path / "omr.jsonl", omr(1, "0.5"))))[0]
-    assert omr_problem.ground_truth == "3" and omr_problem.demonstrations[0].startswith(
-        "<think>so<"
-    )
 
 
 def test_similar_problems_are_paired(tmp_path: Path):
@@ -844,13 +838,17 @@ def test_last_box_agrees_with_the_verifier():
 
 def test_own_dialogues_without_a_truth_are_read_back(tmp_path: Path):
     """Dialogues with the same last question are different ones."""
-    rows = [
-        {"chosen": f"{start} Yes.", "rejected": f"{start} No."}
-        for start in (
-            "\n\nHuman: a\n\nAssistant: b\n\nHuman: Why?\n\nAssistant:",
-            "\n\nHuman: c\n\nAssistant: d\n\nHuman: Why?\n\nAssistant:",
+    rows: list[dict[str, Any]] = []
+    for first in ("a", "c"):
+        turns = [{"role": "user", "content": first}, {"role": "assistant", "content": "b"}]
+        turns.append({"role": "user", "content": "Why?"})
+        replies = {"chosen": "Yes.", "rejected": "No."}
+        rows.append(
+            {
+                name: [*turns, {"role": "assistant", "content": text}]
+                for name, text in replies.items()
+            }
         )
-    ]
     out = tmp_path / "out.parquet"
     damaged = {"chosen": rows[0]["chosen"], "rejected": rows[1]["rejected"]}
     prepared_rows("own", write(tmp_path / "rows.jsonl", *rows, damaged), out)
@@ -905,7 +903,7 @@ def test_other_replies_to_a_question_are_no_repetition(tmp_path: Path):
 
 def test_only_the_pairs_of_a_file_are_kept(tmp_path: Path):
     messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Yes."}]
-    row = {"messages": json.dumps(messages), "rejected_response": "No."}
-    source = write(tmp_path / "rows.jsonl", row, row | {"rejected_response": None})
+    pair = {"chosen": json.dumps(messages), "rejected": "No.", "prompt": "Why?"}
+    source = write(tmp_path / "rows.jsonl", pair, {"prompt": "Why?", "completion": "Yes."})
     (pair,) = prepared_rows("own", source, tmp_path / "out.parquet", kind="pairs")
     assert (pair["chosen"], pair["rejected"]) == ("Yes.", "No.")

@@ -1,4 +1,4 @@
-"""load_problems: every schema, every file type, every error."""
+"""load_problems: sources, every file type, every error."""
 
 import gzip
 import json
@@ -45,7 +45,7 @@ def refused(source: str) -> str:
     return message
 
 
-# Schemas
+# Shapes: see also test_shapes.py
 
 
 def test_verl_parquet(tmp_path: Path):
@@ -111,116 +111,10 @@ def test_verl_prompt_as_text_and_missing_extra_info(tmp_path: Path):
     assert (problem.extra["extra_info"], problem.data_source) == ({}, "")
 
 
-def test_gsm8k(tmp_path: Path):
-    answer = "He has #### of them: <<1000+234=1234>>1,234.\n#### 1,234"
-    problem = load_problems(jsonl(tmp_path, {"question": "How many?", "answer": answer}))[0]
-    assert problem.messages == ({"role": "user", "content": "How many?"},)
-    assert (problem.ground_truth, problem.data_source, problem.demonstrations) == (
-        "1234",
-        "openai/gsm8k",
-        (answer,),
-    )
-
-
-def test_question_and_answer(tmp_path: Path):
-    row = {"question": "How many?", "answer": "\\frac12", "level": 5}
-    problem = load_problems(jsonl(tmp_path, row, name="math500.jsonl"))[0]
-    assert (problem.ground_truth, problem.data_source, problem.demonstrations) == (
-        "\\frac12",
-        "math500",
-        (),
-    )
-    assert problem.extra == {"level": 5}
-
-
-def test_instruction_and_output(tmp_path: Path):
-    rows = [
-        {"instruction": "Name it.", "output": "Bob", "dataset": "d"},
-        {"instruction": "Sort.", "input": "b a", "output": "a b"},
-    ]
-    first, second = load_problems(jsonl(tmp_path, *rows, name="alpaca.v2.jsonl"))
-    assert (first.ground_truth, first.demonstrations, first.data_source, first.extra) == (
-        "Bob",
-        ("Bob",),
-        "alpaca.v2",
-        {"dataset": "d"},
-    )
-    assert second.messages[0]["content"] == "Sort.\n\nb a"
-
-
-@pytest.mark.parametrize("given", ["", None])
-def test_the_input_of_alpaca_belongs_to_its_instruction(given, tmp_path: Path):
-    """The columns input and output alone are a schema, too; the instruction must not be lost."""
-    rows = [
-        {"instruction": "Sort.", "input": "b a", "output": "a b"},
-        {"instruction": "Name it.", "input": given, "output": "Bob"},
-    ]
-    for ordered in (rows, rows[::-1]):
-        problems = load_problems(jsonl(tmp_path, *ordered))
-        texts = [problem.messages[0]["content"] for problem in problems]
-        assert sorted(texts) == ["Name it.", "Sort.\n\nb a"]
-
-
-def test_the_input_of_an_instruction_with_a_response_is_read(tmp_path: Path):
-    row = {"instruction": "Sort.", "input": "b a", "response": "a b"}
-    problem = load_problems(jsonl(tmp_path, row))[0]
-    assert problem.messages[0]["content"] == "Sort.\n\nb a"
-    assert problem.demonstrations == ("a b",) and problem.extra == {}
-
-
-def test_a_history_before_an_instruction(tmp_path: Path):
-    """LLaMA-Factory's columns: SFT trains on the replies of the history, too."""
-    row = {"instruction": "Sort.", "input": "b a", "output": "a b", "system": "Think."}
-    plain, with_turns = load_problems(
-        jsonl(tmp_path, row | {"history": []}, row | {"history": [["Hi", "Hello"]]})
-    )
-    question = {"role": "user", "content": "Sort.\n\nb a"}
-    assert (plain.messages, plain.conversation, plain.extra) == ((SYSTEM, question), None, {})
-    history = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"})
-    assert with_turns.messages == (SYSTEM, *history, question)
-    reply = {"role": "assistant", "content": "a b"}
-    assert with_turns.conversation == Conversation((SYSTEM, *history, question, reply))
-    assert (with_turns.demonstrations, with_turns.extra) == (("a b",), {})
-
-
-@pytest.mark.parametrize("history", ["Hi", [["Hi"]], ["Hi", "Hello"], [["Hi", None]]])
-def test_a_history_without_pairs_is_refused(tmp_path: Path, history: Any):
-    row = {"instruction": "Sort.", "output": "a b", "history": history}
-    assert "line 1: history" in refused(jsonl(tmp_path, row))
-
-
-def test_the_ground_truth_beside_an_output_is_read(tmp_path: Path):
-    row = {"instruction": "Sum.", "input": "1 1", "output": "It is 2.", "ground_truth": 2}
-    (problem,) = load_problems(jsonl(tmp_path, row))
-    assert (problem.ground_truth, problem.demonstrations) == ("2", ("It is 2.",))
-    assert problem.extra == {}
-
-
 @pytest.mark.parametrize("number", [0, 5])
 def test_an_input_of_an_instruction_that_is_a_number_is_refused(number: int, tmp_path: Path):
     row = {"instruction": "Double it.", "input": number, "output": "x"}
     assert "input" in refused(jsonl(tmp_path, row))
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {"question": "1+1?", "response": "2"},
-        {"query": "1+1?", "response": "2"},
-        {"problem": "1+1?", "answer": "2", "output": "x"},
-        {"problem": "1+1?", "solution": "\\boxed{2}", "output": "x"},
-    ],
-)
-def test_an_instruction_beside_a_question_is_not_the_prompt(columns, tmp_path: Path):
-    (problem,) = load_problems(jsonl(tmp_path, {"instruction": "Solve it.", **columns}))
-    assert problem.messages[0]["content"] == "1+1?"
-
-
-def test_an_instruction_with_an_input_and_a_label_is_not_read_without_it(tmp_path: Path):
-    row = {"instruction": "Classify.", "input": "Great!", "label": "good"}
-    assert "instruction" in refused(jsonl(tmp_path, row))
-    (problem,) = load_problems(jsonl(tmp_path, row | {"output": "good"}))
-    assert problem.messages[0]["content"] == "Classify.\n\nGreat!"
 
 
 def test_messages_as_json_text(tmp_path: Path):
@@ -280,69 +174,6 @@ def test_tools_of_sharegpt(tmp_path: Path):
     assert conversation and conversation.messages[1]["weight"] == 0
     turns[1]["value"] = "weather(Rome)"
     assert "function_call" in refused(jsonl(tmp_path, {"conversations": turns}))
-
-
-def test_chat(tmp_path: Path):
-    row = {"messages": [SYSTEM, USER, {"role": "assistant", "content": "2"}], "topic": "sums"}
-    problem = load_problems(jsonl(tmp_path, row))[0]
-    assert (problem.messages, problem.demonstrations, problem.ground_truth) == (
-        (SYSTEM, USER),
-        ("2",),
-        "",
-    )
-    assert problem.extra == {"topic": "sums"}
-
-
-def test_prompt_and_response(tmp_path: Path):
-    rows = [
-        {"prompt": "Hi", "response": "Ho"},
-        {"prompt": [USER], "response": "2", "ground_truth": 2},
-    ]
-    first, second = load_problems(jsonl(tmp_path, *rows))
-    assert (first.messages, first.demonstrations, first.ground_truth) == (
-        ({"role": "user", "content": "Hi"},),
-        ("Ho",),
-        "",
-    )
-    assert (second.messages, second.ground_truth, second.extra) == ((USER,), "2", {})
-
-
-@pytest.mark.parametrize("column", ["question", "instruction", "input", "query"])
-def test_pairs_whose_prompt_has_another_name(tmp_path: Path, column: str):
-    row = {"system": "Be brief.", column: "Hi", "chosen": "Ho", "rejected": "No"}
-    (problem,) = load_problems(jsonl(tmp_path, row))
-    contents = [message["content"] for message in problem.messages]
-    assert contents == ["Be brief.", "Hi"]
-    assert (problem.extra["chosen"], problem.extra["rejected"]) == ("Ho", "No")
-
-
-def test_the_input_of_an_instruction_with_pairs_is_read(tmp_path: Path):
-    row = {"instruction": "Sort.", "input": "b a", "chosen": "a b", "rejected": "b a"}
-    (problem,) = load_problems(jsonl(tmp_path, row))
-    assert problem.messages[0]["content"] == "Sort.\n\nb a"
-    assert problem.extra == {"chosen": "a b", "rejected": "b a"}
-
-
-def test_transcripts_of_pairs_keep_their_own_prompt(tmp_path: Path):
-    start = "\n\nHuman: hello\n\nAssistant:"
-    row = {"question": "other", "chosen": f"{start} hi", "rejected": f"{start} no"}
-    (problem,) = load_problems(jsonl(tmp_path, row))
-    assert [message["content"] for message in problem.messages] == ["hello"]
-
-
-def test_preference_pairs(tmp_path: Path):
-    chat = [USER, {"role": "assistant", "content": "2"}]
-    rows = [
-        {"prompt": "Hi", "chosen": "Ho", "rejected": "No", "margin": 1},
-        {"prompt": [USER], "chosen": chat, "rejected": "3", "messages": chat},
-    ]
-    first, second = load_problems(jsonl(tmp_path, *rows))
-    assert (first.extra, first.demonstrations, first.ground_truth) == (
-        {"chosen": "Ho", "rejected": "No", "margin": 1},
-        (),
-        "",
-    )
-    assert (second.extra["chosen"], second.extra["rejected"]) == ("2", "3")
 
 
 def test_mmlu_csv(tmp_path: Path):
@@ -430,12 +261,6 @@ def test_plain_texts_of_trl(tmp_path: Path, more: dict[str, Any]):
     assert first.conversation == Conversation((), text="one two")
     assert (first.demonstrations, first.ground_truth, first.extra) == ((), "", more)
     assert first.uid != second.uid and len(first.uid) == 16
-
-
-@pytest.mark.parametrize("other", ["answer", "ground_truth", "question", "completion"])
-def test_a_text_beside_columns_of_another_schema_is_refused(tmp_path: Path, other: str):
-    assert "unknown schema" in refused(jsonl(tmp_path, {"text": "one two", other: "3"}))
-    assert "text is empty" in refused(jsonl(tmp_path, {"text": " "}))
 
 
 def test_a_set_with_renamed_columns_has_the_name_of_its_file():
@@ -536,50 +361,10 @@ def test_a_table_or_an_array_in_a_jsonl_file_names_the_right_extension(tmp_path:
     assert "ends in .json" in refused(jsonl(tmp_path, '[{"prompt": "2+2="}]'))
 
 
-@pytest.mark.parametrize(
-    ("text", "advice"),
-    [
-        ('{"prompt": "2+2=", "ground_truth": "4"},', "remove the comma"),
-        ("{'prompt': '2+2=', 'ground_truth': None}", "json.dumps"),
-        ('{\n  "prompt": "2+2="\n}', "on one line"),
-        ("{'prompt': open('x')}", "write one JSON object per line"),
-    ],
-)
-def test_a_common_mistake_in_a_line_is_told_how_to_mend_it(tmp_path: Path, text: str, advice: str):
-    message = refused(jsonl(tmp_path, text))
-    assert "line 1: not JSON" in message and advice in message
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {"prompt": {"0": "2+2=", "1": "3+3="}, "ground_truth": {"0": "4", "1": "6"}},
-        {"prompt": ["2+2=", "3+3="], "ground_truth": ["4", "6"]},
-    ],
-)
-def test_a_json_file_of_columns_is_told_to_hold_rows(tmp_path: Path, columns: dict[str, Any]):
-    assert 'orient="records"' in refused(jsonl(tmp_path, columns, name="rows.json"))
-
-
 def test_one_row_in_a_json_file_is_no_table_of_columns(tmp_path: Path):
     chat = [USER, {"role": "assistant", "content": "2"}]
     row = {"messages": chat, "tags": ["a", "b"], "ids": [1, 2]}
     assert len(load_problems(jsonl(tmp_path, row, name="rows.json"))) == 1
-
-
-@pytest.mark.parametrize(
-    ("row", "advice"),
-    [
-        ({"prompt": "2+2=", "response": None}, "remove the row"),
-        ({"prompt": None, "response": "4"}, "remove the row"),
-        ({"prompt": "2+2=", "response": 4}, "write 4 as a text"),
-        ({"prompt": "2+2=", "rejected": "5"}, "FILE:COLUMN=chosen"),
-        ({"prompt ": "2+2=", "ground_truth": "4"}, "'prompt '"),
-        ({"messages": [{"from": "human", "value": "Hi"}]}, "FILE:messages=conversations"),
-    ],
-)
-def test_a_refused_row_is_told_how_to_mend_it(tmp_path: Path, row: dict[str, Any], advice: str):
-    assert advice in refused(jsonl(tmp_path, row))
 
 
 def test_a_run_folder_is_no_data(tmp_path: Path):
@@ -600,13 +385,6 @@ def test_the_name_of_a_problem_says_where_it_was_read(tmp_path: Path):
     assert first == replace(first, read_from="elsewhere")
 
 
-def test_a_misspelled_column_is_named(tmp_path: Path):
-    message = refused(jsonl(tmp_path, {"promt": "2+2=", "ground_truth": "4"}))
-    assert "(FILE:promt=prompt)" in message
-    source = jsonl(tmp_path, {"color": "blue", "size": 3})
-    assert len(refused(source).removeprefix(source)) < 220  # without the path, of any length
-
-
 def test_invalid_utf8_and_invalid_gzip(tmp_path: Path):
     (tmp_path / "a.jsonl").write_bytes(b'{"question": "a", "answer": "1"}\n\xff\n')
     assert "line 2: not UTF-8" in refused(str(tmp_path / "a.jsonl"))
@@ -625,58 +403,6 @@ def test_bad_csv(tmp_path: Path):
     assert "row 2: answer" in refused(str(tmp_path / "a.csv"))
 
 
-def test_prompt_with_and_without_ground_truth(tmp_path: Path):
-    rows = [
-        {"prompt": "1+1", "ground_truth": 2, "level": 1},
-        {"prompt": [{"role": "user", "content": "Sing."}]},
-    ]
-    first, second = load_problems(jsonl(tmp_path, *rows, name="mine.jsonl"))
-    assert (first.ground_truth, first.data_source, first.demonstrations, first.extra) == (
-        "2",
-        "mine",
-        (),
-        {"level": 1},
-    )
-    assert (second.ground_truth, second.messages) == ("", ({"role": "user", "content": "Sing."},))
-
-
-@pytest.mark.parametrize(("column", "value"), [("answers", "2"), ("label", True), ("output", "2")])
-def test_unread_answer_column_is_an_error(tmp_path: Path, column: str, value: Any):
-    message = refused(jsonl(tmp_path, {"prompt": "1+1", column: value}))
-    assert f"columns prompt, {column};" in message
-
-
-def test_unknown_schema_lists_columns(tmp_path: Path):
-    message = refused(jsonl(tmp_path, {"ask": "a", "reply": "b"}))
-    assert "columns ask, reply;" in message
-    assert "prompt and ground_truth" in message and "docs/data.md" in message
-    assert "messages" in message
-
-
-def test_unknown_schema_names_those_that_share_a_column(tmp_path: Path):
-    message = refused(jsonl(tmp_path, {"question": "a", "final_answer": "b"}))
-    assert "question, answer (question and answer)" in message
-    assert "messages (chat)" not in message
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "empty", "hint"),
-    [
-        ("images", [{"bytes": "x"}], [], "text only"),
-        ("image", "a.png", None, "text only"),
-        ("chat_template_kwargs", {"enable_thinking": False}, {}, "data.template_options.enable_th"),
-        ("enable_thinking", False, None, "data.template_options.enable_thinking=false"),
-        ("__rollout_n__", 4, None, "rollout.samples"),
-    ],
-)
-def test_columns_that_would_be_lost_silently_are_refused(
-    tmp_path: Path, column: str, value: Any, empty: Any, hint: str
-):
-    message = refused(jsonl(tmp_path, VERL | {column: value}))
-    assert f"column {column}:" in message and hint in message
-    assert len(load_problems(jsonl(tmp_path, VERL | {column: empty}))) == 1
-
-
 def test_content_of_text_parts_is_joined(tmp_path: Path):
     parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "1+1?"}]
     rows = [{"prompt": [{"role": "user", "content": parts}], "answer": "2"}]
@@ -689,19 +415,6 @@ def test_verl_without_data_source(tmp_path: Path):
     row = {key: value for key, value in VERL.items() if key != "data_source"}
     problem = load_problems(jsonl(tmp_path, row))[0]
     assert (problem.data_source, problem.ground_truth) == ("", "2")
-
-
-def test_mmlu_pro_rows_show_their_options(tmp_path: Path):
-    row = {"question": "1+1?", "options": ["1", "2", "3"], "answer": "B", "category": "math"}
-    problem = load_problems(jsonl(tmp_path, row))[0]
-    assert "B. 2" in problem.messages[0]["content"]
-    assert (problem.ground_truth, problem.data_source) == ("B", "mmlu_pro")
-
-
-def test_a_system_column_becomes_the_system_message(tmp_path: Path):
-    row = {"system_prompt": "Think.", "question": "What is 1+1?", "response": "2"}
-    problem = load_problems(jsonl(tmp_path, row))[0]
-    assert (problem.messages, problem.extra) == ((SYSTEM, USER), {})
 
 
 @pytest.mark.parametrize(
@@ -725,12 +438,6 @@ def test_row_without_ground_truth(tmp_path: Path, truth: Any):
     assert "line 2: no ground truth: reward_model.ground_truth" in message
 
 
-def test_gsm8k_and_plain_answers_do_not_mix(tmp_path: Path):
-    marked, plain = {"question": "q", "answer": "So.\n#### 1"}, {"question": "q", "answer": "1"}
-    assert "line 2: no ground truth: answer" in refused(jsonl(tmp_path, marked, plain))
-    assert "line 2: answer" in refused(jsonl(tmp_path, plain, marked))
-
-
 @pytest.mark.parametrize(
     ("row", "column", "seen"),
     [
@@ -748,7 +455,6 @@ def test_gsm8k_and_plain_answers_do_not_mix(tmp_path: Path):
         ({**VERL, "target": "text"}, "target", "str"),
         ({**VERL, "target": [3]}, "target[0].content", "int"),
         ({**VERL, "data_source": 3}, "data_source", "int"),
-        ({"messages": [USER]}, "messages", "assistant"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "messages", "assistant"),
         ({"prompt": "a", "chosen": [USER], "rejected": "b"}, "chosen", "user"),
         ({"prompt": "a", "response": 3}, "response", "int"),
@@ -756,15 +462,14 @@ def test_gsm8k_and_plain_answers_do_not_mix(tmp_path: Path):
 )
 def test_wrong_types(tmp_path: Path, row: dict[str, Any], column: str, seen: str):
     message = refused(jsonl(tmp_path, row))
-    assert f"line 1: {column} " in message and seen in message
+    assert "line 1: " in message and column in message and seen in message
 
 
 @pytest.mark.parametrize(
     ("rows", "key"),
     [
-        (({"question": "a", "answer": "1"}, {"answer": "1"}), "no column question"),
-        (({"question": "a", "answer": "1"}, {"question": "a"}), "no ground truth: answer"),
-        ((VERL, {"prompt": "a"}), "reward_model"),
+        (({"question": "a", "answer": "1"}, {"answer": "1"}), "no column prompt or question"),
+        ((VERL, {"prompt": "a"}), "no column reward_model"),
         (({"prompt": "a", "response": "b"}, {"response": "b"}), "no column prompt"),
     ],
 )
@@ -773,24 +478,6 @@ def test_column_missing_in_a_later_row(tmp_path: Path, rows: tuple[dict[str, Any
 
 
 # Column layouts on the hub
-
-
-def test_hub_mmlu(tmp_path: Path):
-    row = {
-        "question": "Q?",
-        "subject": "world_religions",
-        "choices": ["w", "x", "y", "z"],
-        "answer": 3,
-    }
-    parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "test-00000.parquet")
-    (problem,) = load_problems(str(tmp_path / "test-00000.parquet"))
-    assert (problem.ground_truth, problem.data_source, problem.extra["options"]) == (
-        "D",
-        "mmlu",
-        ["w", "x", "y", "z"],
-    )
-    assert "question about world religions." in problem.messages[0]["content"]
-    assert problem.messages[0]["content"].endswith("Question: Q?\nA. w\nB. x\nC. y\nD. z\nAnswer:")
 
 
 @pytest.mark.parametrize("answer", [4, -1, True, "E", None, 1.0])
@@ -822,41 +509,6 @@ def test_arc(tmp_path: Path):
     assert "line 1: choices" in refused(jsonl(tmp_path, {**rows[1], "choices": ["u"]}))
 
 
-def test_hh_transcripts(tmp_path: Path):
-    """The speakers alternate: "Human:" inside a human turn starts no new turn."""
-    start = "\n\nHuman: Say:\n\nHuman: hi\n\nAssistant: hi\n\nHuman: Again\n\nAssistant:"
-    (problem,) = load_problems(
-        jsonl(tmp_path, {"chosen": f"{start} hi hi", "rejected": f"{start} no"})
-    )
-    assert [(m["role"], m["content"]) for m in problem.messages] == [
-        ("user", "Say:\n\nHuman: hi"),
-        ("assistant", "hi"),
-        ("user", "Again"),
-    ]
-    assert (problem.extra["chosen"], problem.extra["rejected"], problem.data_source) == (
-        "hi hi",
-        "no",
-        "hh_rlhf",
-    )
-
-
-@pytest.mark.parametrize(
-    ("chosen", "rejected", "key"),
-    [
-        ("a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: c", "chosen is no transcript"),
-        ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: x\n\nAssistant: c", "chosen and rejected"),
-        (
-            "\n\nHuman: a\n\nAssistant: b",
-            "\n\nHuman: a\n\nAssistant: ",
-            "rejected has an empty turn",
-        ),
-        ("\n\nHuman: a", "\n\nHuman: a\n\nAssistant: c", "chosen does not end"),
-    ],
-)
-def test_invalid_hh_transcripts(tmp_path: Path, chosen: str, rejected: str, key: str):
-    assert f"line 1: {key}" in refused(jsonl(tmp_path, {"chosen": chosen, "rejected": rejected}))
-
-
 @pytest.mark.parametrize(
     "reward",
     [{"style": "model", "ground_truth": None}, {"style": "rule", "raw_question_for_monitor": "Q?"}],
@@ -870,83 +522,6 @@ def test_large_parquet_files_are_read_in_batches(tmp_path: Path):
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     problems = load_problems(str(tmp_path / "a.parquet"))
     assert [p.extra["extra_info"]["index"] for p in problems] == list(range(2345))
-
-
-QUESTION = ({"role": "user", "content": "1+1?"},)
-REPLY = [{"role": "assistant", "content": "2"}]
-
-
-@pytest.mark.parametrize(
-    ("row", "truth", "demonstrations", "extra"),
-    [
-        ({"prompt": "1+1?", "answer": 2}, "2", (), {}),
-        ({"prompt": list(QUESTION), "ground_truth": "2", "level": 3}, "2", (), {"level": 3}),
-        ({"prompt": list(QUESTION), "solution": "$2$"}, "$2$", (), {}),
-        (
-            {"prompt": "1+1?", "ground_truth": "2", "answer": "It is 2."},
-            "2",
-            (),
-            {"answer": "It is 2."},
-        ),
-        ({"prompt": "1+1?", "answer": "one more\n#### 2"}, "2", ("one more\n#### 2",), {}),
-        ({"prompt": "1+1?", "completion": "2"}, "", ("2",), {}),
-        ({"prompt": list(QUESTION), "completion": REPLY}, "", ("2",), {}),
-        ({"problem": "1+1?", "answer": "2", "solution": "Count: 2."}, "2", ("Count: 2.",), {}),
-        ({"problem": "1+1?", "answer": "2", "solution": None}, "2", (), {"solution": None}),
-        (
-            {"conversations": [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "2"}]},
-            "",
-            ("2",),
-            {},
-        ),
-        ({"conversations": [*QUESTION, *REPLY]}, "", ("2",), {}),
-        (
-            {
-                "chosen": [*QUESTION, *REPLY],
-                "rejected": [*QUESTION, {"role": "assistant", "content": "3"}],
-            },
-            "",
-            (),
-            {"chosen": "2", "rejected": "3"},
-        ),
-        ({"prompt": "1+1?", "tests": ["a", "b"]}, "", (), {"tests": ["a", "b"]}),
-        ({"prompt": "1+1?", "label": "2"}, "2", (), {}),
-        ({"input": "1+1?", "label": 2}, "2", (), {}),
-        ({"input": "1+1?", "output": "2"}, "", ("2",), {}),
-        ({"question": "1+1?", "response": "2"}, "", ("2",), {}),
-        ({"question": "1+1?", "answer": "2", "response": "3"}, "2", (), {"response": "3"}),
-        ({"query": "1+1?", "response": "2"}, "", ("2",), {}),
-        ({"instruction": "1+1?", "response": "2", "context": ""}, "2", ("2",), {}),
-    ],
-)
-def test_column_names_of_other_trainers_and_the_hub(
-    tmp_path: Path, row: Any, truth: str, demonstrations: Any, extra: Any
-):
-    problem = load_problems(jsonl(tmp_path, row))[0]
-    assert problem.messages == QUESTION
-    assert problem.ground_truth == truth
-    assert problem.demonstrations == demonstrations
-    assert problem.extra == extra
-
-
-@pytest.mark.parametrize(
-    ("row", "key"),
-    [
-        ({"chosen": [*QUESTION, *REPLY], "rejected": REPLY}, "chosen and rejected"),
-        ({"chosen": REPLY, "rejected": REPLY}, "chosen and rejected"),
-        ({"chosen": [*QUESTION, *QUESTION], "rejected": [*QUESTION, *QUESTION]}, "chosen"),
-        ({"conversations": [{"from": "human", "value": "1+1?"}]}, "conversations"),
-        (
-            {"conversations": [{"from": "human"}, {"from": "gpt", "value": "2"}]},
-            "conversations[0].content",
-        ),
-        ({"conversations": "1+1?"}, "conversations"),
-        ({"prompt": "1+1?", "answer": None}, "no ground truth: answer"),
-        ({"problem": "1+1?", "answer": "2", "solution": 3}, "solution"),
-    ],
-)
-def test_wrong_values_in_such_columns(tmp_path: Path, row: Any, key: str):
-    assert f"line 1: {key} " in refused(jsonl(tmp_path, row))
 
 
 def test_exported_csv_is_read_back(tmp_path):
@@ -993,7 +568,7 @@ def test_exported_csv_is_read_back(tmp_path):
         },
     ],
 )
-def test_a_system_column_is_read_in_every_schema(tmp_path: Path, row: dict[str, Any]):
+def test_a_system_column_is_read_in_every_shape(tmp_path: Path, row: dict[str, Any]):
     """SFT, DPO and RL on the same columns must have the same prompt."""
     problem = load_problems(jsonl(tmp_path, row | {"system": "Think."}))[0]
     assert problem.messages == (SYSTEM, USER) and "system" not in problem.extra

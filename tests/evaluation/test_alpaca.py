@@ -41,6 +41,11 @@ def alpaca_file(folder: Path, references=REFERENCES) -> Path:
     return file
 
 
+def with_references(file: Path | str) -> str:
+    """Return the source whose outputs are what a judge compares with."""
+    return f"{file}:output=ground_truth"
+
+
 def shown_answers(text: str) -> tuple[str, str]:
     """Returns the two answers in the judge's prompt."""
     first, second = text.split("Answer A:\n")[1].split("\n\nAnswer B:\n")
@@ -82,10 +87,10 @@ def compared(tiny, tmp_path_factory) -> tuple[Path, str, int]:
     out = root / "out"
     with serve(chat=prefer_longer) as served, contextlib.redirect_stdout(io.StringIO()) as printed:
         judge = f"reward.judge.model='{served.address}'"
-        assert evaluate(tiny, alpaca_file(root), out, *PAIRWISE, judge) == 0
+        assert evaluate(tiny, with_references(alpaca_file(root)), out, *PAIRWISE, judge) == 0
         num_calls = len(served.asked)
         (out / "alpaca_eval.jsonl").unlink()
-        assert evaluate(tiny, alpaca_file(root), out, *PAIRWISE, judge) == 0
+        assert evaluate(tiny, with_references(alpaca_file(root)), out, *PAIRWISE, judge) == 0
         assert len(served.asked) == num_calls + 2, "only failed verdicts are requested again"
     return out, printed.getvalue(), num_calls
 
@@ -157,7 +162,7 @@ def test_output_file_is_in_the_official_format_and_can_be_a_set(compared, tiny, 
         "koala",
         "helpful_base",
     ]
-    data = f"self={out / 'alpaca_eval.outputs.json'}"
+    data = with_references(f"self={out / 'alpaca_eval.outputs.json'}")
     with serve(chat=lambda text: "1") as served:
         judge = f"reward.judge.model='{served.address}'"
         assert evaluate(tiny, data, tmp_path / "self", *PAIRWISE, judge) == 0
@@ -169,7 +174,12 @@ def test_output_file_is_in_the_official_format_and_can_be_a_set(compared, tiny, 
 def test_both_orders_cancel_a_judge_that_prefers_the_first(tiny, tmp_path, capsys):
     with serve(chat=lambda text: "A > B") as served:
         judge = ("reward.judge.both_orders=true", f"reward.judge.model='{served.address}'")
-        assert evaluate(tiny, alpaca_file(tmp_path), tmp_path / "out", *PAIRWISE, *judge) == 0
+        assert (
+            evaluate(
+                tiny, with_references(alpaca_file(tmp_path)), tmp_path / "out", *PAIRWISE, *judge
+            )
+            == 0
+        )
         assert len(served.asked) == 16
     result = read(tmp_path / "out" / "summary.json")["sets"]["alpaca_eval"]
     assert result["win"]["rate"]["value"] == 0.5
@@ -183,7 +193,7 @@ def test_compare_uses_win_rates(compared, tiny, tmp_path, capsys):
     ties = tmp_path / "ties"
     with serve(chat=lambda text: "A = B") as served:
         judge = f"reward.judge.model='{served.address}'"
-        assert evaluate(tiny, alpaca_file(tmp_path), ties, *PAIRWISE, judge) == 0
+        assert evaluate(tiny, with_references(alpaca_file(tmp_path)), ties, *PAIRWISE, judge) == 0
         assert (ties / "judge.jsonl").is_file()
     assert main(["eval", "compare", str(out), str(ties), f"out={tmp_path / 'both.json'}"]) == 0
     assert "win rates" in capsys.readouterr().out
@@ -199,7 +209,7 @@ def test_compare_uses_win_rates(compared, tiny, tmp_path, capsys):
 
 
 def test_judge_without_verdicts_gives_no_rate(tiny, tmp_path, capsys):
-    data = alpaca_file(tmp_path)
+    data = with_references(alpaca_file(tmp_path))
     strict = "reward.max_failure_rate=0.5"
     with serve(chat=lambda text: "1") as served:
         judge = (*PAIRWISE, f"reward.judge.model='{served.address}'")
@@ -228,7 +238,10 @@ def test_stop_string_is_not_part_of_the_answer(compared, tiny, tmp_path, capsys)
             f"rollout.stop=['{stop}']",
             "reward.judge.retries=0",
         )
-        assert evaluate(tiny, alpaca_file(tmp_path), tmp_path / "out", *overrides) == 0
+        assert (
+            evaluate(tiny, with_references(alpaca_file(tmp_path)), tmp_path / "out", *overrides)
+            == 0
+        )
         judged_pairs = {
             frozenset(shown_answers(one["messages"][0]["content"])) for one in served.asked
         }
@@ -245,7 +258,10 @@ def test_stop_string_is_not_part_of_the_answer(compared, tiny, tmp_path, capsys)
 
 
 def test_output_file_needs_no_judge(tiny, tmp_path, capsys):
-    assert evaluate(tiny, alpaca_file(tmp_path), tmp_path / "out", "verifier=length") == 0
+    assert (
+        evaluate(tiny, with_references(alpaca_file(tmp_path)), tmp_path / "out", "verifier=length")
+        == 0
+    )
     assert len(read(tmp_path / "out" / "alpaca_eval.outputs.json")) == 8
     assert "win" not in read(tmp_path / "out" / "summary.json")["sets"]["alpaca_eval"]
     assert evaluate(tiny, "arithmetic:1:digits:train", tmp_path / "sums", "limit=2") == 0
@@ -313,7 +329,7 @@ def test_win_rate_is_the_reward_of_a_run(tiny, tmp_path, capsys):
             f"reward.judge.model='{served.address}'",
         )
         file = alpaca_file(tmp_path, ["1", "1111111111"] * 4)
-        run = (f"data.train={file}", f"runs={tmp_path / 'runs'}", "name=won")
+        run = (f"data.train={with_references(file)}", f"runs={tmp_path / 'runs'}", "name=won")
         assert main(["train", "grpo", *overrides, *run]) == 0
     (step,) = [
         line

@@ -111,7 +111,7 @@ def test_loss_is_over_every_assistant_turn(tiny, tmp_path):
     loss, notes = run(model, tmp_path)
     long = [("(1+1)=", False), ("1*2$", True), ("(2+2)=", False), ("4$", True)]
     assert loss == pytest.approx(expected_loss(model, [long, SHORT]), rel=1e-4)
-    assert notes == []
+    assert len(notes) == 1 and "messages rows: reads messages" in notes[0]
 
 
 def test_train_on_last_trains_on_the_last_turn(tiny, tmp_path):
@@ -126,7 +126,7 @@ def test_rewritten_turns_are_reported_and_trained_as_rendered(tiny, tmp_path):
     loss, notes = run(model, tmp_path)
     long = [("(1+1)=", False), ("2$", True), ("(2+2)=", False), ("4$", True)]
     assert loss == pytest.approx(expected_loss(model, [long, SHORT]), rel=1e-4)
-    assert len(notes) == 1 and "1 of 2" in notes[0] and "method.train_on=last" in notes[0]
+    assert len(notes) == 2 and "1 of 2" in notes[1] and "method.train_on=last" in notes[1]
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
@@ -156,17 +156,6 @@ def test_luffy_reports_such_an_end_of_its_demonstrations(tiny, tmp_path):
     assert "responses end with <pad>, at which" in note
     prompts = Prompts(AutoTokenizer.from_pretrained(tiny), "plain")
     assert method.data_notes(prompts, [shown]) == []
-
-
-def test_a_conversation_beside_columns_that_are_read_is_reported(tiny, tmp_path):
-    messages = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]
-    file = tmp_path / "rows.jsonl"
-    rows = [{"prompt": "1+2", "response": "3", "messages": messages}] * 2  # another question
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model = model_with(TEMPLATE, tiny, tmp_path / "model")
-    for number, source in enumerate([str(file), f"{file}:response=unused"]):
-        _, notes = run(model, tmp_path, f"data.train={source}", f"name=run{number}")
-        assert any("has a column messages, but" in note for note in notes) == (number == 0)
 
 
 @pytest.mark.parametrize(("reasoning", "is_reported"), [("One and one.", True), ("on", False)])
@@ -224,7 +213,7 @@ def test_every_token_of_a_plain_text_counts(tiny, tmp_path):
     assert loss == pytest.approx(expected, rel=1e-4)
     without_second = [[("90", False), ("-1=89$", True)], [("3*", False), ("4$", True)]]
     assert expected_loss(model, without_second) != pytest.approx(expected, rel=1e-3)
-    assert len(notes) == 1 and "2 of 2 rows" in notes[0] and "every token" in notes[0]
+    assert len(notes) == 2 and "2 of 2 rows" in notes[1] and "every token" in notes[1]
     for wrong in ("method.train_on=last", "data.prompt_style=boxed"):
         with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
             run(model, tmp_path, f"data.train={texts}", wrong)

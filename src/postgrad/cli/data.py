@@ -224,14 +224,15 @@ def show_command(argv: list[str]) -> int:
     from postgrad.data.show import describe_problem, describe_provenance
 
     path = arguments.file.expanduser()
-    problems = load_problems(str(path))
+    notes: list[str] = []
+    problems = load_problems(str(path), notes.append)
     chosen = list(enumerate(problems, 1))
     if arguments.uid:
         chosen = [(row, problem) for row, problem in chosen if problem.uid == arguments.uid]
         if not chosen:
             raise ConfigError(f"{path} has no problem with uid {arguments.uid}")
     prompts = _prompts(arguments)
-    lines = describe_provenance(read_provenance(path) if path.is_file() else {})
+    lines = [*describe_provenance(read_provenance(path) if path.is_file() else {}), *notes]
     for row, problem in chosen[arguments.skip : arguments.skip + arguments.n]:
         lines += ["", *describe_problem(problem, f"{path.name}: row {row}", prompts)]
     print("\n".join(lines).strip("\n"))

@@ -3,7 +3,7 @@
 Owns everything that turns a data file into `Problem`s and a `Problem` into token ids. May import
 types, errors, config and algorithms. Knows nothing about models, verifiers or methods.
 
-    source ─► readers (rows) ─► schemas (problems) ─► uid ─► problems.load_problems
+    source ─► readers (rows) ─► rows/ (problems) ──► uid ──► problems.load_problems
               arithmetic (problems made in code) ───┘            │
                                                                  ├─► render.Prompts (token ids)
                                                                  └─► feed.Feed (which come next)

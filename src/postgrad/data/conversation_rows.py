@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from postgrad.data.messages import is_trained
 from postgrad.data.overlong import drop_longer
 from postgrad.data.prompt_checks import check_prompt_end, check_rendered
 from postgrad.data.render import Prompts
+from postgrad.data.rows.messages import is_trained
 from postgrad.data.styles import OWN, styled
 from postgrad.data.turns import RENDER_ERRORS, TurnNotFound
 from postgrad.errors import ConfigError

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from postgrad.data.rows import Row, RowError
-from postgrad.data.schemas import recognize
+from postgrad.data.rows.shapes import truth_column
 from postgrad.problem import Problem
 
 VERL_COLUMN = "reward_model"  # an object; its field ground_truth is the truth
@@ -17,21 +16,13 @@ def with_ground_truth(problem: Problem, truth: str) -> Problem:
     """
     row = dict(problem.row)
     if row:
-        column = _truth_column(row)
+        column = truth_column(row)
         row["ground_truth"] = truth
         row[column] = {**row[column], "ground_truth": truth} if column == VERL_COLUMN else truth
     extra = problem.extra
     if "ground_truth" in _object(extra.get(VERL_COLUMN)):
         extra = {**extra, VERL_COLUMN: {**extra[VERL_COLUMN], "ground_truth": truth}}
     return replace(problem, ground_truth=truth, row=row, extra=extra)
-
-
-def _truth_column(row: Row) -> str:
-    """The column of the truth. The first row of a file decides; another row may fit no schema."""
-    try:
-        return recognize(row).truth
-    except RowError:
-        return "ground_truth"
 
 
 def _object(value: Any) -> dict[str, Any]:

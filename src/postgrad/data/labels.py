@@ -1,4 +1,4 @@
-"""Labels that say which response is good: those of KTO, LLaMA-Factory's `kto_tag`, SHP's."""
+"""Labels that say whether a response is good: those of KTO and LLaMA-Factory's `kto_tag`."""
 
 from typing import Any
 

@@ -1,16 +1,20 @@
 """Loads the problems of a data source such as `data.train`."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from postgrad.data.readers import data_files, exists, extension, read_rows, split_columns
-from postgrad.data.rows import Row, RowError, rename_columns
+from postgrad.data.rows.values import Row, RowError, rename_columns, type_name
 from postgrad.data.uid import assign_uids
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, first_line
 from postgrad.problem import Problem
-from postgrad.user_code import import_named
+from postgrad.user_code import import_named, load_object, place_of
 
+Report = Callable[[str], object]  # takes a line about what was read
+LOADER = re.compile(r"(.+\.py):([A-Za-z_]\w*)")  # file.py:load
 # Sources that are no files, by the text before the first colon: functions of the whole text.
 GENERATED = {
     "arithmetic": "postgrad.data.arithmetic:arithmetic_source",
@@ -19,15 +23,17 @@ GENERATED = {
 }
 
 
-def load_problems(source: str) -> list[Problem]:
-    """All problems of a source, in file order, each with a unique and stable uid.
+def load_problems(source: str, report: Report | None = None) -> list[Problem]:
+    """Return all problems of a source, in file order, each with a unique and stable uid.
 
     Args:
         source: a .parquet, .jsonl, .json, .csv, .tsv or .arrow file, also .jsonl.gz, .json.gz,
             .csv.gz, .tsv.gz and .jsonl.zst; a folder of such files, read in order of their names;
+            `file.py:load`, a function that returns rows or problems;
             `arithmetic:LEVEL[:STYLE[:SPLIT]]`; `seeds:N`; `reasoning_gym:NAME[:OPTION=VALUE]`;
             `hub:OWNER/NAME[:SPLIT[:COLUMN=COLUMN]]`; or several of these, separated by commas.
             `FILE:COLUMN=NEW_NAME` renames columns.
+        report: takes one line per source: which columns were read, as what, and which were not.
 
     Raises:
         ConfigError: one line with the file, the row and what to do.
@@ -36,22 +42,26 @@ def load_problems(source: str) -> list[Problem]:
         >>> load_problems("arithmetic:2:digits")[0].data_source
         'arithmetic/digits'
     """
-    return load_problems_with_locations(source)[0]
+    return load_problems_with_locations(source, report)[0]
 
 
-def load_problems_with_locations(source: str) -> tuple[list[Problem], list[str]]:
-    """(problems, location of each), with locations such as "train.jsonl: line 3"."""
-    problems: list[Problem] = []
-    locations: list[str] = []
+def load_problems_with_locations(
+    source: str, report: Report | None = None
+) -> tuple[list[Problem], list[str]]:
+    """Return (problems, location of each), with locations such as "train.jsonl: line 3"."""
+    located: list[tuple[str, Problem]] = []
     for part in _split_source(source):
-        for location, problem in _read_part(part):
-            problems.append(problem)
-            locations.append(location)
-    located = [
-        replace(problem, read_from=location)
-        for problem, location in zip(problems, locations, strict=True)
-    ]
-    return assign_uids(located, locations), locations
+        lines: dict[str, None] = {}  # the files of a folder are often alike
+        located += _read_part(part, lambda line, lines=lines: lines.setdefault(line))
+        for line in lines:
+            (report or str)(f"{part}: {line}")
+    return _identified(located), [location for location, _ in located]
+
+
+def _identified(located: Sequence[tuple[str, Problem]]) -> list[Problem]:
+    """Return problems with their uids and their locations."""
+    problems = [replace(problem, read_from=location) for location, problem in located]
+    return assign_uids(problems, [location for location, _ in located])
 
 
 def _split_source(source: str) -> list[str]:
@@ -66,7 +76,8 @@ def _split_source(source: str) -> list[str]:
     return parts
 
 
-def _read_part(part: str) -> Iterator[tuple[str, Problem]]:
+def _read_part(part: str, report: Report) -> Iterator[tuple[str, Problem]]:
+    """Yield (location, problem) of one source."""
     kind, colon, _ = part.partition(":")
     if kind in GENERATED and (colon or kind == "arithmetic"):
         for i, problem in enumerate(import_named(GENERATED[kind])(part), 1):
@@ -76,69 +87,67 @@ def _read_part(part: str) -> Iterator[tuple[str, Problem]]:
             yield f"{part}: row {i}", problem
         return
     if part.startswith("hub:"):
-        yield from _read_hub(part)
-        return
-    name, columns = split_columns(part)
-    for file in data_files(Path(name).expanduser()):
-        yield from _read_file(file, columns)
+        from postgrad.data.hub_source import hub_files
 
-
-def _read_hub(part: str) -> Iterator[tuple[str, Problem]]:
-    """The rows of a data set of the hub, with renamed columns."""
-    from postgrad.data.hub_source import hub_files
-
-    name, files, columns = hub_files(part)
+        name, files, columns = hub_files(part)
+    else:
+        path, columns = split_columns(part)
+        if loader := LOADER.fullmatch(path):
+            yield from _convert(path, Path(loader[1]).stem, _call_loader(path), columns, report)
+            return
+        name, files = "", data_files(Path(path).expanduser())
     for file in files:
-        yield from _read_file(file, columns, name)
+        stem = name or file.name[: -len(extension(file))]
+        yield from _convert(str(file), stem, read_rows(file), columns, report)
 
 
-def _read_file(
-    path: Path, columns: Mapping[str, str] | None = None, data_source: str = ""
-) -> Iterator[tuple[str, Problem]]:
-    """The problems of a file.
-
-    Args:
-        path: the file.
-        columns: new names of columns by their old ones.
-        data_source: of rows that name none; default: the file's name.
-    """
-    stem = data_source or path.name[: -len(extension(path))]
-    is_empty = True
-    for located in _convert(str(path), stem, read_rows(path), columns):
-        is_empty = False
-        yield located
-    if is_empty:
-        raise ConfigError(f"{path}: no rows; give a file with at least one problem")
+def _call_loader(path: str) -> Iterator[tuple[str, Any]]:
+    """Yield (location, row or problem) of the user's function file.py:load."""
+    load = load_object(path, f"data source {path}", callable, "function")
+    try:
+        for i, row in enumerate(load(), 1):
+            if not isinstance(row, dict | Problem):
+                raise ConfigError(
+                    f"{path}: row {i} is {type_name(row)}; yield dicts of columns, or Problems"
+                )
+            yield f"row {i}", row
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(f"{path} failed: {reason}{place_of(error)}") from error
 
 
 def _convert(
     label: str,
     stem: str,
-    rows: Iterable[tuple[str, Row]],
-    columns: Mapping[str, str] | None = None,
+    rows: Iterable[tuple[str, Row | Problem]],
+    columns: Mapping[str, str],
+    report: Report = str,
 ) -> Iterator[tuple[str, Problem]]:
-    """(location, problem) of each (location, row). The first row decides the schema."""
-    from postgrad.data.message_trees import join_trees
-    from postgrad.data.schemas import normalize_row, recognize
+    """Yield (location, problem) of each (location, row). The first row decides the shape."""
+    from postgrad.data.rows.shapes import RowReader
 
-    schema = None
-    for location, row in join_trees(rows, label):
+    reader = RowReader(stem)
+    is_empty = True
+    for location, row in rows:
+        is_empty = False
         try:
-            if columns:
-                row = rename_columns(row, columns)
-            row = normalize_row(row)
-            schema = schema or recognize(row)
-            yield f"{label}: {location}", replace(schema.read(row, stem), row=row)
+            if not isinstance(row, Problem):
+                row = reader.read(rename_columns(row, columns) if columns else row)
         except RowError as error:
             raise ConfigError(f"{label}: {location}: {error}") from error
+        yield f"{label}: {location}", row
+    if is_empty:
+        raise ConfigError(f"{label}: no rows; give at least one problem")
+    if line := reader.describe():
+        report(line)
 
 
 def problems_of_rows(rows: Sequence[Row], label: str, stem: str = "train") -> list[Problem]:
-    """The problems of rows in memory, as if they were read from a file named `stem`.
+    """Return the problems of rows in memory, as if they were read from a file named `stem`.
 
     `label` starts error messages. Raises ConfigError.
     """
     located = ((f"row {i}", row) for i, row in enumerate(rows, 1))
-    read = list(_convert(label, stem, located))
-    problems = [replace(problem, read_from=location) for location, problem in read]
-    return assign_uids(problems, [location for location, _ in read])
+    return _identified(list(_convert(label, stem, located, {})))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from postgrad.config.schema import OVERLONG
 from postgrad.data.chat_template import ChatTemplate
-from postgrad.data.messages import ROLES, reasoning_field
+from postgrad.data.rows.messages import ROLES, reasoning_field
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Message, Problem, named
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from postgrad.data.csv_rows import NESTED_COLUMNS, check_columns, read_csv_text
-from postgrad.data.json_hints import are_columns, line_advice
 from postgrad.errors import ConfigError
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
@@ -305,7 +304,7 @@ def _parse_json_line(path: Path, location: str, text: str) -> Any:
         reason = one_line(error)
         if isinstance(error, json.JSONDecodeError):
             reason = f"{error.msg.removesuffix(' at')} at column {error.colno}"
-        advice = line_advice(text.strip()) or "write one JSON object per line"
+        advice = "write one JSON object per line"
         if location == "line 1" and not text.lstrip().startswith("{"):
             advice += f"; the name of a table ends in .csv, not {path.suffix}"
         raise ConfigError(f"{path}: {location}: not JSON ({reason}); {advice}") from error
@@ -361,11 +360,6 @@ def _refuse_one_object(path: Path, text: str) -> None:
                 f"{path}: one object whose {name} is a list of {len(value)} objects; "
                 "write that list alone, or one of its objects per line"
             )
-    if isinstance(whole, dict) and are_columns(list(whole.values())):
-        raise ConfigError(
-            f"{path}: one object of columns, as pandas' to_json writes it; "
-            'write rows: to_json(FILE, orient="records")'
-        )
     if isinstance(whole, dict) and len(text.splitlines()) > 1:
         raise ConfigError(
             f"{path}: one object over several lines; write an array of objects, "

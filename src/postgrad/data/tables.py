@@ -12,7 +12,7 @@ import pyarrow.parquet as parquet
 
 from postgrad.data.problems import load_problems
 from postgrad.data.readers import extension, one_line, read_rows
-from postgrad.data.rows import Row
+from postgrad.data.rows.values import Row
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.files import atomic_file
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from postgrad.data.chat_template import ChatTemplate
-from postgrad.data.messages import reasoning_field
+from postgrad.data.rows.messages import reasoning_field
 from postgrad.data.styles import THINK, without_opening
 from postgrad.problem import Message
 

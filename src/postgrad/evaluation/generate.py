@@ -7,7 +7,7 @@ from typing import Any
 
 from postgrad.cluster.backends import open_engine
 from postgrad.data.readers import read_rows
-from postgrad.data.rows import Row
+from postgrad.data.rows.values import Row
 from postgrad.data.tables import write_rows
 from postgrad.errors import ConfigError
 from postgrad.evaluation import folder as files

@@ -60,6 +60,7 @@ TRAINING_ONLY = (
 class Plan:
     """An evaluation that passed all checks.
 
+    `notes` say which columns of the files were read.
     `dropped` and `truncated_prompts` count the problems whose prompts are too long, per set.
     `identity` are the settings and versions that the results depend on; a result folder has
     results of one identity only.
@@ -75,6 +76,7 @@ class Plan:
     scorer: Scorer
     identity: dict[str, Any]
     turns: TurnRunner | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def sampling(self) -> Sampling:
@@ -102,8 +104,9 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     _check_settings(config)
     config.rollout.stop = stop_strings(config.rollout.stop, config.data.prompt_style)
     sets: dict[str, list[Problem]] = {}
+    notes: list[str] = []
     for name, path in split_sets(config.data.sets).items():
-        sets[name] = load_problems(path)[: config.data.limit or None]
+        sets[name] = load_problems(path, notes.append)[: config.data.limit or None]
     environments = open_environments(config.environment, config.rollout)
     has_environment = environments is not None and environments.has_environment
     schemas = environments.schemas if environments else ()
@@ -134,6 +137,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
         scorer=scorer,
         identity=identity,
         turns=make_turns(environments, prompts, config.rollout.max_turns) or agents,
+        notes=tuple(notes),
     )
 
 

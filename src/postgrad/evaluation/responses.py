@@ -1,19 +1,19 @@
 """Reads files of responses: problems with one or several responses each, written by any tool.
 
-A row is a problem in any schema that training reads, plus a column of responses: one text, or a
+A row is a problem in any shape that training reads, plus a column of responses: one text, or a
 list of texts. Rows of the same problem are joined, so one response per row works too, as in the
 result files of `postgrad eval`.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from postgrad.data.readers import extension, read_rows
-from postgrad.data.rows import Row, RowError, checked_text, type_name
-from postgrad.data.schemas import Schema, recognize
+from postgrad.data.rows.shapes import RowReader
+from postgrad.data.rows.values import Row, RowError, checked_text, type_name
 from postgrad.data.uid import assign_uids
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
@@ -51,7 +51,7 @@ def read_responses(path: str | Path, column: str = "") -> list[Responded]:
     file = Path(path).expanduser()
     stem = file.name[: -len(extension(file))]
     is_csv = extension(file).startswith((".csv", ".tsv"))
-    schema: Schema | None = None
+    reader = RowReader(stem)
     found: dict[str, tuple[str, Responded]] = {}  # key of the problem -> (location, responses)
     for location, row in read_rows(file):
         try:
@@ -59,8 +59,7 @@ def read_responses(path: str | Path, column: str = "") -> list[Responded]:
             if name not in row:
                 raise RowError(f"no column {name}; the columns are {', '.join(row)}")
             rest = {key: value for key, value in row.items() if key != name}
-            schema = schema or recognize(rest)
-            problem = replace(schema.read(rest, stem), row=rest)
+            problem = reader.read(rest)
             texts = _texts(row[name], name, is_csv)
             key = problem.uid or _content_key(problem)
             place = f"{file}: {location}"

@@ -90,7 +90,7 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
             for name, problems in plan.sets.items():
                 scorer.check_fit(problems, name)
             progress.loading(plan)
-            for note in scorer.truth_notes(plan.sets):
+            for note in (*plan.notes, *scorer.truth_notes(plan.sets)):
                 progress.note(note)
             engine = TimedEngine(stack.enter_context(open_engine(engine_config(config))))
             models: dict[str, Any] = {}

@@ -15,8 +15,8 @@ from postgrad.algorithms.supervised import SFT_LOSSES, sft_loss
 from postgrad.config.schema import Config, setting
 from postgrad.data.conversation_rows import TRAIN_ON, ConversationRows, conversation_of
 from postgrad.data.labels import is_undesirable
-from postgrad.data.messages import REASONING_FIELDS, SHAREGPT_COLUMNS
 from postgrad.data.render import Prompts
+from postgrad.data.rows.messages import REASONING_FIELDS
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.method import Method, MethodSettings, Traits
 from postgrad.methods.objective import Objective
@@ -79,7 +79,7 @@ class Sft(Method):
         end = rows.row(problems[0]).response[-1]
         first = problems[0]
         end_note = describe_end(self.config, prompts, end)
-        notes += filter(None, [end_note, _unread_chat(first), _unread_reasoning(first)])
+        notes += filter(None, [end_note, _unread_reasoning(first)])
         notes += filter(None, [_unread_weight(problems)])
         num_undesirable = sum(is_undesirable(problem) for problem in problems)
         if num_undesirable:
@@ -171,17 +171,6 @@ class Sft(Method):
         if self.settings.validate_accuracy:
             metrics |= super().validate(problems)
         return metrics
-
-
-def _unread_chat(problem: Problem) -> str:
-    """Returns a line if the row has a conversation, and other columns were read; else ""."""
-    columns = [name for name in ("messages", *SHAREGPT_COLUMNS) if (problem.row or {}).get(name)]
-    if problem.conversation is not None or not columns:
-        return ""
-    return (
-        f"warning: data.train has a column {columns[0]}, but SFT trains on other columns of it; to "
-        f"train on {columns[0]}, rename those, such as data.train=FILE:solution=unused"
-    )
 
 
 def _unread_reasoning(problem: Problem) -> str:

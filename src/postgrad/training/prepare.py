@@ -198,8 +198,9 @@ def load_inputs(config: Config, method: Method) -> Inputs:
 
     check_tracker(config)
     phases.begin(f"reading {config.data.train}")
-    loaded_train = load_problems(config.data.train)
-    loaded_validation = load_sets(config)
+    notes: list[str] = []
+    loaded_train = load_problems(config.data.train, notes.append)
+    loaded_validation = load_sets(config, notes.append)
     tokenizer = load_tokenizer(config.model, config.seed)
     environments = _open_environments(config)
     has_environment = environments is not None and environments.has_environment
@@ -239,7 +240,7 @@ def load_inputs(config: Config, method: Method) -> Inputs:
     too_long = _describe_overlong(config, [count for count in counts if count])
     scorer = _make_scorer(config, method, environments, agents, [*train, *held_out])
     _check_fit(method, scorer, train, validation)
-    notes = [*([too_long] if too_long else []), *method.data_notes(prompts, train)]
+    notes += [*([too_long] if too_long else []), *method.data_notes(prompts, train)]
     if supply := method.supply(prompts, train):
         if not supply.num:
             raise ConfigError(f"{supply.line}; {supply.fix}")
@@ -248,11 +249,6 @@ def load_inputs(config: Config, method: Method) -> Inputs:
         notes.append(
             "the tokenizer has no chat template, so prompts are plain text (data.template=plain)"
         )
-    if not has_environment and agents is None:
-        from postgrad.data.lost_characters import describe_lost_characters
-
-        if lost := describe_lost_characters(prompts, train):
-            notes.append(lost)
     if method.needs_verifier():
         notes += scorer.notes(train)
         scored = {"data.train": train} if method.scores_training_rows() else {}

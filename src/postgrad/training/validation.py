@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from postgrad.config.schema import Config, TrainingConfig
-from postgrad.data.problems import load_problems
+from postgrad.data.problems import Report, load_problems
 from postgrad.data.sets import find_test_set_evidence, split_sets
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.methods.method import Method
@@ -14,15 +14,17 @@ MEAN = "mean"  # training.keep_best=mean: the mean of all sets
 PREFIX = "validation/"
 
 
-def load_sets(config: Config) -> dict[str, list[Problem]]:
+def load_sets(config: Config, report: Report | None = None) -> dict[str, list[Problem]]:
     """Return the sets of data.validation by name, each cut to training.validation_problems.
+
+    `report` takes a line per set about its columns.
 
     Raises ConfigError if training.keep_best names no set, or a set that looks like a test set.
     """
     sources = split_sets(config.data.validation) if config.data.validation else {}
     sets: dict[str, list[Problem]] = {}
     for name, source in sources.items():
-        sets[name] = load_problems(source)[: config.training.validation_problems or None]
+        sets[name] = load_problems(source, report)[: config.training.validation_problems or None]
     if config.training.keep_best:
         _check_keep_best(config, sources, sets)
     return sets

@@ -4,23 +4,21 @@ A data set of your own needs no entry: `own` reads any file that load_problems r
 """
 
 from postgrad.data.labels import LABEL_COLUMNS
-from postgrad.data.messages import WEIGHT, reasoning_field
 from postgrad.data.prepare.base import Context, DataSet, Draft, Drop, Option, select_columns
 from postgrad.data.prepare.chat import CHAT
 from postgrad.data.prepare.choice import CHOICE
 from postgrad.data.prepare.code import CODE
 from postgrad.data.prepare.math import MATH
 from postgrad.data.prepare.open_math import OPEN_MATH
-from postgrad.data.ranked_replies import BEST_RANDOM, BEST_WORST, with_ranked_pair
-from postgrad.data.rows import Row, RowError
-from postgrad.data.schemas import normalize_row, recognize
+from postgrad.data.rows.messages import WEIGHT, reasoning_field
+from postgrad.data.rows.shapes import read_row
+from postgrad.data.rows.values import Row, RowError
 from postgrad.data.styles import question_of
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Conversation, Problem
 
 INFO_COLUMNS = ("difficulty", "subject", "level", "topic", "options")  # moved to extra_info
 KEPT_COLUMNS = ("chosen", "rejected", *LABEL_COLUMNS)
-STEP_COLUMNS = ("completions", "labels")  # the steps of a response and a label for each
 REPLACED_INFO = ("split", "index", "question", "raw_problem")  # `prepare` writes its own
 
 
@@ -43,18 +41,10 @@ def draft_of_problem(problem: Problem) -> Draft:
         reward={
             key: str(value) for key, value in reward.items() if key != "style" and value is not None
         },
-        columns=_kept_columns(extra),
+        columns={name: extra[name] for name in KEPT_COLUMNS if name in extra},
         dialogue=problem.messages,
         data_source=problem.data_source,
     )
-
-
-def _kept_columns(extra: Row) -> Row:
-    """The replies of a pair, the label of a response, and the steps of a response."""
-    kept = {name: extra[name] for name in KEPT_COLUMNS if name in extra}
-    if all(isinstance(extra.get(name), list) for name in STEP_COLUMNS):
-        kept |= {name: extra[name] for name in STEP_COLUMNS}
-    return kept
 
 
 def _check_fits_schema(problem: Problem) -> None:
@@ -75,10 +65,7 @@ def _check_fits_schema(problem: Problem) -> None:
 
 def convert_own(row: Row, context: Context) -> Draft:
     """A row of any schema that training reads."""
-    row = normalize_row(row)
-    if pairs := context.options["pairs"]:
-        row = normalize_row(with_ranked_pair(row, pairs, context.options["rating"]))
-    problem = recognize(row).read(row, context.stem)
+    problem = read_row(row, context.stem)
     if context.options["kind"] == "pairs" and "rejected" not in problem.extra:
         raise Drop("has no chosen and rejected reply")
     return draft_of_problem(problem)
@@ -98,12 +85,6 @@ SETS: dict[str, DataSet] = {
         "",
         options={
             "kind": Option("all", "keep all rows, or pairs only", ("all", "pairs")),
-            "pairs": Option(
-                "",
-                "of a list of ranked or rated replies, the two that make a pair",
-                (BEST_WORST, BEST_RANDOM),
-            ),
-            "rating": Option("", "with pairs=, the ratings of the replies, if they have several"),
         },
         compares_replies=True,
     ),

@@ -1,6 +1,5 @@
 """Instructions, preference pairs and safety: a judge scores replies, or DPO learns pairs."""
 
-from postgrad.data.dialogue import read_pair, read_transcript
 from postgrad.data.prepare.base import (
     Context,
     DataSet,
@@ -11,7 +10,8 @@ from postgrad.data.prepare.base import (
     first_text,
     select_columns,
 )
-from postgrad.data.rows import Row
+from postgrad.data.prepare.transcripts import read_pair, read_transcript
+from postgrad.data.rows.values import Row
 
 # Row ranges of the splits of Classmate-CoT.
 SLICES = {

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from postgrad.data.choices import (
+from postgrad.data.prepare.base import Context, DataSet, Draft, Option
+from postgrad.data.prepare.math import seeded_order
+from postgrad.data.rows.choices import (
     LETTERS,
     Choices,
     hash_below,
@@ -11,9 +13,7 @@ from postgrad.data.choices import (
     read_choices,
     sentence_prompt,
 )
-from postgrad.data.prepare.base import Context, DataSet, Draft, Option
-from postgrad.data.prepare.math import seeded_order
-from postgrad.data.rows import Row, RowError
+from postgrad.data.rows.values import Row, RowError
 
 CLOSING = (
     'Reason first, then end with the sentence "Therefore, the answer is (X)", '

@@ -6,7 +6,7 @@ Each test program runs after the code of the response and passes if it raises no
 import json
 
 from postgrad.data.prepare.base import Context, DataSet, Draft, first_text
-from postgrad.data.rows import Row, RowError, text_of, type_name
+from postgrad.data.rows.values import Row, RowError, text_of, type_name
 
 REQUEST = "Answer with the whole program in one ```python block."
 

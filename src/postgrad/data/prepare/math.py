@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from postgrad.data.boxes import BOX, last_box
-from postgrad.data.converters import GSM8K_TRUTH
 from postgrad.data.prepare.base import (
     Context,
     DataSet,
@@ -17,7 +16,8 @@ from postgrad.data.prepare.base import (
     first_text,
     select_columns,
 )
-from postgrad.data.rows import Row, truth_of
+from postgrad.data.rows.fields import FINAL_ANSWER
+from postgrad.data.rows.values import Row, truth_of
 from postgrad.data.styles import THINK
 
 QUESTION = ("problem", "question", "Problem", "Question")
@@ -52,7 +52,7 @@ def short_answer(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return ", ".join(value)
     text = truth_of(value, "answer")
-    if hashes := GSM8K_TRUTH.search(text):
+    if hashes := FINAL_ANSWER.search(text):
         return hashes[1].replace(",", "")
     return last_box(text) if BOX.search(text) else text.strip()
 
@@ -63,7 +63,7 @@ def question_and_answer(row: Row, context: Context) -> Draft:
     answer = _answer_column(row)
     if answer is None:
         solution = first_text(row, SOLUTION)
-        if not BOX.search(solution) and not GSM8K_TRUTH.search(solution):
+        if not BOX.search(solution) and not FINAL_ANSWER.search(solution):
             raise Drop("no answer: no column for it, and no box in the solution")
         answer = solution
     truth = short_answer(answer)
@@ -87,7 +87,7 @@ def with_solution(row: Row, context: Context) -> Draft:
 def gsm8k(row: Row, context: Context) -> Draft:
     """A question whose worked solution ends in `#### NUMBER`."""
     answer = first_text(row, ("answer", "solution"))
-    if not GSM8K_TRUTH.search(answer):
+    if not FINAL_ANSWER.search(answer):
         raise Drop("no answer: it does not end in `#### NUMBER`")
     return Draft(first_text(row, QUESTION), short_answer(answer), (answer,))
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from postgrad.data.prepare.base import Context, DataSet, Draft, Drop, Option, first_text
 from postgrad.data.prepare.math import QUESTION, seeded_order, short_answer, with_solution
-from postgrad.data.rows import Row
+from postgrad.data.rows.values import Row
 from postgrad.errors import ConfigError
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from postgrad.data.message_trees import join_trees
 from postgrad.data.prepare.base import Context, Draft, Drop
 from postgrad.data.prepare.catalog import draft_of_problem
 from postgrad.data.prepare.output import (
@@ -25,8 +24,8 @@ from postgrad.data.prepare.output import (
 )
 from postgrad.data.prepare.request import PrepareRequest
 from postgrad.data.readers import extension, one_line, read_rows
-from postgrad.data.rows import Row, RowError, rename_columns, user_turn
-from postgrad.data.schemas import SCHEMAS
+from postgrad.data.rows.shapes import VERL, read_row
+from postgrad.data.rows.values import Row, RowError, rename_columns, user_turn
 from postgrad.data.styles import OWN, Messages, Style, styled
 from postgrad.data.uid import content_uid
 from postgrad.errors import ConfigError
@@ -34,7 +33,6 @@ from postgrad.errors import ConfigError
 # Rows that are Python objects at the same time: they take ten times the memory of an Arrow table.
 CHUNK = 1000
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-VERL = SCHEMAS[0]
 
 
 def prepare(
@@ -101,7 +99,7 @@ def _convert_rows(
     seen: set[tuple[str, str]] = set()
     sources: dict[str, int] = {}
     for name, path in files:
-        for location, row in join_trees(read_rows(path), name):
+        for location, row in read_rows(path):
             context = Context(
                 request.options, request.split, counts.read, name, request.count_tokens
             )
@@ -147,9 +145,9 @@ def _make_draft(
     request: PrepareRequest, row: Row, context: Context, sources: dict[str, int]
 ) -> Draft:
     """The Draft of a row in the data set's own layout, or in verl's, which `prepare` writes."""
-    if not VERL.fits(row):
+    if not VERL.fits(tuple(row)):
         return request.data_set.convert(row, context)
-    problem = VERL.read(row, context.stem)
+    problem = read_row(row, context.stem)
     sources[problem.data_source] = sources.get(problem.data_source, 0) + 1
     if request.options["source"] not in ("", problem.data_source):
         raise Drop("of another data_source")
@@ -162,7 +160,7 @@ def _make_row(request: PrepareRequest, draft: Draft, context: Context) -> tuple[
     source = request.options["data_source"] or data_set.data_source or draft.data_source
     draft = replace(draft, question=draft.question.strip())
     target = [{"role": "assistant", "content": text} for text in draft.demonstrations]
-    has_replies = bool(target) or "chosen" in draft.columns or "completions" in draft.columns
+    has_replies = bool(target) or "chosen" in draft.columns
     row = {
         "uid": "",
         "data_source": source,

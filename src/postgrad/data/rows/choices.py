@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from postgrad.data.passages import question_of
-from postgrad.data.rows import Row, RowError, checked_text, text_of, type_name
+from postgrad.data.rows.values import Row, RowError, checked_text, text_of, type_name
 
 LETTERS = "ABCDEFGHIJ"
 LETTERED_COLUMNS = ("option_a", "option_b", "option_c", "option_d")  # Global-MMLU's
@@ -45,7 +44,7 @@ def read_choices(row: Row, stem: str = "") -> Choices:
     """
     if "Correct Answer" in row:
         return _read_gpqa(row)
-    question = question_of(row, "question").strip()
+    question = text_of(row, "question").strip()
     if "answerKey" in row:
         return _read_arc(row, question)
     if "options" in row:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from postgrad.data.rows.columns import UNUSED
 from postgrad.errors import did_you_mean
 
 Row = dict[str, Any]
@@ -124,9 +125,10 @@ def uid_of(row: Row) -> str:
 
 
 def rename_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The row with renamed columns, which replace columns of their new names.
+    """Return the row with renamed columns, which replace columns of their new names.
 
-    `COLUMN.KEY` takes a value out of a nested column, which stays in the row.
+    The new name `unused` leaves a column out. `COLUMN.KEY` takes a value out
+    of a nested column, which stays in the row.
 
     Raises:
         RowError: a column or a key does not exist.
@@ -135,6 +137,7 @@ def rename_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[s
     for old, new in columns.items():
         renamed[new] = row[old] if old in row else _nested_value(row, old)
     kept = {name: value for name, value in row.items() if name not in columns}
+    renamed.pop(UNUSED, None)
     return kept | renamed
 
 

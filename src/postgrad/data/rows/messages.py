@@ -1,21 +1,16 @@
 """Reads messages, tool calls and tool schemas from a row, and checks them."""
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from postgrad.data.rows import Row, RowError, checked_text, text_of, type_name, user_turn
-from postgrad.problem import Message, Problem
-
-SYSTEM_COLUMNS = ("system", "system_prompt")  # the text of a system message
+from postgrad.data.rows.values import Row, RowError, checked_text, text_of, type_name, user_turn
+from postgrad.problem import Message
 
 # Columns that may be a text or messages. JSON text is messages if all of it has these roles.
-TEXT_COLUMNS = (
-    *("prompt", "completion", "chosen", "rejected"),
-    *("rejected_messages", "rejected_response"),
-)
+TEXT_COLUMNS = ("prompt", "completion", "chosen", "rejected")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
 
 # Fields with the thinking of an assistant message, beside its content.
@@ -29,31 +24,46 @@ LOSS = "loss"  # ms-swift's field of the same meaning: false or true
 # WildChat and SWE-smith.
 NOTE_FIELDS = ("info", "metadata", "header", "usage", "tool_call_ids", "annotations")
 
-# Columns of conversations in ShareGPT's turns or in messages.
-SHAREGPT_COLUMNS = ("conversations", "conversation")
-
 # Columns that some files hold as JSON text, and csv files always do.
-MESSAGE_COLUMNS = (*TEXT_COLUMNS, "messages", *SHAREGPT_COLUMNS)
+MESSAGE_COLUMNS = (*TEXT_COLUMNS, "messages", "conversations", "conversation")
+# Python's text of a list of messages: pandas writes it to csv, with or without commas.
+PYTHON_MESSAGES = re.compile(r"\s*\[\s*\{\s*'(role|content|from|value)'\s*:")
+
+# The speakers of ShareGPT's turns {from, value}; other names are roles already.
+SPEAKERS = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+}
 
 
 def parse_nested(row: Row) -> Row:
-    """The row with messages and `reward_model` that are JSON text as lists and objects.
+    """Return the row with messages and `reward_model` that are JSON text as lists and objects.
 
     Other texts stay as they are: a prompt or a reply may be any text, also a list in JSON.
+
+    Raises:
+        RowError: a column is a list of messages as Python prints it, which no model should see.
     """
     parsed: Row = {}
     for name in MESSAGE_COLUMNS:
-        if _starts_with(row.get(name), "["):
-            value = _try_json(row[name])
-            if not isinstance(value, list) or not value:
-                continue
-            if name not in TEXT_COLUMNS or all(map(_is_message, value)):
-                parsed[name] = value
-    for name, bracket, kind in (("history", "[", list), ("reward_model", "{", dict)):
-        if _starts_with(row.get(name), bracket):
-            value = _try_json(row[name])
-            if isinstance(value, kind):
-                parsed[name] = value
+        if not _starts_with(row.get(name), "["):
+            continue
+        value = _try_json(row[name])
+        if PYTHON_MESSAGES.match(row[name]):
+            raise RowError(
+                f"{name} is a list of messages as Python prints it, which pandas writes to csv; "
+                "write the file as parquet, or the column as JSON (json.dumps)"
+            )
+        is_list = isinstance(value, list) and bool(value)
+        if is_list and (name not in TEXT_COLUMNS or all(map(_is_message, value))):
+            parsed[name] = value
+    if _starts_with(row.get("reward_model"), "{"):
+        value = _try_json(row["reward_model"])
+        if isinstance(value, dict):
+            parsed["reward_model"] = value
     return {**row, **parsed} if parsed else row
 
 
@@ -81,7 +91,7 @@ def read_messages(row: Row, name: str) -> tuple[Message, ...]:
 
 
 def read_conversation(row: Row, name: str) -> tuple[Message, ...]:
-    """A list of {role, content}, or a string for one user message.
+    """Return a list of {role, content} or of ShareGPT's {from, value}, or a user message of a text.
 
     Null fields, which parquet adds, are left out, except the content of a message that calls tools.
     A content may be a list of text parts, which are joined. Of the weights, only 0 is kept.
@@ -98,7 +108,7 @@ def read_conversation(row: Row, name: str) -> tuple[Message, ...]:
         raise RowError(
             f"{name} must be a list of messages {{role, content}} or a string, not {given}{advice}"
         )
-    return tuple(_read_message(message, f"{name}[{i}]") for i, message in enumerate(value))
+    return tuple(_read_message(_as_message(one), f"{name}[{i}]") for i, one in enumerate(value))
 
 
 def without_weights(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -146,38 +156,16 @@ def reasoning_field(messages: Sequence[Message]) -> str:
     return ""
 
 
-def with_system_column(row: Row, problem: Problem) -> Problem:
-    """The problem of a row, with the text of the row's system column as its first message.
-
-    Messages that start with a system message of their own are not changed, and neither are texts
-    that are trained on as they are.
-    """
-    name = next((name for name in SYSTEM_COLUMNS if row.get(name)), None)
-    if name is None or problem.messages[0]["role"] == "system":
-        return problem
-    system: Message = {"role": "system", "content": text_of(row, name)}
-    conversation = problem.conversation
-    if conversation is not None and conversation.text:
-        return problem
-    if conversation is not None:
-        num_prompt = conversation.num_prompt + 1 if conversation.num_prompt else 0
-        messages = (system, *conversation.messages)
-        conversation = replace(conversation, messages=messages, num_prompt=num_prompt)
-    extra = {key: value for key, value in problem.extra.items() if key not in SYSTEM_COLUMNS}
-    return replace(
-        problem, messages=(system, *problem.messages), extra=extra, conversation=conversation
-    )
-
-
-def with_tools_column(row: Row, problem: Problem) -> Problem:
-    """The problem of a row, with the schemas of the row's column `tools`.
-
-    Problems with a conversation hold them there.
-    """
-    if problem.conversation is not None or not row.get("tools"):
-        return problem
-    extra = {key: value for key, value in problem.extra.items() if key != "tools"}
-    return replace(problem, tools=read_tools(row), extra=extra)
+def check_replies(messages: Sequence[Message]) -> None:
+    """Raise RowError for an empty reply that SFT would train on: it teaches to end at once."""
+    for i, message in enumerate(messages, 1):
+        has_more = "tool_calls" in message or reasoning_field([message])
+        is_empty = not str(message.get("content") or "").strip()
+        if is_trained(message) and is_empty and not has_more:
+            raise RowError(
+                f"message {i} of {len(messages)} is an empty reply of the assistant; fill it, "
+                "give it the weight 0, or remove the row"
+            )
 
 
 def read_tools(row: Row) -> tuple[dict[str, Any], ...]:
@@ -199,15 +187,7 @@ def _read_message(message: Any, name: str) -> Message:
     if not isinstance(message, dict):
         raise RowError(f"{name} must be a message {{role, content}}, not {type_name(message)}")
     if not isinstance(message.get("role"), str):
-        advice = ""
-        if "from" in message:
-            column = name.partition("[")[0]
-            advice = (
-                f"; turns {{from, value}} are read as conversations (FILE:{column}=conversations)"
-            )
-        raise RowError(
-            f"{name} must be a message {{role, content}}, not an object without a role{advice}"
-        )
+        raise RowError(f"{name} must be a message {{role, content}}, not an object without a role")
     if message.get(LOSS) is not None:
         message = _with_weight(message, name)
     fields: Message = {}
@@ -234,6 +214,35 @@ def _read_message(message: Any, name: str) -> Message:
         else:
             raise RowError(f"{name} has no content; a message is {{role, content}}")
     return fields
+
+
+def _as_message(turn: Any) -> Any:
+    """Return the message of a turn {from, value}; others are messages already."""
+    if not isinstance(turn, dict) or "from" not in turn:
+        return turn
+    speaker = turn["from"]
+    message = {key: value for key, value in turn.items() if key not in ("from", "value")}
+    if speaker == "function_call":
+        calls = _calls_of(turn)
+        return {"role": "assistant", "content": None, "tool_calls": calls, **message}
+    return {"role": SPEAKERS.get(speaker, speaker), "content": turn.get("value"), **message}
+
+
+def _calls_of(turn: Row) -> list[Any]:
+    """Return the calls of a `function_call`: JSON text of {name, arguments}, or of a list.
+
+    Raises RowError if the value is no such text.
+    """
+    value = turn.get("value")
+    calls = _try_json(value) if isinstance(value, str) else value
+    if isinstance(calls, dict):
+        calls = [calls]
+    if not isinstance(calls, list) or not calls:
+        raise RowError(
+            "the value of a turn from function_call must be JSON text {name, arguments}, "
+            f"not {str(value)[:50]!r}"
+        )
+    return [{"type": "function", "function": call} for call in calls]
 
 
 def _is_note(key: str, value: Any) -> bool:

@@ -3,7 +3,7 @@
 Two transcripts that differ in the last reply become one dialogue and two replies.
 """
 
-from postgrad.data.rows import RowError, checked_text
+from postgrad.data.rows.values import RowError, checked_text
 from postgrad.data.styles import Messages
 
 HUMAN_MARK = "\n\nHuman:"

@@ -1,0 +1,272 @@
+"""Rows of each shape: what is read, what the run says about it, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_templates import CHATML, make_tokenizer
+
+from postgrad.data.problems import load_problems
+from postgrad.data.render import Prompts
+from postgrad.data.scored_rows import split_conversation
+from postgrad.errors import ConfigError
+from postgrad.problem import Problem
+
+Row = dict[str, Any]
+ASK = {"role": "user", "content": "Why?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+YES = {"role": "assistant", "content": "Yes."}
+NO = {"role": "assistant", "content": "No."}
+CALL = {**YES, "content": None, "tool_calls": [{"name": "f", "arguments": {}}]}
+HUMAN = {"from": "human", "value": "Why?"}
+GPT = {"from": "gpt", "value": "Yes."}
+MORE = [{"role": "user", "content": "So?"}, {"role": "assistant", "content": "So."}]
+LONG = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, ASK]
+GSM8K = "It is <<1000+234=1234>>1,234.\n#### 1,234"
+
+
+def load(folder: Path, *rows: Row, columns: str = "", lines: list[str] | None = None) -> Any:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_problems(f"{path}{columns}", None if lines is None else lines.append)
+
+
+def refused(folder: Path, *rows: Row) -> str:
+    """Return the line that refuses the rows."""
+    with pytest.raises(ConfigError) as caught:
+        load(folder, *rows)
+    message = str(caught.value).partition("rows.jsonl: ")[2]
+    assert "\n" not in message and len(message) < 500
+    return message
+
+
+# row, ground truth, demonstrations, extra
+ASKED: list[tuple[Row, str, tuple[str, ...], Row]] = [
+    ({"prompt": "Why?"}, "", (), {}),
+    ({"prompt": [ASK], "ground_truth": 2, "level": 3}, "2", (), {"level": 3}),
+    ({"prompt": "Why?", "answer": 2.0, "label": 1}, "2", (), {"label": 1}),
+    ({"prompt": "Why?", "answer": None}, "", (), {}),
+    ({"question": "Why?", "answer": "\\frac12"}, "\\frac12", (), {}),
+    ({"question": "Why?", "answer": GSM8K}, "1234", (GSM8K,), {}),
+    ({"problem": "Why?", "expected_answer": "2", "solution": "s"}, "2", (), {"solution": "s"}),
+    ({"query": "Why?", "final_answer": "2"}, "2", (), {}),
+    ({"prompt": "Why?", "ground_truth": "2", "answer": "3"}, "2", (), {"answer": "3"}),
+    ({"prompt": "Why?", "ground_truth": "2", "target": [YES, "3"]}, "2", ("Yes.", "3"), {}),
+    ({"prompt": "Why?", "completion": "Yes."}, "", ("Yes.",), {}),
+    ({"prompt": [ASK], "completion": [YES], "label": True}, "", ("Yes.",), {"label": True}),
+    ({"question": "Why?", "answer": "2", "response": "Yes."}, "2", ("Yes.",), {}),
+    ({"instruction": "Why?", "input": "", "output": "Yes."}, "", ("Yes.",), {}),
+    ({"inputs": "Why?", "targets": "Yes."}, "", ("Yes.",), {}),
+    ({"input": "Why?", "output": "Yes."}, "", ("Yes.",), {}),
+    ({"messages": [ASK], "ground_truth": "4"}, "4", (), {}),
+    ({"messages": [ASK, YES], "topic": "x"}, "", ("Yes.",), {"topic": "x"}),
+    ({"conversations": [HUMAN, GPT]}, "", ("Yes.",), {}),
+    ({"conversation": [{**ASK, "toxic": False}, YES]}, "", ("Yes.",), {}),
+    (
+        {"problem": "Why?", "answer": "2", "messages": [ASK, YES]},
+        "2",
+        ("Yes.",),
+        {"problem": "Why?"},
+    ),
+    ({"prompt": [ASK], "chosen": "a", "rejected": "b"}, "", (), {"chosen": "a", "rejected": "b"}),
+]
+
+
+@pytest.mark.parametrize(("row", "truth", "demonstrations", "extra"), ASKED)
+def test_columns_become_the_fields_of_a_problem(
+    tmp_path: Path, row: Row, truth: str, demonstrations: tuple[str, ...], extra: Row
+) -> None:
+    (problem,) = load(tmp_path, row)
+    assert [(m["role"], m["content"]) for m in problem.messages] == [("user", "Why?")]
+    assert (problem.ground_truth, problem.demonstrations) == (truth, demonstrations)
+    assert problem.extra == extra and problem.row == row
+    with_system = load(tmp_path, row | {"system_prompt": "Be brief."})[0]
+    assert with_system.messages[0] == SYSTEM and with_system.extra == extra
+
+
+CHOICE = {"question": "Which?", "answer": "B"}
+SENTENCE = "Question: Which?\nA. aa\nB. bb\nC. cc\nD. dd\nAnswer:"
+FOUR = ["aa", "bb", "cc", "dd"]
+CHOICES: list[tuple[Row, str, str]] = [
+    ({**CHOICE, **dict(zip("ABCD", FOUR, strict=True))}, SENTENCE, "mmlu"),
+    ({**CHOICE, **{f"option_{text[0]}": text for text in FOUR}}, SENTENCE, "mmlu"),
+    ({**CHOICE, "choices": FOUR, "answer": 1}, SENTENCE, "mmlu"),
+    ({**CHOICE, "options": FOUR, "answer_index": 1}, SENTENCE, "mmlu_pro"),
+    ({**CHOICE, "options": {"A": "aa", "B": "bb"}, "answer": "bb"}, "B. bb\n", "mmlu_pro"),
+]
+
+
+@pytest.mark.parametrize(("row", "shown", "data_source"), CHOICES)
+def test_a_prompt_holds_its_options(tmp_path: Path, row: Row, shown: str, data_source: str) -> None:
+    (problem,) = load(tmp_path, row)
+    assert shown in problem.messages[-1]["content"]
+    assert (problem.ground_truth, problem.data_source) == ("B", data_source)
+
+
+REPLIES = {"chosen": "Yes.", "rejected": "No."}
+# row, messages of the prompt; the replies are Yes. and No.
+PAIRS: list[tuple[Row, list[Row]]] = [
+    ({"prompt": "Why?", **REPLIES}, [ASK]),
+    ({"prompt": "Why?", "chosen": YES, "rejected": [NO]}, [ASK]),
+    ({"question": "Why?", "chosen": [ASK, YES], "rejected": [NO], "messages": [ASK]}, [ASK]),
+    ({"chosen": [HUMAN, GPT], "rejected": [HUMAN, {**GPT, "value": "No."}]}, [ASK]),
+    ({"chosen": [*LONG, YES], "rejected": [*LONG, NO]}, LONG),
+    ({"prompt": LONG, "chosen": [*LONG, YES], "rejected": "No."}, LONG),
+    ({"prompt": "Why?", "system": "Be brief.", **REPLIES}, [SYSTEM, ASK]),
+    ({"system": "Be brief.", "chosen": [ASK, YES], "rejected": [ASK, NO]}, [SYSTEM, ASK]),
+    ({"instruction": "Why?", "input": "Now.", **REPLIES}, [{**ASK, "content": "Why?\n\nNow."}]),
+]
+
+
+@pytest.mark.parametrize(("row", "messages"), PAIRS)
+def test_both_replies_of_a_pair_have_one_prompt(
+    tmp_path: Path, row: Row, messages: list[Row]
+) -> None:
+    (problem,) = load(tmp_path, row)
+    assert list(problem.messages) == messages
+    prompts = Prompts(make_tokenizer(CHATML))
+    written = [f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in messages]
+    prompt = "".join(written) + "<|im_start|>assistant\n"
+    assert prompts.decode_raw(prompts.encode(problem)) == prompt
+    for name, reply in REPLIES.items():
+        assert problem.extra[name] == reply
+        assert prompts.decode_raw(prompts.encode_reply(problem, reply)) == f"{reply}<|im_end|>"
+        before, after = split_conversation(prompts, problem, reply)
+        assert prompts.decode_raw(before) == prompt
+        assert prompts.decode_raw(after).startswith(f"{reply}<|im_end|>")
+
+
+REFUSED: list[tuple[Row, str]] = [
+    ({"color": "blue", "size": 3}, "no known shape has the columns color, size"),
+    ({"promt": "Why?", "ground_truth": "4"}, "(FILE:promt=prompt)"),
+    ({"prompt ": "Why?"}, "did you mean prompt instead of 'prompt '"),
+    ({"Problem": "Why?", "Answer": "2"}, "(FILE:Problem=problem)"),
+    ({"prompt": "Why?", "rejected": "No.", "chosen": None}, "chosen must be a string, not null"),
+    ({"question": "Why?", "problem": "How?"}, "question and problem may both be the prompt"),
+    ({"prompt": "Why?", "answer": "2", "final_answer": "3"}, "may both be the ground_truth"),
+    ({"text": "Why?", "answer": "3"}, "FILE:answer=unused"),
+    ({"text": " "}, "text is empty"),
+    ({"prompt": "Why?", "response": None}, "completion must be a string, not null; fill it"),
+    ({"question": 4, "answer": "4"}, "not int (prompt is the column question)"),
+    ({"instruction": "Double it.", "input": 0, "output": "0"}, "input must be a string"),
+    ({"messages": [ASK, {**YES, "content": " "}]}, "message 2 of 2 is an empty reply"),
+    ({"prompt": [ASK], "completion": [{**YES, "content": ""}]}, "message 1 of 1 is an empty"),
+    ({"messages": [YES]}, "at least one message before"),
+    ({"messages": [ASK, CALL, {"role": "tool", "content": "2"}]}, "end in an assistant message"),
+    ({"messages": "[{'role': 'user', 'content': 'a'}]"}, "as Python prints it"),
+    ({"messages": [ASK, {**YES, "function_call": {"name": "f"}}]}, "tool_calls"),
+    ({"messages": [ASK, {**YES, "loss": 0.5}]}, "loss"),
+    ({"conversations": [HUMAN, {"from": "gpt"}]}, "messages[1].content"),
+    ({"chosen": "Human: a", "rejected": "Human: b"}, "prepare hh_rlhf"),
+    ({"chosen": [ASK, YES], "rejected": [SYSTEM, ASK, NO]}, "up to the last reply"),
+    ({"prompt": "Other", "chosen": [ASK, YES], "rejected": [ASK, NO]}, "FILE:prompt=unused"),
+    ({"question": "Who?", "chosen": [ASK, YES], "rejected": NO}, "prompt is the column question"),
+    ({"chosen": [ASK, YES], "rejected": NO}, "one of chosen and rejected is a reply alone"),
+    ({"chosen": [ASK, YES], "rejected": [ASK, {**NO, "content": " "}]}, "rejected is empty"),
+    ({"prompt": "Why?", "chosen": [ASK], "rejected": [ASK]}, "chosen must end in"),
+    ({"prompt": "Why?", "chosen": {**YES, "weight": 0}, "rejected": NO}, "chosen has weight 0"),
+    ({"prompt": "Why?", "chosen": CALL, "rejected": NO}, "chosen calls a tool"),
+    ({"prompt": "Why?", "target": "2"}, "target must be a list"),
+    ({**CHOICE, "options": ["aa"], "answer": 0}, "2 to 10 options"),
+    ({**CHOICE, "choices": FOUR, "answer": "E"}, "answer must be an index"),
+    ({**CHOICE, "options": FOUR, "answer_idx": "C"}, "answer and answer_idx name different"),
+]
+
+
+@pytest.mark.parametrize(("row", "key"), REFUSED)
+def test_refused_rows(tmp_path: Path, row: Row, key: str) -> None:
+    message = refused(tmp_path, row)
+    assert message.startswith("line 1: ") and key in message
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        ({"question": "Why?", "answer": "2"}, "context"),
+        ({"question": "Why?", "answer": "2"}, "Passage"),
+        ({"prompt": "Which?", "answer": "B"}, "options"),
+        ({"instruction": "Why?", "output": "2"}, "history"),
+        ({"messages": [ASK, YES]}, "functions"),
+        ({"prompt": "Why?"}, "__rollout_n__"),
+        ({"text": "Why?"}, "tools"),
+        ({"chosen": [ASK, YES], "rejected": [ASK, NO]}, "image_1"),
+    ],
+)
+def test_a_column_that_the_model_should_see_is_not_lost(
+    tmp_path: Path, row: Row, name: str
+) -> None:
+    """Wherever such a column is filled; an empty one is no reason to stop."""
+    message = refused(tmp_path, row, {**row, name: None}, {**row, name: ["x"]})
+    assert message.startswith("line 3: ") and f"FILE:{name}=unused" in message
+    assert ("text only" if name == "image_1" else f"unread_column: {name} ") in message
+    rows = ({**row, name: ["x"]}, {**row, name: []})
+    assert all(
+        name not in problem.extra for problem in load(tmp_path, *rows, columns=f":{name}=unused")
+    )
+
+
+def test_a_run_says_which_columns_are_read(tmp_path: Path) -> None:
+    lines: list[str] = []
+    rows = [{"question": "Why?", "answer": "2"}, {"question": "a", "answer": "b", "level": 3}]
+    load(tmp_path, *rows, lines=lines)
+    read = "problem rows: reads question as prompt, answer as ground_truth; not used: level"
+    assert lines == [f"{tmp_path / 'rows.jsonl'}: {read}"]
+    (tmp_path / "more.jsonl").write_text(json.dumps(rows[1]) + "\n")
+    load_problems(f"{tmp_path},arithmetic:1", lines.append)
+    assert lines[1:] == [f"{tmp_path}: {read}"], "alike files of a folder share a line"
+
+
+def test_the_first_row_decides_the_shape(tmp_path: Path) -> None:
+    rows = [{"prompt": "Why?", "answer": "1"}, {"question": "How?", "answer": "2", "output": "3"}]
+    first, second = load(tmp_path, *rows)
+    assert (first.ground_truth, second.ground_truth, second.demonstrations) == ("1", "2", ())
+    assert second.messages[0]["content"] == "How?" and second.extra == {"output": "3"}
+    assert "line 2: no column completion or response" in refused(tmp_path, *rows[::-1])
+
+
+def test_messages_keep_what_is_trained_on(tmp_path: Path) -> None:
+    muted = [ASK, {**YES, "loss": False}, MORE[0], {**MORE[1], "loss": True, "info": {"a": 1}}]
+    conversation = load(tmp_path, {"messages": muted})[0].conversation
+    assert [m.get("weight") for m in conversation.messages] == [None, 0, None, None]
+    row = {"prompt": "Why?", "verification_info": '{"ground_truth": "4"}'}
+    columns = ":verification_info.ground_truth=ground_truth"
+    assert load(tmp_path, row, columns=columns)[0].ground_truth == "4"
+
+
+LOADERS = """
+from postgrad.problem import Problem
+
+def load():
+    yield {"question": "Why?", "answer": "2"}
+    yield {"question": "How?", "answer": "3", "uid": "mine"}
+
+def problems():
+    return [Problem("own", ({"role": "user", "content": "Why?"},), "2")]
+
+def broken():
+    yield {"question": "Why?"}
+    raise KeyError("x")
+
+def texts():
+    return ["Why?"]
+
+def nothing():
+    return []
+"""
+
+
+def test_a_function_of_the_user_loads_rows_or_problems(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(LOADERS)
+    lines: list[str] = []
+    first, second = load_problems(f"{file}:load", lines.append)
+    assert (first.ground_truth, first.data_source, second.uid) == ("2", "mine", "mine")
+    assert first.read_from.endswith("mine.py:load: row 1") and "question as prompt" in lines[0]
+    assert load_problems(f"{file}:problems") == [Problem("own", (ASK,), "2")]
+    assert load_problems(f"{file}:load:question=prompt:answer=unused")[0].ground_truth == ""
+    refusals = {"broken": "KeyError: 'x' (mine.py, line 13)", "texts": "row 1 is str"}
+    for name, key in (refusals | {"nothing": "no rows", "laod": "did you mean load?"}).items():
+        with pytest.raises(ConfigError) as caught:
+            load_problems(f"{file}:{name}")
+        assert key in str(caught.value) and "mine.py" in str(caught.value)
