@@ -63,7 +63,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"data": []}, "no rows"),
     ({"data": None}, "data= is not given; add data=VALUE"),
     ({"data": ["2+2="]}, "row 1 is str"),
-    ({"data": [{"txt": "2+2="}]}, "data: row 1: unknown schema"),
+    ({"data": [{"txt": "2+2="}]}, "data: row 1: no known shape"),
     ({"data": {"train": ROWS, "test": ROWS}}, "one split"),
     ({"data": {"prompt": ["2+2="], "ground_truth": ["4"]}}, "Dataset.from_dict"),
     ({"data": 7}, "data is int"),
