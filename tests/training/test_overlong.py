@@ -138,7 +138,8 @@ def test_number_of_dropped_problems_is_reported(tiny, tmp_path, overrides):
     inputs = prepare.load_inputs(config, find_method("grpo")(config))
     inputs.scorer.close()
     assert len(inputs.train) == 3
-    (note,) = inputs.notes
+    columns, note = inputs.notes
+    assert "reads prompt" in columns or "reads question" in columns
     assert "9 of 12 in data.train" in note and "data.overlong=drop" in note
 
 
