@@ -139,7 +139,7 @@ def test_number_of_dropped_problems_is_reported(tiny, tmp_path, overrides):
     inputs.scorer.close()
     assert len(inputs.train) == 3
     columns, note = inputs.notes
-    assert "reads prompt" in columns or "reads question" in columns
+    assert "verl rows: reads data_source, prompt" in columns
     assert "9 of 12 in data.train" in note and "data.overlong=drop" in note
 
 
