@@ -14,6 +14,8 @@ from postgrad.training.prefetch import RolloutPrefetcher
 class RecordingMethod:
     """Records its stages; `weights` is the number of updates that the engine has."""
 
+    ports = SimpleNamespace(policy=None)
+
     def __init__(self) -> None:
         self.events: list[str] = []
         self.weights = 0

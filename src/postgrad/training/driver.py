@@ -134,14 +134,13 @@ class Driver:
         policy = self.method.ports.policy
         with profiled(self.folder, number, self.config.training.profile_steps, self.reporter.note):
             phases.begin("sampling")
-            with explained_memory_errors("sample", policy):
+            with explained_memory_errors("sample", policy):  # of a stream, which runs no stages
                 step, batch = self.rollouts.next_step(number)
             for stage in self.method.learning_stages():
                 name = stage.__name__
                 phases.begin(STAGE_PHASES.get(name, name))
-                memory_errors = explained_memory_errors(name, policy)
-                with memory_errors, self.rollouts.pausing(stage, step):
-                    batch = run_stage(stage, batch, step)
+                with self.rollouts.pausing(stage, step):
+                    batch = run_stage(stage, batch, step, policy)
             seconds = time.perf_counter() - started
         batch = final_batch(self.method, batch, step)
         speed = {"step_s": seconds, "tokens_per_second": batch.num_tokens / seconds}

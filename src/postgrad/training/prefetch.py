@@ -42,7 +42,7 @@ class RolloutPrefetcher:
             step = Step(number, self.feed)
             work: Any = None
             for stage in self.method.sampling_stages():
-                work = run_stage(stage, work, step)
+                work = run_stage(stage, work, step, self.method.ports.policy)
             return step, work
         self._fill(number)
         step, batch = self.ready.popleft()
@@ -100,8 +100,8 @@ class RolloutPrefetcher:
         work = None
         *before, sample = self.method.sampling_stages()
         for stage in before:
-            work = run_stage(stage, work, step)
-        self.in_flight = InFlight(step, sample, work)
+            work = run_stage(stage, work, step, self.method.ports.policy)
+        self.in_flight = InFlight(step, sample, work, self.method.ports.policy)
 
     def _join(self) -> None:
         if self.in_flight is not None:
@@ -112,17 +112,18 @@ class RolloutPrefetcher:
 class InFlight:
     """One step that a daemon thread samples."""
 
-    def __init__(self, step: Step, sample: Stage, work: Any) -> None:
+    def __init__(self, step: Step, sample: Stage, work: Any, policy: Any) -> None:
         self.step = step
         self.sample = sample
         self.work = work
+        self.policy = policy
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
         try:
-            self.work = run_stage(self.sample, self.work, self.step)
+            self.work = run_stage(self.sample, self.work, self.step, self.policy)
         except BaseException as error:
             self.error = error
 

@@ -10,6 +10,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.methods.method import Method
 from postgrad.methods.step import Stage, Step
 from postgrad.training.log import returned, stage_name, timed
+from postgrad.training.memory import explained_memory_errors
 from postgrad.types import Batch
 
 
@@ -28,9 +29,13 @@ def check_stages(method: Method) -> None:
             ) from error
 
 
-def run_stage(stage: Stage, work: Any, step: Step) -> Any:
-    """Return the checked result of a stage; its time becomes the metric stage/NAME_s."""
-    with timed(step, stage.__name__):
+def run_stage(stage: Stage, work: Any, step: Step, policy: Any) -> Any:
+    """Return the checked result of a stage; its time becomes the metric stage/NAME_s.
+
+    An error for lack of memory says what the `policy` holds.
+    """
+    name = stage.__name__
+    with timed(step, name), explained_memory_errors(name, policy):
         work = returned(stage(work, step), stage)
     check_stage(work, step, stage)
     return work
