@@ -26,7 +26,7 @@ from postgrad.training.result import Result, StepResult
 from postgrad.training.rollouts import make_rollouts
 from postgrad.training.seeds import seed_step
 from postgrad.training.setup import OpenRun, announced, open_run
-from postgrad.training.stage_checks import check_stages, run_stage
+from postgrad.training.stage_checks import run_stage
 from postgrad.training.validation import validation_due
 from postgrad.training.validator import Validator
 from postgrad.verifiers.trainer_state import TrainerState
@@ -87,7 +87,6 @@ class Driver:
         self.number = self.start = self.progress.restore()
         num_steps = self.config.training.steps
         opened.inputs.scorer.trainer_state = lambda: TrainerState(self.number, num_steps)
-        check_stages(self.method)
         self.reached = False
         self.log = RunLog(self.folder, self.start)
         self.validator = Validator(opened, self.log)

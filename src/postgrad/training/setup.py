@@ -16,6 +16,7 @@ from postgrad.training.events import Events
 from postgrad.training.log import RunLog, missing_steps
 from postgrad.training.prepare import Inputs
 from postgrad.training.report import MultiReporter, Reporter
+from postgrad.training.stage_checks import check_stages
 from postgrad.training.trackers import tracker_reporters
 
 
@@ -49,6 +50,11 @@ def open_run(method: Method, inputs: Inputs, reporter: Reporter) -> Iterator[Ope
         config.method.freeze()
         phases.begin(f"loading {config.model.path}")
         models = stack.enter_context(open_models(config))
+        ports = Ports(
+            models.policy, models.engine, scorer, inputs.prompts, models.models, inputs.turns
+        )
+        method.bind(ports)
+        check_stages(method)
         if not exists:
             stack.enter_context(run.locked_folder(config, new=True))
         run.create_folder(config)
@@ -56,10 +62,6 @@ def open_run(method: Method, inputs: Inputs, reporter: Reporter) -> Iterator[Ope
         inputs.prompts.save(folder / "tokenizer.json")
         events = stack.enter_context(Events(folder))
         connect_scorer(config, scorer, models.models, folder)
-        ports = Ports(
-            models.policy, models.engine, scorer, inputs.prompts, models.models, inputs.turns
-        )
-        method.bind(ports)
         reporters = MultiReporter(events, reporter, *tracker_reporters(config))
         yield OpenRun(config, method, inputs, folder, reporters)
 
