@@ -334,7 +334,7 @@ TRL_REASONS = {
     "disable_dropout": "models are trained without dropout, except that of LoRA",
     "num_generations_eval": "training.validation_samples is the number in validations",
     "max_tool_calling_iterations": "rollout.max_turns limits the model's turns",
-    "report_to": "track takes wandb, tensorboard and trackio",
+    "report_to": "track takes wandb, tensorboard or file.py:Class",
     "push_to_hub": "postgrad push RUN user/name uploads a run",
     "hub_model_id": "postgrad push RUN user/name uploads a run",
     "load_best_model_at_end": "training.keep_best=SET keeps the best checkpoint, by accuracy",

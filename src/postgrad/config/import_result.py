@@ -16,7 +16,7 @@ SCHEDULES = {
     "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
 }
-TRACKERS = ("wandb", "tensorboard", "trackio")
+TRACKERS = ("wandb", "tensorboard")
 SET_IT = "set it: "  # begins the line of a setting whose value is no literal
 
 

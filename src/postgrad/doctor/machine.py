@@ -44,7 +44,6 @@ PACKAGES = (
     ("peft", "lora", "LoRA adapters"),
     ("wandb", "track", "metrics on Weights & Biases"),
     ("tensorboard", "track", "metrics on TensorBoard"),
-    ("trackio", "track", "metrics on Trackio"),
 )
 BUILT_IN_ENGINES = (
     "native: built in, samples from the trainer's own weights",
