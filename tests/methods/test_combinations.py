@@ -11,6 +11,7 @@ from method_runs import LIMIT, RECIPES, SMALL, overrides_for
 from tiny_runs import config_of, tree
 
 from postgrad.config.compose import record_overrides
+from postgrad.config.overrides import keys_in
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
@@ -198,7 +199,7 @@ def check_quickly(recipe: str, model: Path, *overrides: str) -> None:
             owner = owner[part] if isinstance(owner, dict) else getattr(owner, part)
         assert isinstance(owner, dict) or hasattr(owner, leaf), word
         (owner if isinstance(owner, dict) else vars(owner))[leaf] = yaml.safe_load(value)
-    record_overrides(config, list(overrides))
+    record_overrides(config, keys_in(overrides))
     find_method(config.method.name)(config).check()
 
 

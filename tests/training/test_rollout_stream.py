@@ -94,10 +94,12 @@ def run_steps(stream: RolloutStream, numbers) -> list:
     """Run the steps with an update that only counts; return (metrics, batch) of each."""
     done = []
     for number in numbers:
-        step, batch, stages = stream.next_step(number)
-        assert [stage.__name__ for stage in stages][-1] == "publish"
+        step, batch = stream.next_step(number)
+        publish = stream.method.learning_stages()[-1]
+        assert publish.__name__ == "publish"
         stream.method.ports.policy.version = number  # type: ignore[attr-defined]
-        stages[-1](batch, step)
+        with stream.pausing(publish, step):
+            publish(batch, step)
         done.append((step.metrics, batch))
     return done
 
