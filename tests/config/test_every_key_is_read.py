@@ -133,7 +133,7 @@ def test_every_setting_of_a_method_is_read_by_it(name, reads):
     method = find_method(name)
     modules = {
         sys.modules[kind.__module__]
-        for kind in method.__mro__
+        for kind in (*method.__mro__, *method.Objective.__mro__)
         if kind.__module__.startswith("postgrad.methods")
     }
     helpers = {

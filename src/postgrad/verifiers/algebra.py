@@ -119,10 +119,8 @@ def parse_latex(text: str) -> Any:
 
     A chain of equations that it cannot read counts as its last part. The parser drops the
     transpose A^T, and with it the power 2^T; it keeps ^t. It drops primes and many subscripts, so
-    letters with one become new names. A word is not a product of its letters.
+    letters with one become new names.
     """
-    if _WORD.fullmatch(text):
-        return None
     text = _NAME.sub(_new_name, _POWER_T.sub("^{t}", text))
     text = normalize_latex(text, _NORMALIZATION)
     for part in dict.fromkeys((text, get_last_eq(text))):
@@ -148,8 +146,10 @@ def _new_name(match: re.Match[str]) -> str:
 def same_algebra(given: str, truth: str) -> bool | None:
     """Return whether two formulas are equal by their values or by math-verify.
 
-    None: the parser cannot read one of them.
+    A word equals itself only: it is no product of its letters. None: the parser cannot read one.
     """
+    if _WORD.fullmatch(given) or _WORD.fullmatch(truth):
+        return given.strip() == truth.strip() or None
     one, other = parse_latex(given), parse_latex(truth)
     if one is None or other is None:
         return None
