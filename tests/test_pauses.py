@@ -18,8 +18,11 @@ ALLOWED = {
     "training/test_resume.py::test_kill_9_at_any_moment": "the kill may come at any moment",
     "training/test_trackers.py::test_tensorboard_shows_steps_once_after_a_kill_before_the_first_"
     "checkpoint": "TensorBoard names files by the second",
-    "verifiers/test_verifier_pool.py::test_children_end_when_the_parent_is_killed": (
+    "processes/test_supervisor.py::test_children_end_when_the_parent_is_killed": (
         "children that are still idle have to end too"
+    ),
+    "verifiers/test_verifier_pool.py::test_busy_children_end_when_the_parent_is_killed": (
+        "children that do not work yet have to end too"
     ),
     "view/test_browser.py::test_hostile_text_is_never_run": (
         "a script that runs later is missed, but nothing fails without one"
