@@ -36,8 +36,9 @@ PAGE, SERVER = "view/test_server.py", "sandbox/test_sandbox_server.py"
 ESCAPES, MODELS = "sandbox/test_sandbox_escapes.py", "attack/test_hostile_models.py"
 FOLDER = "model/folder_checks.py"
 MUTATIONS = [
-    Mutation("no Host check", "web.py", "not is_own_host(", "bool(", PAGE, "other_hosts"),
-    Mutation("no token check", "web.py", "return not token or", "return True or", SERVER,
+    Mutation("no Host check", "net/guard.py", "if not any_name and", "if False and", PAGE,
+             "other_hosts"),
+    Mutation("no token check", "net/guard.py", "return not token or", "return True or", SERVER,
              "token_is_required"),
     Mutation("no system-call filter", "sandbox/seccomp.py", "if machine not in ARCHITECTURES",
              "if True", ESCAPES, "no_access_to_other or no_child_processes"),
