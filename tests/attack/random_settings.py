@@ -137,6 +137,7 @@ LARGEST = {
     "method.max_refills": 3,
 }
 NEEDED = {  # settings without which a recipe's own defaults do not fit two steps of a tiny model
+    "tr_dpo": ["method.reference_sync_every=1"],
     "distill": ["method.teacher={model}"],
     "gkd": ["method.teacher={model}"],
     "dapo": ["method.overlong_buffer=3"],
