@@ -138,7 +138,7 @@ def main() -> None:
     )
     parser.add_argument("--skip-peer", action="store_true", help="time Postgrad alone")
     options = parser.parse_args()
-    from postgrad.model.load import resolve_path
+    from postgrad.model.load.load import resolve_path
 
     folder = resolve_path(options.model, 0)
     threads = len(os.sched_getaffinity(0))

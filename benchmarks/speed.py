@@ -244,7 +244,7 @@ def measure_rollout(row: Row, folder: Path) -> dict[str, Any]:
 
     from postgrad.config.schema import ModelConfig, RolloutConfig
     from postgrad.model.device import choose_device, peak_memory_bytes, synchronize
-    from postgrad.model.load import load
+    from postgrad.model.load.load import load
     from postgrad.rollout.engine import Request, Sampling
     from postgrad.rollout.native.engine import NativeEngine
 

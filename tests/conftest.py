@@ -84,7 +84,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-block Qwen3 of width 32 with tied embeddings and grouped heads, made in code."""
     from tiny_runs import sharpened
 
-    from postgrad.model.tiny import make_tiny
+    from postgrad.model.load.tiny import make_tiny
 
     return sharpened(
         make_tiny(tmp_path_factory.mktemp("models") / "tiny", seed=0, layers=2, width=32)
@@ -97,7 +97,7 @@ def prompts(tiny: Path) -> Any:
     from tiny_runs import config_of
 
     from postgrad.data.render import Prompts
-    from postgrad.model.load import load_tokenizer
+    from postgrad.model.load.load import load_tokenizer
 
     return Prompts(load_tokenizer(config_of("grpo", tiny).model), "plain")
 
@@ -107,7 +107,7 @@ def tiny_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a model of three blocks with an untied head, for tests of views."""
     from tiny_runs import sharpened
 
-    from postgrad.model.tiny import make_tiny
+    from postgrad.model.load.tiny import make_tiny
 
     return sharpened(
         make_tiny(

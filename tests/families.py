@@ -156,7 +156,7 @@ def make_family(
 
 def save_family(folder: Path, model_type: str, **changes: Any) -> Path:
     """Write such a model with the tiny tokenizer as a stock Hugging Face folder."""
-    from postgrad.model.tiny import tiny_tokenizer
+    from postgrad.model.load.tiny import tiny_tokenizer
 
     make_family(model_type, **changes).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)

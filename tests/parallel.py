@@ -13,13 +13,13 @@ from tiny_runs import config_of, random_batch
 
 from postgrad.cluster.host import load_role
 from postgrad.model.critic import LocalCritic
-from postgrad.model.load import load
+from postgrad.model.load.load import load
 from postgrad.model.lora import adapter_parameters, add_adapters
 from postgrad.model.metrics import MetricAccumulator
+from postgrad.model.parallel.ranks import Ranks
+from postgrad.model.parallel.sharded import ShardedCritic, ShardedPolicy
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL, after
-from postgrad.model.ranks import Ranks
-from postgrad.model.sharded import ShardedCritic, ShardedPolicy
 
 CPU = torch.device("cpu")
 BATCH = random_batch(1, groups=5, samples=4, longest_prompt=9, longest=12)

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from postgrad import toolkit
-from postgrad.model.tiny import tiny_tokenizer
+from postgrad.model.load.tiny import tiny_tokenizer
 from postgrad.toolkit import steps, supplement
 
 

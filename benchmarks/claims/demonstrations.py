@@ -64,7 +64,7 @@ def measure(path: str, data: str, num_rows: int) -> list[list[TokenProb]]:
     from postgrad.data.problems import load_problems
     from postgrad.data.render import Prompts
     from postgrad.model.device import choose_device
-    from postgrad.model.load import load
+    from postgrad.model.load.load import load
 
     loaded = load(ModelConfig(path=path, dtype="float32"), choose_device("auto"))
     prompts = Prompts(loaded.tokenizer)

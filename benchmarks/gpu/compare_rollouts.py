@@ -18,7 +18,7 @@ def rollout_postgrad(folder: str, which: str, long_tail: bool) -> None:
     import torch
 
     from postgrad.config.schema import ModelConfig, RolloutConfig
-    from postgrad.model.load import load
+    from postgrad.model.load.load import load
     from postgrad.rollout.engine import Request, Sampling
     from postgrad.rollout.native.engine import NativeEngine
 

@@ -12,7 +12,7 @@ def make_policy(folder: str, recipe: str, overrides: list[str]):
     from postgrad.config.compose import compose
     from postgrad.config.schema import ModelConfig
     from postgrad.methods import find_method
-    from postgrad.model.load import load
+    from postgrad.model.load.load import load
     from postgrad.model.policy import LocalPolicy
 
     fixed = [

@@ -196,7 +196,7 @@ def measure_rollout(args: argparse.Namespace) -> dict[str, Any]:
     """Time the native engine alone: tokens per second with log-probs, and peak memory."""
     from postgrad.config.schema import ModelConfig, RolloutConfig
     from postgrad.model.device import choose_device, peak_memory_bytes, synchronize
-    from postgrad.model.load import load
+    from postgrad.model.load.load import load
     from postgrad.rollout.engine import Request, Sampling
     from postgrad.rollout.native.engine import NativeEngine
 

@@ -22,8 +22,8 @@ from postgrad.analysis.entropy import (
 from postgrad.analysis.figures import flow_points, tick_layers
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError
-from postgrad.model.load import load
-from postgrad.model.tiny import tiny_tokenizer
+from postgrad.model.load.load import load
+from postgrad.model.load.tiny import tiny_tokenizer
 
 LAYERS = 3
 

@@ -287,7 +287,7 @@ def _number(key: str, limits: Any, whole: bool, random_state: random.Random) -> 
 
 def make_places(folder: Path) -> dict[str, str]:
     """Writes models, data and verifiers that the combinations use; returns their paths."""
-    from postgrad.model.tiny import make_tiny
+    from postgrad.model.load.tiny import make_tiny
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "mine.py").write_text(VERIFIERS)

@@ -34,7 +34,7 @@ def cheats(name: str, file: str, old: str, new: str, selection: str) -> Mutation
 
 PAGE, SERVER = "view/test_server.py", "sandbox/test_sandbox_server.py"
 ESCAPES, MODELS = "sandbox/test_sandbox_escapes.py", "attack/test_hostile_models.py"
-FOLDER = "model/folder_checks.py"
+FOLDER = "model/load/folder_checks.py"
 MUTATIONS = [
     Mutation("no Host check", "net/guard.py", "if not any_name and", "if False and", PAGE,
              "other_hosts"),

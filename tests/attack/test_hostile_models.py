@@ -11,7 +11,7 @@ from postgrad.cli.main import main
 from postgrad.config.schema import ModelConfig
 from postgrad.data import template_limits
 from postgrad.data.template_limits import check_template_limits
-from postgrad.model.load import load
+from postgrad.model.load.load import load
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from tiny_runs import END, config_of, stock_model, stock_row
 
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError
-from postgrad.model.load import load_tokenizer
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.load import load_tokenizer
+from postgrad.model.load.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
 from postgrad.rollout.http import HttpChat, HttpEngine
 from postgrad.rollout.http_client import Address

@@ -17,7 +17,7 @@ from waiting import wait_for
 
 from postgrad.cluster.host import build_host
 from postgrad.data.render import Prompts
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.tiny import make_tiny
 from postgrad.net import server as net_server
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.serving import app as app_module

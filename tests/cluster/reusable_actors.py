@@ -49,7 +49,7 @@ class ReusableRank(RankActor):
         import os
         import signal
 
-        from postgrad.model.async_writer import TensorsFile
+        from postgrad.model.checkpoint_files import TensorsFile
 
         policy = self.ports["policy"][1]
         save = policy.save

@@ -10,10 +10,10 @@ from tiny_runs import config_of
 from postgrad.cluster.meshes import check_meshes, worker_mesh
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import Role
-from postgrad.model.load import load
+from postgrad.model.load.load import load
+from postgrad.model.parallel.ranks import Ranks
+from postgrad.model.parallel.sharded import ShardedFrozen
 from postgrad.model.policy import FrozenPolicy
-from postgrad.model.ranks import Ranks
-from postgrad.model.sharded import ShardedFrozen
 
 
 @pytest.fixture(scope="module")

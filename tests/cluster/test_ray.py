@@ -26,10 +26,10 @@ from postgrad.cluster.engines import engine_config  # noqa: E402
 from postgrad.cluster.ray_connection import import_ray, start_local  # noqa: E402
 from postgrad.cluster.worker_group import WorkerGroup  # noqa: E402
 from postgrad.errors import ConfigError, RunError  # noqa: E402
-from postgrad.model.checkpoint_parts import read_tensors  # noqa: E402
+from postgrad.model.checkpoint_files import read_tensors  # noqa: E402
+from postgrad.model.load.tiny import make_tiny  # noqa: E402
 from postgrad.model.policy import read_weights  # noqa: E402
 from postgrad.model.port import after  # noqa: E402
-from postgrad.model.tiny import make_tiny  # noqa: E402
 from postgrad.rollout.engine import (  # noqa: E402
     Request,
     Sampling,

@@ -13,7 +13,7 @@ import pytest
 from postgrad.cli.main import main
 from postgrad.config.compose import compose, recipe_names
 from postgrad.methods import find_method
-from postgrad.model.ranks import check_mesh
+from postgrad.model.parallel.ranks import check_mesh
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = {"model.path": "tiny", "data.train": "arithmetic:1"}

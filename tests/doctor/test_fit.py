@@ -14,12 +14,12 @@ from postgrad.config.schema import Config
 from postgrad.doctor import fit
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.model.load import load, model_config
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.formats import Loaded
+from postgrad.model.load.load import load, model_config
+from postgrad.model.load.tiny import make_tiny
 from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL
-from postgrad.model.tiny import make_tiny
 from postgrad.model.views import hidden_states
 from postgrad.sizing import simulate
 from postgrad.sizing.plan import GroupLengths, Plan, Workload, check_context, lay_out_step
@@ -424,7 +424,7 @@ def model_that_rarely_stops(folder: Path) -> Path:
     """19M parameters and a vocabulary of 1024: the end is rare, so responses have full length."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from postgrad.model.tiny import make_tiny
+    from postgrad.model.load.tiny import make_tiny
 
     make_tiny(folder, seed=0, layers=8, width=512, heads=8)
     config = AutoConfig.from_pretrained(folder)

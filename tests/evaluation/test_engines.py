@@ -7,7 +7,7 @@ from tiny_runs import config_of
 from postgrad.cli.main import main
 from postgrad.cluster.engines import engine_config, load_engine
 from postgrad.data.render import Prompts
-from postgrad.model.load import load_tokenizer
+from postgrad.model.load.load import load_tokenizer
 
 
 @pytest.mark.slow

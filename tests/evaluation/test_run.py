@@ -19,7 +19,7 @@ from postgrad.evaluation import report, run
 from postgrad.evaluation.folder import locked_folder, stored_settings
 from postgrad.evaluation.model import find_model, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig, full_key, read_settings
-from postgrad.model.load import load_tokenizer
+from postgrad.model.load.load import load_tokenizer
 from postgrad.rollout.engine import trajectory_seed
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from tiny_runs import sharpened
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.tiny import make_tiny
 
 GOLDEN = Path(__file__).parent / "runs.jsonl"
 TOLERANCE = 1e-5

@@ -12,7 +12,7 @@ def make_llama(folder: Path, weight_scale: float = 1.0) -> Path:
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from postgrad.model.tiny import make_tiny
+    from postgrad.model.load.tiny import make_tiny
 
     folder = make_tiny(folder, seed=0)
     torch.manual_seed(0)

@@ -14,8 +14,8 @@ from families import SumOfLogprobs, save_family
 from postgrad.config.compose import compose
 from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.methods import find_method
-from postgrad.model.gate import disagreement, stock_logprobs
-from postgrad.model.load import load
+from postgrad.model.load.gate import disagreement, stock_logprobs
+from postgrad.model.load.load import load
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.support import support_of
 from postgrad.model.policy import LocalPolicy

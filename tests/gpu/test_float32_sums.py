@@ -5,8 +5,8 @@ import torch
 from llama import make_llama
 from test_graphs import make_batch, make_policy
 
-from postgrad.model.gradient_sums import add_product, gradient_sums, has_master
 from postgrad.model.metrics import MetricAccumulator
+from postgrad.model.optimizers.gradient_sums import add_product, gradient_sums, has_master
 
 pytestmark = [
     pytest.mark.gpu,

@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
 
 
 def make_policy(folder, recipe, dtype, *overrides):
-    from postgrad.model.load import load
+    from postgrad.model.load.load import load
     from postgrad.model.policy import LocalPolicy
 
     fixed = [

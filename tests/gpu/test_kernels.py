@@ -52,7 +52,7 @@ def make_packing_and_mask():
 def test_packed_attention_and_its_gradients_equal_a_dense_mask(
     dtype, width, heads, key_heads, bound
 ):
-    from postgrad.model.passes.kernels.packed_attention import packed_attention
+    from postgrad.model.kernels.packed_attention import packed_attention
 
     torch.manual_seed(0)
     packing, mask = make_packing_and_mask()
@@ -75,9 +75,9 @@ def test_packed_attention_and_its_gradients_equal_a_dense_mask(
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)])
 def test_rms_norm_swiglu_and_heads_and_their_gradients_equal_plain_torch(dtype, bound):
-    from postgrad.model.passes.kernels.heads import HeadNorms, projected_heads
-    from postgrad.model.passes.kernels.rms_norm import rms_norm
-    from postgrad.model.passes.kernels.swiglu import swiglu
+    from postgrad.model.kernels.heads import HeadNorms, projected_heads
+    from postgrad.model.kernels.rms_norm import rms_norm
+    from postgrad.model.kernels.swiglu import swiglu
 
     torch.manual_seed(0)
 
@@ -126,8 +126,8 @@ def test_rms_norm_swiglu_and_heads_and_their_gradients_equal_plain_torch(dtype, 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 1.5e-2)])
 def test_down_projection_with_an_adapter_and_its_gradients_equal_plain_torch(dtype, bound):
-    from postgrad.model.lora_products import AdapterProducts
-    from postgrad.model.passes.kernels.swiglu import swiglu_down_with_adapter
+    from postgrad.model.kernels.swiglu import swiglu_down_with_adapter
+    from postgrad.model.lora import AdapterProducts
 
     torch.manual_seed(0)
     shapes = [(300, 1152), (8, 576), (96, 8)]
@@ -152,7 +152,7 @@ def model(tmp_path_factory):
 
 
 def load(folder, dtype):
-    from postgrad.model.load import load
+    from postgrad.model.load.load import load
 
     return load(ModelConfig(path=str(folder), dtype=dtype), torch.device("cuda"), 0)
 
@@ -267,8 +267,8 @@ def test_engine_and_trainer_agree_with_wide_heads_biases_and_head_norms(tmp_path
     """
     import transformers
 
-    from postgrad.model.gate import stock_logprobs
-    from postgrad.model.tiny import make_tiny
+    from postgrad.model.load.gate import stock_logprobs
+    from postgrad.model.load.tiny import make_tiny
 
     folder = make_tiny(tmp_path / family, seed=0)
     torch.manual_seed(0)

@@ -11,9 +11,9 @@ from postgrad.cluster.host import build_host
 from postgrad.config.compose import compose
 from postgrad.data.problems import load_problems
 from postgrad.methods import find_method
+from postgrad.model.load.tiny import make_tiny
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.quantized import dequantize_reference, quantize, quantized_modules
-from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.types import Batch, Trajectory
 
@@ -85,7 +85,7 @@ def test_the_captured_decode_step_samples_from_the_4_bit_policy(wide, dtype):
 def test_kept_attention_gives_the_same_gradients_and_is_computed_once(wide, overrides, monkeypatch):
     if overrides:
         pytest.importorskip("peft")
-    from postgrad.model.passes.kernels import packed_attention
+    from postgrad.model.kernels import packed_attention
 
     calls: list[int] = []
     attend = packed_attention._attend

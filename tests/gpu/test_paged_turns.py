@@ -17,7 +17,7 @@ SAMPLING = Sampling(1.0, LIMIT, stop_ids=tuple(range(20, 60)))  # a turn has abo
 
 
 def make_engine(folder, dtype, **settings):
-    from postgrad.model.load import load
+    from postgrad.model.load.load import load
     from postgrad.rollout.native.stream import StreamingNativeEngine
 
     loaded = load(ModelConfig(path=str(folder), dtype=dtype), torch.device("cuda"), 0)

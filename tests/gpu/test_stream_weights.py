@@ -18,7 +18,7 @@ NORM = "model.norm.weight"
 
 def test_each_token_has_the_log_prob_of_its_version(tmp_path):
     """Only the last norm changes, so that keys and values are those of every version."""
-    from postgrad.model.load import load
+    from postgrad.model.load.load import load
     from postgrad.rollout.continuous import ContinuousEngine
     from postgrad.rollout.native.paged_stream import PagedStream
     from postgrad.rollout.native.stream import StreamingNativeEngine

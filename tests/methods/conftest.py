@@ -12,7 +12,7 @@ def loaded(tiny: Path) -> Any:
     import torch
     from tiny_runs import config_of
 
-    from postgrad.model.load import load
+    from postgrad.model.load.load import load
 
     model = load(config_of("grpo", tiny).model, torch.device("cpu"))
     model.model.double()

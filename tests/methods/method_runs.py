@@ -174,7 +174,7 @@ class Bound:
 
 
 def build_tokenizer(config: Config) -> Any:
-    from postgrad.model.load import load_tokenizer
+    from postgrad.model.load.load import load_tokenizer
 
     return load_tokenizer(config.model, config.seed)
 

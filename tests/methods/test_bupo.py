@@ -15,12 +15,12 @@ from tiny_runs import config_of, random_batch, rows_of, stock_model
 from postgrad.cluster.host import build_host
 from postgrad.methods.bupo import Bupo
 from postgrad.methods.method import Step
-from postgrad.model.load import load
+from postgrad.model.load.load import load
+from postgrad.model.load.tiny import tiny_tokenizer
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import TokenOutputs, View, after
-from postgrad.model.tiny import tiny_tokenizer
 from postgrad.types import Batch
 
 

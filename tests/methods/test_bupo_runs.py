@@ -10,7 +10,7 @@ from method_runs import run as run_recipe
 from tiny_runs import config_of, tree
 
 from postgrad.errors import ConfigError
-from postgrad.model.tiny import make_tiny, tiny_tokenizer
+from postgrad.model.load.tiny import make_tiny, tiny_tokenizer
 
 # ---- layer-wise learning rates
 

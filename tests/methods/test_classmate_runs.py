@@ -186,7 +186,7 @@ def test_thoughts_learn_to_help(tmp_path, verifier):
 
     The policy's own output is six characters and scores 0, so only the classmate's reward teaches.
     """
-    from postgrad.model.tiny import make_tiny
+    from postgrad.model.load.tiny import make_tiny
 
     fresh = make_tiny(tmp_path / "fresh", seed=0, layers=2, width=32)
     overrides = (

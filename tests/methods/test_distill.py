@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from postgrad.algorithms.distillation import divergence, with_rest
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
+from postgrad.model.load.tiny import make_tiny
 from postgrad.model.passes.head import token_outputs, top_logprobs
-from postgrad.model.tiny import make_tiny
 
 SEVEN = 7  # the token id of the digit
 

@@ -10,7 +10,7 @@ import json
 import pytest
 from method_runs import run
 
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.tiny import make_tiny
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.methods.luffy import Luffy
 from postgrad.methods.method import Step
 from postgrad.methods.support import luffy_checks
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.tiny import make_tiny
 from postgrad.training.log import is_timing
 from postgrad.training.prepare import load_inputs, make_method
 from postgrad.types import DEMONSTRATION, POLICY, Batch, Trajectory

@@ -11,7 +11,7 @@ from postgrad.data.labels import label_of
 from postgrad.data.problems import problems_of_rows
 from postgrad.errors import ConfigError
 from postgrad.methods.kto import mismatch
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.tiny import make_tiny
 from postgrad.types import Batch, Trajectory
 
 STEPS = (

@@ -10,7 +10,7 @@ from tiny_runs import SELF_DISTILL, config_of
 
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.tiny import make_tiny
 
 STEPS = (
     "optimizer.lr=5e-3",

@@ -13,7 +13,7 @@ from tiny_runs import config_of, random_batch, stock_model
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods import find_method
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.tiny import make_tiny
 from postgrad.rollout.http_client import Address
 from postgrad.rollout.http_logprobs import ECHO, HttpLogprobs, read_echo, read_vllm
 

@@ -8,7 +8,7 @@ import torch
 from method_runs import bound, run
 
 from postgrad.methods import method as base
-from postgrad.model.passes.kept import KeptIds
+from postgrad.model.passes.sampled_support import KeptIds
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native import engine as native
 from postgrad.rollout.native.sampling import truncate

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from postgrad.model import adamw_8bit
-from postgrad.model.adamw_8bit import (
+from postgrad.model.optimizers import adamw_8bit
+from postgrad.model.optimizers.adamw_8bit import (
     AdamW8bit,
     dequantize_blocks,
     dynamic_levels,

@@ -12,10 +12,10 @@ from postgrad.cluster.engines import describe_model, engine_config
 from postgrad.cluster.host import build_host, load_role
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError
-from postgrad.model.load import load
-from postgrad.model.ranks import Ranks
-from postgrad.model.sharded import ShardedCritic
-from postgrad.model.tiny import make_tiny, tiny_tokenizer
+from postgrad.model.load.load import load
+from postgrad.model.load.tiny import make_tiny, tiny_tokenizer
+from postgrad.model.parallel.ranks import Ranks
+from postgrad.model.parallel.sharded import ShardedCritic
 
 CPU = torch.device("cpu")
 

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from tiny_runs import config_of
 
 from postgrad.errors import ConfigError
-from postgrad.model import experts, groups
-from postgrad.model.experts import dispatch_experts, tokens_by_owner
-from postgrad.model.load import load
+from postgrad.model.load.load import load
+from postgrad.model.parallel import experts, groups
+from postgrad.model.parallel.experts import dispatch_experts, tokens_by_owner
 
 pytestmark = needs_experts
 

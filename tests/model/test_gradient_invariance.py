@@ -12,7 +12,7 @@ from tiny_runs import config_of, random_batch, rows_of, stock_model, stock_row
 
 from postgrad.algorithms.aggregation import AGGREGATIONS
 from postgrad.methods import find_method
-from postgrad.model.load import load
+from postgrad.model.load.load import load
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes import layout
 from postgrad.model.policy import LocalPolicy

@@ -11,10 +11,10 @@ from interpreted import run_interpreted
 from torch import nn
 
 from postgrad.config.schema import OptimizerConfig
-from postgrad.model import gradient_sums
-from postgrad.model.gradient_sums import returned_gradients
-from postgrad.model.optimizer import Optimizer
-from postgrad.model.passes.kernels.linear import fuse_linears, fused_linear
+from postgrad.model.kernels.linear import fuse_linears, fused_linear
+from postgrad.model.optimizers import gradient_sums
+from postgrad.model.optimizers.gradient_sums import returned_gradients
+from postgrad.model.optimizers.optimizer import Optimizer
 
 SIZES = (6, 2, 4)
 WIDTH = 5
@@ -164,10 +164,10 @@ sys.path.insert(0, sys.argv[2])
 from tiny_runs import config_of, random_batch
 from postgrad.config.schema import ModelConfig
 from postgrad.methods import find_method
-from postgrad.model import gradient_sums
-from postgrad.model.load import load
+from postgrad.model.optimizers import gradient_sums
+from postgrad.model.load.load import load
 from postgrad.model.passes import head
-from postgrad.model.passes.kernels.install import install_kernels
+from postgrad.model.kernels.install import install_kernels
 from postgrad.model.passes.layout import make_packed_micro_batches
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL

@@ -13,13 +13,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError
-from postgrad.model.auto_class import auto_class_of
-from postgrad.model.gate import Gate, stock_logprobs
-from postgrad.model.load import load
+from postgrad.model.load.formats import auto_class_of, save_tokenizer
+from postgrad.model.load.gate import Gate, stock_logprobs
+from postgrad.model.load.load import load
+from postgrad.model.load.tiny import tiny_tokenizer
 from postgrad.model.passes.support import support_of
 from postgrad.model.policy import FrozenPolicy
-from postgrad.model.processor_files import save_tokenizer
-from postgrad.model.tiny import tiny_tokenizer
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 

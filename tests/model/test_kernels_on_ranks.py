@@ -21,8 +21,11 @@ from parallel import (
 )
 from ranks import run_on_ranks
 from postgrad.errors import ConfigError
-from postgrad.model import gate, load, sharding
-from postgrad.model.passes import head, layout
+from postgrad.model.load.load import gate
+from postgrad.model.load.load import load
+from postgrad.model.parallel import sharding
+from postgrad.model.passes import head
+from postgrad.model.passes import layout
 
 def run(name, folder, settings, is_rank):
     if name.startswith("critic"):
@@ -39,7 +42,7 @@ def kernels_of(policy):
     return {getattr(forward, "__func__", run).__name__ for forward in forwards if forward}
 
 def check_wrong_kernels(folder, expected):
-    from postgrad.model.passes.kernels import install, packed_attention
+    from postgrad.model.kernels import install, packed_attention
     right = install.rms_norm
     install.rms_norm = lambda *arguments: 1.1 * right(*arguments)
     policy = sharded_policy(folder, [])

@@ -14,8 +14,8 @@ from tiny_runs import config_of, random_batch, stock_model, tree
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, RunError
-from postgrad.model.hub import hub_is_reachable
-from postgrad.model.load import (
+from postgrad.model.load.formats import Loaded, hub_is_reachable
+from postgrad.model.load.load import (
     _keep_bars_on_terminals,
     load,
     load_tokenizer,
@@ -25,8 +25,7 @@ from postgrad.model.load import (
     save_weights,
     stop_ids,
 )
-from postgrad.model.loaded import Loaded
-from postgrad.model.tiny import tiny_tokenizer
+from postgrad.model.load.tiny import tiny_tokenizer
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.hf import HfEngine
 from postgrad.rollout.native.engine import NativeEngine
@@ -55,7 +54,7 @@ def test_dropout_is_off_while_the_model_trains(tmp_path):
     """Trainer and engine must compute the same policy."""
     import transformers
 
-    from postgrad.model.tiny import tiny_tokenizer
+    from postgrad.model.load.tiny import tiny_tokenizer
 
     config = transformers.LlamaConfig(
         vocab_size=18,
@@ -98,7 +97,7 @@ def test_an_unknown_name_fails_without_a_connection_where_no_hub_is_reachable(
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("postgrad.model.load.hub_is_reachable", lambda: False)
+    monkeypatch.setattr("postgrad.model.load.load.hub_is_reachable", lambda: False)
     lookups = []
     monkeypatch.setattr("socket.getaddrinfo", lambda *address, **_: lookups.append(address))
     (tmp_path / "my-model").mkdir()

@@ -15,7 +15,7 @@ from postgrad.doctor import fit
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.support.policy_objective import PolicyObjective
-from postgrad.model.load import load, load_tokenizer, model_config
+from postgrad.model.load.load import load, load_tokenizer, model_config
 from postgrad.model.lora import adapter_parameters, add_adapters, merge_adapter, merged_weights
 from postgrad.model.policy import FrozenPolicy, LocalPolicy
 from postgrad.model.port import FULL, View, after

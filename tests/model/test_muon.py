@@ -8,11 +8,11 @@ from torch import nn
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError, RunError
-from postgrad.model.load import load
-from postgrad.model.muon import matrix_names
-from postgrad.model.optimizer import Optimizer
-from postgrad.model.ranks import Ranks
-from postgrad.model.sharding import ShardedOptimizer
+from postgrad.model.load.load import load
+from postgrad.model.optimizers.muon import matrix_names
+from postgrad.model.optimizers.optimizer import Optimizer
+from postgrad.model.parallel.ranks import Ranks
+from postgrad.model.parallel.sharding import ShardedOptimizer
 
 CPU = torch.device("cpu")
 

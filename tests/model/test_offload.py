@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError, RunError
-from postgrad.model import offload
-from postgrad.model.offload import OffloadedAdamW
-from postgrad.model.optimizer import Optimizer
+from postgrad.model.optimizers import offload
+from postgrad.model.optimizers.offload import OffloadedAdamW
+from postgrad.model.optimizers.optimizer import Optimizer
 
 KINDS = ["adamw", "adamw_offloaded", "adamw_fused", "adamw_8bit"]
 OPTIONS = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}

@@ -11,7 +11,7 @@ from torch import nn
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import RunError
-from postgrad.model.optimizer import Optimizer, learning_rate
+from postgrad.model.optimizers.optimizer import Optimizer, learning_rate
 
 
 def small_net(dtype=torch.float32) -> nn.Module:

@@ -33,13 +33,13 @@ from postgrad.cluster.host import load_policy, load_role
 from postgrad.cluster.meshes import check_meshes
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.model import groups, tensor_parallel
-from postgrad.model.load import load
+from postgrad.model.load.load import load
 from postgrad.model.lora import add_adapters
 from postgrad.model.metrics import MetricAccumulator
+from postgrad.model.parallel import groups, tensor_parallel
+from postgrad.model.parallel.ranks import Ranks, check_mesh
+from postgrad.model.parallel.sharded import ShardedCritic, ShardedPolicy
 from postgrad.model.port import FULL
-from postgrad.model.ranks import Ranks, check_mesh
-from postgrad.model.sharded import ShardedCritic, ShardedPolicy
 from postgrad.types import Batch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"

@@ -19,8 +19,13 @@ from ranks import run_on_ranks
 from transformers import AutoModelForCausalLM
 
 from postgrad.errors import RunError
-from postgrad.model.async_writer import TensorsFile
-from postgrad.model.checkpoint_parts import Layout, assign_weights, part_path, read_tensors
+from postgrad.model.checkpoint_files import (
+    Layout,
+    TensorsFile,
+    assign_weights,
+    part_path,
+    read_tensors,
+)
 
 
 @pytest.fixture(scope="module")

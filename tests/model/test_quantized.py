@@ -9,7 +9,8 @@ from torch import nn
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.model.gate import fingerprint
+from postgrad.model.load.gate import fingerprint
+from postgrad.model.load.tiny import make_tiny
 from postgrad.model.lora import adapter_parameters, adapters_disabled
 from postgrad.model.quantized import (
     LEVELS,
@@ -21,7 +22,6 @@ from postgrad.model.quantized import (
     quantized_modules,
     split_rows,
 )
-from postgrad.model.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter

@@ -10,7 +10,7 @@ from tiny_runs import random_batch
 
 from postgrad.cluster.actor_pool import merge_results, split_requests
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.ranks import MAX_IMBALANCE, divide_rows
+from postgrad.model.parallel.ranks import MAX_IMBALANCE, divide_rows
 from postgrad.rollout.engine import Request
 from postgrad.types import Batch, Trajectory
 

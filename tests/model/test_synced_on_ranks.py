@@ -7,10 +7,10 @@ from parallel import BATCH, CPU, EXPERT, TENSOR, make_config, needs_experts
 from ranks import run_on_ranks
 
 from postgrad.cluster.host import load_role
-from postgrad.model.load import load
+from postgrad.model.load.load import load
+from postgrad.model.parallel.ranks import Ranks
+from postgrad.model.parallel.sharded_synced import ShardedSynced
 from postgrad.model.policy import read_weights
-from postgrad.model.ranks import Ranks
-from postgrad.model.sharded_synced import ShardedSynced
 from postgrad.model.synced import SyncedPolicy
 
 NUM_UPDATES = 3

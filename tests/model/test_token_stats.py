@@ -5,7 +5,7 @@ import torch
 from tiny_runs import config_of, random_batch
 
 from postgrad.methods.support.policy_objective import PolicyObjective
-from postgrad.model.load import load
+from postgrad.model.load.load import load
 from postgrad.model.policy import LocalPolicy
 from postgrad.types import Batch
 

@@ -8,7 +8,7 @@ from tiny_runs import config_of, random_batch, rows_of, stock_model
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError
 from postgrad.methods.support.policy_objective import PolicyObjective
-from postgrad.model.load import load
+from postgrad.model.load.load import load
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL, View, after
 from postgrad.model.views import check_view, hidden_states, unused_parameters

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from postgrad.cli.main import main
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.tiny import make_tiny
 from postgrad.publish.verl_shards import read_shard
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter

@@ -17,8 +17,8 @@ from postgrad.config.schema import EnvironmentConfig, RolloutConfig
 from postgrad.data.render import Prompts
 from postgrad.environments.lookup import Environments
 from postgrad.errors import ConfigError, RunError
-from postgrad.model.load import load_tokenizer
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.load import load_tokenizer
+from postgrad.model.load.tiny import make_tiny
 from postgrad.net import client
 from postgrad.problem import Problem
 from postgrad.rollout import http_client

@@ -31,7 +31,7 @@ class Copied:
     shares_weights = False
 
     def __init__(self, config, loaded):
-        from postgrad.model.load import load
+        from postgrad.model.load.load import load
 
         own = load(config.model, torch.device("cpu"), config.seed)
         self.inner = NativeEngine(own, config.rollout)

@@ -202,7 +202,7 @@ tables.PREFILL_ROWS = 32  # the interpreter is slow; the other modules copy it
 sys.path.insert(0, sys.argv[2])
 from serve_process import live, running, wait_for
 from postgrad.net import server as net_server
-from postgrad.model.passes.kernels.install import install_kernels
+from postgrad.model.kernels.install import install_kernels
 from postgrad.rollout.native import paged_live
 from postgrad.rollout.native.decoder import Decoder
 from postgrad.serving.app import make_app

@@ -293,7 +293,7 @@ from postgrad.model.passes import packing
 packing.BLOCK_M = packing.BLOCK_N = 16  # also the tokens of a page; the other modules copy it
 from families import make_family
 from postgrad.model.passes.attention import NAME, register_attention
-from postgrad.model.passes.kernels.install import install_kernels
+from postgrad.model.kernels.install import install_kernels
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native import paged_prefill
 from postgrad.rollout.native.decoder import Decoder

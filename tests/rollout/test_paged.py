@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from interpreted import run_interpreted
 
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.tiny import make_tiny
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ packing.BLOCK_M = packing.BLOCK_N = BLOCK  # the modules that are imported later
 PROGRAM = """
 import sys, torch
 from postgrad.config.schema import ModelConfig, RolloutConfig
-from postgrad.model.load import load
+from postgrad.model.load.load import load
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.engine import NativeEngine
@@ -37,7 +37,7 @@ loaded = load(model, torch.device("cpu"), 0)
 adapted = len(sys.argv) > 2
 if adapted:
     from postgrad.config.schema import LoraConfig
-    from postgrad.model.passes.kernels.install import install_kernels
+    from postgrad.model.kernels.install import install_kernels
     from postgrad.model.lora import add_adapters, adapter_parameters
     plain = load(model, torch.device("cpu"), 0)
     install_kernels(loaded.model)
@@ -56,7 +56,7 @@ asked = [
 ]
 sampling = Sampling(0.9, 3)
 sampled = reference.generate(asked, sampling)
-from postgrad.model.passes.kernels.install import install_kernels
+from postgrad.model.kernels.install import install_kernels
 if not adapted:
     install_kernels(loaded.model)
 decoder = Decoder(loaded.model, engine.stop_ids)
@@ -98,8 +98,8 @@ import sys, torch
 from postgrad.rollout.native import tables
 tables.PREFILL_ROWS = 16  # the interpreter is slow; the other modules copy it
 from postgrad.config.schema import ModelConfig, RolloutConfig
-from postgrad.model.load import load
-from postgrad.model.passes.kernels.install import install_kernels
+from postgrad.model.load.load import load
+from postgrad.model.kernels.install import install_kernels
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native import paged as paged_module
 from postgrad.rollout.native.decoder import Decoder

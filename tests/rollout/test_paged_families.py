@@ -24,7 +24,7 @@ from postgrad.rollout.native import tables
 tables.PREFILL_ROWS = 16
 from families import make_family
 from postgrad.model.passes.attention import NAME, register_attention
-from postgrad.model.passes.kernels.install import install_kernels
+from postgrad.model.kernels.install import install_kernels
 from postgrad.model.passes.layout import make_packed_micro_batches
 from postgrad.model.passes.support import support_of
 from postgrad.model.views import hidden_states

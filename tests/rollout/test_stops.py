@@ -111,7 +111,7 @@ def test_a_child_process_and_servers_end_at_the_same_token(tiny, native, prompts
 PAGED = """
 import json, sys, torch
 from postgrad.config.schema import ModelConfig, RolloutConfig
-from postgrad.model.load import load
+from postgrad.model.load.load import load
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.engine import NativeEngine
@@ -127,7 +127,7 @@ engine = NativeEngine(loaded, RolloutConfig(max_rows=16))
 asked = [Request([1, 10, 2, 15], list(range(4))), Request([7, 15], [3, 4], 6)]
 sampling = Sampling(1.0, 9, stop=stops)
 plain = engine.generate(asked, sampling)
-from postgrad.model.passes.kernels.install import install_kernels
+from postgrad.model.kernels.install import install_kernels
 install_kernels(loaded.model)
 decoder = Decoder(loaded.model, engine.stop_ids)
 with torch.no_grad():

@@ -26,8 +26,8 @@ from postgrad.data.render import Prompts
 from postgrad.doctor import machine as doctor
 from postgrad.errors import ConfigError
 from postgrad.methods.method import Ports
-from postgrad.model.load import cache_folder, load_tokenizer
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.load import cache_folder, load_tokenizer
+from postgrad.model.load.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.http_client import Address

@@ -22,7 +22,7 @@ from tiny_runs import (
 
 from postgrad.cluster.backends import open_models
 from postgrad.cluster.engine_pool import MAX_RESTARTS
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.tiny import make_tiny
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter

@@ -16,9 +16,9 @@ from postgrad.config.schema import Config
 from postgrad.doctor.workload import read_workload
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.model.load import model_config
+from postgrad.model.load.load import model_config
+from postgrad.model.load.tiny import make_tiny
 from postgrad.model.passes.layout import make_packed_micro_batches, make_padded_micro_batches
-from postgrad.model.tiny import make_tiny
 from postgrad.sizing.choose import plan_of_settings
 from postgrad.sizing.devices import find_gpu
 from postgrad.sizing.gpu_memory import GpuEstimator, is_captured, wanted_cache_bytes
@@ -292,7 +292,7 @@ find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "triton" else find(name, *rest)
 sys.modules["triton"] = None
 from postgrad.cli.train import compose_arguments
-from postgrad.model.load import model_config
+from postgrad.model.load.load import model_config
 from postgrad.sizing.packed import PackedSimulation
 del sys.modules["triton"]
 config = compose_arguments(["grpo", "model.path={tiny}", "model.device=cuda",

@@ -8,7 +8,7 @@ from tiny_runs import config_of, toy_run
 
 from postgrad.config.schema import TrainingConfig
 from postgrad.errors import RunError
-from postgrad.model.async_writer import AsyncWriter
+from postgrad.model.checkpoint_files import AsyncWriter
 from postgrad.training import checkpoint
 from postgrad.training.checkpoint import State, Writer
 from postgrad.training.driver import train

@@ -11,7 +11,7 @@ from postgrad.cli.main import main
 from postgrad.config.compose import compose
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods import find_method
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.tiny import make_tiny
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 

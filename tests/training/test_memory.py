@@ -10,8 +10,8 @@ from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
 from postgrad.errors import RunError
 from postgrad.model.device import other_processes_bytes
+from postgrad.model.load.tiny import make_tiny
 from postgrad.model.policy import LocalPolicy
-from postgrad.model.tiny import make_tiny
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.training import memory
 from postgrad.training.memory import estimated_advice, explain, explained_memory_errors

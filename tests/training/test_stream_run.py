@@ -18,7 +18,7 @@ from postgrad.cli.main import main
 from postgrad.cluster.backends import RunModels
 from postgrad.cluster.engines import engine_config, load_engine
 from postgrad.cluster.host import build_host
-from postgrad.model.tiny import make_tiny
+from postgrad.model.load.tiny import make_tiny
 from postgrad.training import setup
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter

@@ -490,7 +490,7 @@ def real_run(tmp_path: Path, recipe: str, *overrides: str) -> Path:
     """Trains a tiny model for one step, with a reward for threes; returns the folder of runs."""
     from tiny_runs import config_of
 
-    from postgrad.model.tiny import make_tiny
+    from postgrad.model.load.tiny import make_tiny
     from postgrad.training.driver import train
     from postgrad.training.report import Reporter
 
@@ -532,8 +532,8 @@ def run_with_classmates(tmp_path: Path, texts: tuple[str, ...]) -> Path:
     from tiny_runs import config_of
 
     from postgrad.data.render import Prompts
-    from postgrad.model.load import load_tokenizer
-    from postgrad.model.tiny import make_tiny
+    from postgrad.model.load.load import load_tokenizer
+    from postgrad.model.load.tiny import make_tiny
 
     mate = make_tiny(tmp_path / "mate", seed=0, layers=1, width=32)
     prompts = Prompts(load_tokenizer(config_of("grpo", mate).model), "plain")

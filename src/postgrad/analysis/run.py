@@ -25,9 +25,9 @@ from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.evaluation.folder import write
 from postgrad.evaluation.model import Target
-from postgrad.model.context import context_length
 from postgrad.model.device import choose_device
-from postgrad.model.load import load, load_tokenizer, model_config
+from postgrad.model.load.context import context_length
+from postgrad.model.load.load import load, load_tokenizer, model_config
 from postgrad.model.passes.head import head_of
 from postgrad.model.threads import set_threads
 from postgrad.rollout.native.engine import NativeEngine

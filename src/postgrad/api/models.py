@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.errors import ConfigError
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.formats import Loaded
 
 SAMPLED_VALUES = 4096  # of each parameter, for the fingerprint
 HINT = "give a path, a hub id, or model=(model, tokenizer)"
@@ -53,7 +53,7 @@ def fingerprint(loaded: Loaded) -> str:
 def save_once(loaded: Loaded, folder: Path) -> None:
     """Write the model as a stock Hugging Face folder unless the folder exists."""
     from postgrad.files import create_folder_once
-    from postgrad.model.load import save
+    from postgrad.model.load.load import save
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     create_folder_once(folder, lambda new_folder: save(loaded, new_folder))
@@ -69,7 +69,7 @@ def model_path(model: str | Loaded) -> Iterator[str]:
     if isinstance(model, str):
         yield model
         return
-    from postgrad.model.load import cache_folder
+    from postgrad.model.load.load import cache_folder
 
     folder = cache_folder() / "memory" / fingerprint(model)
     save_once(model, folder)

@@ -20,7 +20,7 @@ from postgrad.files import atomic_write_text, is_locked
 from postgrad.job_folder import LOCK_FILE
 from postgrad.methods import find_method
 from postgrad.methods.method import Method
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.formats import Loaded
 from postgrad.training.run import job_folder
 from postgrad.user_code import PythonObject
 

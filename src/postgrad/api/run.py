@@ -166,7 +166,7 @@ class Run:
         """The transformers model and the tokenizer of a checkpoint."""
         from transformers import AutoConfig, AutoTokenizer
 
-        from postgrad.model.auto_class import auto_class_of
+        from postgrad.model.load.formats import auto_class_of
 
         path = self.checkpoint(step) / "policy"
         auto_class = auto_class_of(AutoConfig.from_pretrained(path))

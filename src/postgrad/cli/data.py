@@ -199,7 +199,7 @@ def _token_counter(model: str) -> Callable[[str], int]:
 
 def _load_tokenizer(model: str) -> Any:
     from postgrad.config.schema import ModelConfig
-    from postgrad.model.load import load_tokenizer
+    from postgrad.model.load.load import load_tokenizer
 
     return load_tokenizer(ModelConfig(path=model), 0)
 

@@ -11,10 +11,9 @@ from typing import NamedTuple
 from postgrad.config.compose import compose_section
 from postgrad.config.schema import Config, EngineConfig, engine_config
 from postgrad.config.values import read_yaml
-from postgrad.model.auto_class import check_is_language_model
 from postgrad.model.device import choose_device
-from postgrad.model.load import load, load_tokenizer, model_config, resolve_path
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.formats import Loaded, check_is_language_model
+from postgrad.model.load.load import load, load_tokenizer, model_config, resolve_path
 from postgrad.model.threads import set_threads
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.kinds import find_engine

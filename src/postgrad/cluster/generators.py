@@ -13,8 +13,8 @@ from postgrad.config.schema import Config, EngineConfig
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import LIVE, Role
-from postgrad.model.context import context_length
-from postgrad.model.load import load_tokenizer, model_config
+from postgrad.model.load.context import context_length
+from postgrad.model.load.load import load_tokenizer, model_config
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.generator import Chat, Generator
 from postgrad.rollout.served_path import is_served, parse_served_path

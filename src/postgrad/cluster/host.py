@@ -15,8 +15,8 @@ from postgrad.methods import find_method
 from postgrad.methods.method import Method, Role
 from postgrad.methods.objective import Objective
 from postgrad.model.device import choose_device
-from postgrad.model.load import base_model_name, load
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.formats import Loaded
+from postgrad.model.load.load import base_model_name, load
 from postgrad.model.lora import add_adapters
 from postgrad.model.policy import BaseModelPolicy, FrozenPolicy, LocalPolicy
 from postgrad.model.quantized import round_linears
@@ -24,7 +24,7 @@ from postgrad.model.threads import set_threads
 from postgrad.user_code import import_named
 
 if TYPE_CHECKING:
-    from postgrad.model.ranks import Ranks
+    from postgrad.model.parallel.ranks import Ranks
     from postgrad.model.reward_model import RewardModel
 
 GENERATING = ("engine", "chat")  # kinds of roles that generate text
@@ -173,7 +173,7 @@ def load_role(
     try:
         if ranks is None or config.model.lora.rank:
             return load_full()
-        from postgrad.model.meta_model import load_on_meta, load_on_ranks
+        from postgrad.model.parallel.meta_model import load_on_meta, load_on_ranks
 
         return load_on_ranks(ranks, load_full, lambda: load_on_meta(settings, config.seed))
     except ConfigError as error:

@@ -9,8 +9,8 @@ from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import ClusterConfig, Config
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import Role
-from postgrad.model.load import model_config
-from postgrad.model.ranks import SHARDED_KINDS, check_mesh, mesh_of_models
+from postgrad.model.load.load import model_config
+from postgrad.model.parallel.ranks import SHARDED_KINDS, check_mesh, mesh_of_models
 
 
 def worker_mesh(

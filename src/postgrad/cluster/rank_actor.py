@@ -124,7 +124,7 @@ class RankActor:
         from postgrad.cluster.meshes import worker_mesh
         from postgrad.config.compose import from_yaml
         from postgrad.methods import find_method
-        from postgrad.model.ranks import Ranks
+        from postgrad.model.parallel.ranks import Ranks
         from postgrad.model.threads import set_threads
 
         if port_names == [ENGINE]:
@@ -255,7 +255,7 @@ def _build_sharded(config: Any, port_names: list[str], ranks: Any) -> Ports:
 
 def _build_sharded_policy(config: Any, method: Any, ranks: Any) -> Any:
     from postgrad.cluster.host import load_policy
-    from postgrad.model.sharded import ShardedPolicy
+    from postgrad.model.parallel.sharded import ShardedPolicy
 
     # Loaded into the first rank's host memory: devices and other ranks get their shards only.
     loaded = load_policy(config, method, method.objective, device="cpu", ranks=ranks)
@@ -276,8 +276,8 @@ def _build_sharded_role(
 ) -> Any:
     """Returns the model of a role; `policy` is the sharded policy of this actor, or None."""
     from postgrad.cluster.host import GENERATING, build_role, is_base_model, load_role
-    from postgrad.model.sharded import ShardedBaseModel, ShardedCritic, ShardedFrozen
-    from postgrad.model.sharded_synced import ShardedSynced
+    from postgrad.model.parallel.sharded import ShardedBaseModel, ShardedCritic, ShardedFrozen
+    from postgrad.model.parallel.sharded_synced import ShardedSynced
 
     if role.kind in GENERATING or role.kind == "scores":
         return build_role(config, method, name, role)

@@ -13,7 +13,7 @@ from postgrad.doctor.machine import memory_bytes
 from postgrad.doctor.workload import read_workload
 from postgrad.errors import ConfigError
 from postgrad.model.device import describe_device, has_own_memory, memory_info
-from postgrad.model.load import model_config
+from postgrad.model.load.load import model_config
 from postgrad.model.passes.support import CAPTURED_FAMILIES
 from postgrad.sizing import simulate
 from postgrad.sizing.devices import GpuSpec

@@ -28,8 +28,8 @@ from postgrad.model.device import (
     total_memory_bytes,
     unusable_gpu_hint,
 )
-from postgrad.model.hub import hub_is_reachable
-from postgrad.model.load import cache_folder
+from postgrad.model.load.formats import hub_is_reachable
+from postgrad.model.load.load import cache_folder
 from postgrad.model.threads import probe_threads
 from postgrad.version import __version__
 

@@ -13,8 +13,8 @@ from postgrad.config.schema import Config, RolloutConfig
 from postgrad.doctor.report import Report
 from postgrad.errors import ConfigError
 from postgrad.model.device import choose_device, supports_graph_capture
-from postgrad.model.load import prepare_for_training
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.formats import Loaded
+from postgrad.model.load.load import prepare_for_training
 from postgrad.model.lora import add_adapters
 from postgrad.model.passes.captured import uncaptured_reason
 from postgrad.model.passes.support import support_of

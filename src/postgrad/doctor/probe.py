@@ -26,7 +26,7 @@ from postgrad.model.device import (
     peak_memory_bytes,
     synchronize,
 )
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.formats import Loaded
 from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL

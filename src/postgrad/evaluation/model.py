@@ -8,7 +8,7 @@ from typing import Any
 from postgrad.config.stored import CONFIG_FILE, read_stored_config
 from postgrad.errors import ConfigError
 from postgrad.files import sample_files
-from postgrad.model.load import resolve_path
+from postgrad.model.load.load import resolve_path
 from postgrad.training import checkpoint
 
 SAMPLE_BYTES = 1 << 16

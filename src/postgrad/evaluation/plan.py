@@ -25,9 +25,9 @@ from postgrad.evaluation.settings import EvalConfig
 from postgrad.judge.llm import RATINGS_STEM
 from postgrad.judge.templates import has_rubric, is_pairwise
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
-from postgrad.model.context import context_length
 from postgrad.model.device import choose_device, choose_dtype
-from postgrad.model.load import load_tokenizer, model_config
+from postgrad.model.load.context import context_length
+from postgrad.model.load.load import load_tokenizer, model_config
 from postgrad.problem import Problem, sent_fields
 from postgrad.rollout.engine import Sampling, make_sampling
 from postgrad.rollout.kinds import check_engine

@@ -26,7 +26,7 @@ from postgrad.methods.step import Stage, Step
 from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.correction import correction_on, log_engine_gap
 from postgrad.methods.support.policy_objective import PolicyObjective
-from postgrad.model.load import model_config
+from postgrad.model.load.load import model_config
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.port import FULL, TokenOutputs, View, after
 from postgrad.model.views import check_blocks

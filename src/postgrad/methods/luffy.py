@@ -40,7 +40,7 @@ from postgrad.methods.support.mixed_policy import (
     on_policy_rows,
 )
 from postgrad.methods.support.policy_objective import PolicyObjective
-from postgrad.model.ends import describe_end
+from postgrad.model.load.eos import describe_end
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.port import TokenOutputs
 from postgrad.problem import named

@@ -22,7 +22,7 @@ from postgrad.methods.method import Method, MethodSettings, Traits
 from postgrad.methods.objective import Objective
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.checks import refuse_unread
-from postgrad.model.ends import describe_end
+from postgrad.model.load.eos import describe_end
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.port import TokenOutputs
 from postgrad.problem import named

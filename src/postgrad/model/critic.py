@@ -14,15 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
-from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, copy_to_host
-from postgrad.model.load import save
-from postgrad.model.loaded import Loaded
-from postgrad.model.loss_checks import check_loss
+from postgrad.model.checkpoint_files import AsyncWriter, TensorsFile, WeightsFile, copy_to_host
+from postgrad.model.load.formats import Loaded
+from postgrad.model.load.load import save
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.optimizer import Optimizer, learning_rate
+from postgrad.model.optimizers.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
-from postgrad.model.policy import load_weights, split_updates
+from postgrad.model.policy import check_loss, load_weights, split_updates
 from postgrad.model.port import FULL
 from postgrad.model.score_head import VALUE_HEAD, read_value_head
 from postgrad.types import Batch

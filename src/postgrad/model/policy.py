@@ -14,12 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
-from postgrad.errors import ConfigError, did_you_mean
-from postgrad.model.async_writer import AsyncWriter, TensorsFile, WeightsFile, copy_to_host
-from postgrad.model.auto_class import auto_class_of
+from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.model.checkpoint_files import AsyncWriter, TensorsFile, WeightsFile, copy_to_host
 from postgrad.model.device import copy_async, peak_memory_bytes
-from postgrad.model.load import save
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.formats import Loaded, auto_class_of
+from postgrad.model.load.load import save
 from postgrad.model.lora import (
     adapter_parameters,
     adapters_disabled,
@@ -28,18 +27,18 @@ from postgrad.model.lora import (
     save_adapter,
     save_merged,
 )
-from postgrad.model.loss_checks import check_loss, checked_loss
 from postgrad.model.metrics import MetricAccumulator, TokenStats
-from postgrad.model.optimizer import Optimizer, learning_rate
+from postgrad.model.optimizers.optimizer import Optimizer, learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
 from postgrad.model.passes.head import head_of, model_outputs, top_logprobs
-from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
+from postgrad.model.passes.sampled_support import KeptIds
 from postgrad.model.passes.support import support_of
 from postgrad.model.passes.vocabulary import vocabulary_of
 from postgrad.model.port import FULL, TokenOutputs, View
 from postgrad.model.views import unused_parameters
-from postgrad.types import Batch
+from postgrad.types import Batch, MissingColumnError
+from postgrad.user_code import place_of
 
 
 class Objective(Protocol):
@@ -351,3 +350,75 @@ def split_updates(batch: Batch, num_updates: int) -> list[Batch]:
         if len(rows):
             parts.append(batch.select(rows))
     return parts
+
+
+# ---- the loss of a method on a micro-batch, checked, so that a mistake in it is one line
+
+# Token columns that some steps do not have, and what to write instead.
+ABSENT = {
+    "old_logprobs": "a step with one update computes none: use "
+    'batch.tokens.get("old_logprobs", current.logprobs.detach()), or override token_losses instead',
+    "reference_logprobs": "set method.kl=loss (or method.kl=reward), which computes it",
+}
+
+
+class HasLoss(Protocol):
+    def loss(self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator) -> Tensor: ...
+
+
+def checked_loss(
+    objective: HasLoss, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator
+) -> Tensor:
+    """Return the objective's loss.
+
+    Raises: RunError if it reads a column that the batch does not have, or is not one number with a
+        gradient.
+    """
+    name = f"{type(objective).__qualname__}.loss"
+    try:
+        loss = objective.loss(batch, current, metrics)
+    except MissingColumnError as error:
+        raise RunError(f"{name}: {error}{_hint(error, batch)}{place_of(error)}") from error
+    except AttributeError as error:
+        if error.obj is not objective:
+            raise
+        kind = type(objective).__qualname__
+        raise RunError(
+            f"{kind} has no attribute {error.name}{place_of(error)}; a loss sees the batch and the "
+            f'configuration: set a column in a stage, such as batch.rows["{error.name}"]'
+        ) from error
+    _check(loss, name)
+    return loss
+
+
+def check_loss(loss: Tensor, grad_norm: float) -> None:
+    """Raise RunError for an update whose loss is not finite although its gradient is."""
+    if math.isfinite(grad_norm) and not torch.isfinite(loss):
+        raise RunError(
+            f"the loss is {float(loss)} although the gradient norm is {grad_norm:.3g}; look for a "
+            "logarithm, a root or a division in the loss or the critic's targets that fails for "
+            "some tokens"
+        )
+
+
+def _hint(error: MissingColumnError, batch: Batch) -> str:
+    if error.kind == "token" and error.name in ABSENT:
+        return f"; {ABSENT[error.name]}"
+    if error.kind == "token" and error.name in batch.rows:
+        return f'; it is a row column: use batch.expand(batch.rows["{error.name}"])'
+    return ""
+
+
+def _check(loss: Any, name: str) -> None:
+    if not isinstance(loss, Tensor):
+        raise RunError(f"{name} returned {type(loss).__name__}; return a tensor with one number")
+    if loss.numel() != 1:
+        raise RunError(
+            f"{name} returned a tensor of the shape {tuple(loss.shape)}; return the sum of its "
+            'values times batch.tokens["loss_weight"]'
+        )
+    if not loss.requires_grad:
+        raise RunError(
+            f"{name} returned a number without gradient; compute it from current.logprobs without "
+            "detach()"
+        )

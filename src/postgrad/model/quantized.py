@@ -59,7 +59,7 @@ class QuantizedWeight:
     def dequantize(self) -> Tensor:
         """Return the matrix in `dtype`, a new tensor."""
         if supports_triton(self.codes.device):
-            from postgrad.model.passes.kernels.dequantize import dequantize
+            from postgrad.model.kernels.dequantize import dequantize
 
             return dequantize(self.codes, self.scales, levels(self.codes.device), self.dtype)
         return dequantize_reference(self)

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import Config, ModelConfig
 from postgrad.errors import ConfigError
-from postgrad.model.context import context_length
-from postgrad.model.load import load_classifier, load_tokenizer
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.context import context_length
+from postgrad.model.load.formats import Loaded
+from postgrad.model.load.load import load_classifier, load_tokenizer
 from postgrad.model.lora import load_adapter, save_adapter
-from postgrad.model.optimizer import Optimizer
+from postgrad.model.optimizers.optimizer import Optimizer
 from postgrad.model.passes.captured import compute_hidden_states
-from postgrad.model.passes.kept import KeptIds
 from postgrad.model.passes.layout import MicroBatch, default_token_budget
+from postgrad.model.passes.sampled_support import KeptIds
 from postgrad.model.policy import LocalPolicy, Objective, read_weights
 from postgrad.model.port import View
 from postgrad.model.score_head import SCORE, read_score_head

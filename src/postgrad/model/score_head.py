@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from postgrad.config.schema import ModelConfig
-from postgrad.model.load import resolve_path
+from postgrad.model.load.load import resolve_path
 
 SCORE = "score.weight"  # the head's name in transformers' classifiers
 BIAS = "score.bias"

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from postgrad.config.schema import Config
-from postgrad.model.async_writer import AsyncWriter, WeightsFile, copy_to_host, write_files
-from postgrad.model.loaded import Loaded
+from postgrad.model.checkpoint_files import AsyncWriter, WeightsFile, copy_to_host, write_files
+from postgrad.model.load.formats import Loaded
 from postgrad.model.policy import FrozenPolicy, read_weights
 
 

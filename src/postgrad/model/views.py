@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.errors import ConfigError
-from postgrad.model.passes.divided import AnyPacking
+from postgrad.model.passes.sequence import AnyPacking
 from postgrad.model.passes.support import has_window
 from postgrad.model.port import FULL, View, after
 

@@ -18,9 +18,14 @@ from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, RunError, first_line
 from postgrad.files import atomic_folder
 from postgrad.model import lora
-from postgrad.model.auto_class import auto_class_of
-from postgrad.model.load import load, save
-from postgrad.model.weights import LazyTensor, copy_model_files, read_lazy_weights, write_weights
+from postgrad.model.load.formats import auto_class_of
+from postgrad.model.load.load import load, save
+from postgrad.model.load.weights import (
+    LazyTensor,
+    copy_model_files,
+    read_lazy_weights,
+    write_weights,
+)
 from postgrad.publish import verl_shards
 from postgrad.training import checkpoint
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from postgrad.errors import ConfigError
-from postgrad.model.weights import LazyTensor
+from postgrad.model.load.weights import LazyTensor
 
 SHARD_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 # Wrapping a module adds these to the names of its weights.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import RolloutConfig
 from postgrad.errors import RunError
-from postgrad.model.context import check_token_id
+from postgrad.model.load.context import check_token_id
 from postgrad.problem import Failure, Message
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from postgrad import phases
 from postgrad.config.schema import RolloutConfig
 from postgrad.errors import ConfigError
-from postgrad.model.context import context_length
-from postgrad.model.load import stop_ids
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.context import context_length
+from postgrad.model.load.formats import Loaded
+from postgrad.model.load.load import stop_ids
 from postgrad.rollout.engine import (
     Completion,
     Request,

@@ -16,7 +16,7 @@ from postgrad.rollout.engine import Engine
 from postgrad.user_code import is_path, load_object
 
 if TYPE_CHECKING:
-    from postgrad.model.loaded import Loaded
+    from postgrad.model.load.formats import Loaded
 
 EXAMPLE_URL = "http://host:8000/v1#model"
 MAX_HTTP_CALLS = 256  # calls to a server at the same time
@@ -84,7 +84,7 @@ def _check_vllm(config: EngineConfig) -> None:
 
 def _build_http(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
     from postgrad.data.render import Prompts
-    from postgrad.model.load import stop_ids
+    from postgrad.model.load.load import stop_ids
     from postgrad.rollout.http import HttpEngine
     from postgrad.rollout.http_client import Address
     from postgrad.rollout.http_sync import SyncedHttpEngine
@@ -111,7 +111,7 @@ def _check_http(config: EngineConfig) -> None:
 
 def _build_sglang(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
     from postgrad.data.render import Prompts
-    from postgrad.model.load import stop_ids
+    from postgrad.model.load.load import stop_ids
     from postgrad.rollout.http_client import Address
     from postgrad.rollout.sglang import SglangEngine, SyncedSglangEngine
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from postgrad.config.schema import EngineConfig
 from postgrad.errors import ConfigError, RunError, first_line
 from postgrad.machine import is_installed
-from postgrad.model.context import context_length
 from postgrad.model.device import DTYPES, choose_device, free_memory_bytes
-from postgrad.model.load import resolve_path, stop_ids
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.context import context_length
+from postgrad.model.load.formats import Loaded
+from postgrad.model.load.load import resolve_path, stop_ids
 from postgrad.model.lora import is_adapter
 from postgrad.rollout.engine import Completion, Request, Sampling, check_context, token_limit
 from postgrad.rollout.stops import StopStrings

@@ -19,7 +19,7 @@ from postgrad.model.device import (
     has_own_memory,
     total_memory_bytes,
 )
-from postgrad.model.load import load
+from postgrad.model.load.load import load
 from postgrad.rollout.engine import Request
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.jobs import LiveJob

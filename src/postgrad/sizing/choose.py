@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from postgrad.config.schema import Config
-from postgrad.model.context import context_length
+from postgrad.model.load.context import context_length
 from postgrad.sizing.devices import GpuSpec
 from postgrad.sizing.gpu_memory import GpuEstimator, Widths, kept_bytes
 from postgrad.sizing.largest import largest_budget

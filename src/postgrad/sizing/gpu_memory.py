@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from postgrad.config.schema import Config
 from postgrad.model.device import DTYPES
-from postgrad.model.experts import count_experts
+from postgrad.model.parallel.experts import count_experts
 from postgrad.model.passes.captured import MAX_BLOCK_OPERATIONS, padded_size
 from postgrad.rollout.native.pages import (
     KEPT_CACHE_BYTES,

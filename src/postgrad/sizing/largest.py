@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from postgrad.model.context import context_length
+from postgrad.model.load.context import context_length
 from postgrad.sizing.gpu_memory import GpuEstimator, wanted_cache_bytes
 from postgrad.sizing.plan import GroupLengths, Plan
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from postgrad.config.schema import Config
-from postgrad.model import adamw_8bit
 from postgrad.model.device import supports_state_streaming
-from postgrad.model.offload import NUM_SLOTS, SLICE_ELEMENTS
+from postgrad.model.optimizers import adamw_8bit
+from postgrad.model.optimizers.offload import NUM_SLOTS, SLICE_ELEMENTS
 from postgrad.sizing.simulate import ModelSize
 
 # Copies of its largest matrix that Muon holds while it orthogonalizes it: the step in float32, and

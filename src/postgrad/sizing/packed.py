@@ -22,7 +22,7 @@ from torch import Tensor
 
 from postgrad.config.schema import Config
 from postgrad.model.device import KERNEL_DEVICE
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.formats import Loaded
 from postgrad.model.lora import add_adapters
 from postgrad.model.passes.head import head_of, model_outputs
 from postgrad.model.passes.packing import Packing
@@ -35,7 +35,7 @@ from postgrad.model.views import hidden_states
 from postgrad.sizing.simulate import NO_OBJECTIVE, LiveBytes, build_model, named_errors
 
 META = torch.device("meta")
-KERNELS = "postgrad.model.passes.kernels"
+KERNELS = "postgrad.model.kernels"
 
 
 def runs_packed(config: Config, model_config: Any) -> bool:

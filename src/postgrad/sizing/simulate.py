@@ -22,12 +22,11 @@ from torch.utils._pytree import tree_leaves
 
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError, first_line
-from postgrad.model.auto_class import auto_class_of
-from postgrad.model.context import context_length
 from postgrad.model.device import DTYPES
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.context import context_length
+from postgrad.model.load.formats import Loaded, auto_class_of
 from postgrad.model.lora import add_adapters
-from postgrad.model.muon import find_blocks
+from postgrad.model.optimizers.muon import find_blocks
 from postgrad.model.passes.attention import register_attention
 from postgrad.model.passes.head import model_outputs
 from postgrad.model.passes.layout import MicroBatch

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from postgrad.algorithms.masked import masked_normalize
 from postgrad.data.render import Prompts
-from postgrad.model.load import stop_ids
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.formats import Loaded
+from postgrad.model.load.load import stop_ids
 from postgrad.toolkit.sequences import compute_entropy, encode_text, pad_id
 
 SAMPLING = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}

@@ -11,7 +11,7 @@ from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.method import Method
 from postgrad.model.device import DTYPES, has_own_memory, memory_info, total_memory_bytes
-from postgrad.model.load import model_config
+from postgrad.model.load.load import model_config
 from postgrad.sizing.devices import GpuSpec
 
 if TYPE_CHECKING:  # the estimate is imported where a GPU is

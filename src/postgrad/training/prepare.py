@@ -19,7 +19,6 @@ from postgrad.methods import find_method
 from postgrad.methods.method import Method
 from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
 from postgrad.methods.support.synced_roles import check_synced_roles
-from postgrad.model.context import context_length
 from postgrad.model.device import (
     KERNEL_DEVICE,
     choose_device,
@@ -27,7 +26,8 @@ from postgrad.model.device import (
     is_gpu,
     supports_triton,
 )
-from postgrad.model.load import load_tokenizer, model_config, model_hidden_size
+from postgrad.model.load.context import context_length
+from postgrad.model.load.load import load_tokenizer, model_config, model_hidden_size
 from postgrad.model.threads import probe_threads
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.served_path import is_served

@@ -12,8 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError
-from postgrad.model.passes.attention_memo import attention_contexts, keep_result, take_result
-from postgrad.model.passes.recompute import keep_attention
+from postgrad.model.passes.recompute import (
+    attention_contexts,
+    keep_attention,
+    keep_result,
+    take_result,
+)
 from postgrad.training.prepare import make_method, resolve
 
 computed: list[str] = []
@@ -113,8 +117,8 @@ PROGRAM = """
 import torch
 from unittest.mock import patch
 from torch.utils.checkpoint import checkpoint
-from postgrad.model.passes.attention_memo import attention_contexts
-from postgrad.model.passes.kernels import packed_attention as kernels
+from postgrad.model.passes.recompute import attention_contexts
+from postgrad.model.kernels import packed_attention as kernels
 from postgrad.model.passes.packing import make_packing
 
 packing = make_packing([(0, 20, 0, 0, 90), (20, 90, 0, 20, 90)])

@@ -24,9 +24,9 @@ sys.path.insert(0, sys.argv[2])
 from tiny_runs import config_of, random_batch
 from postgrad.config.schema import ModelConfig
 from postgrad.methods import find_method
-from postgrad.model.load import load
+from postgrad.model.load.load import load
 from postgrad.model.passes import captured
-from postgrad.model.passes.kernels.install import install_kernels
+from postgrad.model.kernels.install import install_kernels
 from postgrad.model.passes.layout import make_packed_micro_batches
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL, after

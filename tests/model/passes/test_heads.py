@@ -5,8 +5,8 @@ from interpreted import run_interpreted
 
 PROGRAM = """
 import torch
-from postgrad.model.passes.kernels import heads as kernels
-from postgrad.model.passes.kernels.heads import HeadNorms, projected_heads
+from postgrad.model.kernels import heads as kernels
+from postgrad.model.kernels.heads import HeadNorms, projected_heads
 
 kernels.MAX_PROGRAMS = 5  # so that a program sums the weights' gradient over several tokens
 

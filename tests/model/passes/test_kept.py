@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from postgrad.model.passes.head import token_outputs
-from postgrad.model.passes.kept import KeptIds
+from postgrad.model.passes.sampled_support import KeptIds
 from postgrad.model.passes.support import LogitTransform
 
 PROBS = [0.5, 0.3, 0.1, 0.06, 0.04]

@@ -10,7 +10,7 @@ from tiny_runs import config_of, random_batch, rows_of, stock_model, stock_outpu
 
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import ModelConfig
-from postgrad.model.load import load
+from postgrad.model.load.load import load
 from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.policy import LocalPolicy
 from postgrad.types import Batch, Trajectory
@@ -22,7 +22,7 @@ def tiny_llama(folder, kind: str, tied: bool):
     """Write a random Llama or Qwen2 with grouped heads and the tiny tokenizer."""
     import transformers
 
-    from postgrad.model.tiny import tiny_tokenizer
+    from postgrad.model.load.tiny import tiny_tokenizer
 
     torch.manual_seed(3)
     shape = {"vocab_size": 18, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from postgrad.config.schema import LoraConfig
 from postgrad.model.lora import adapted_modules, add_adapters
-from postgrad.model.lora_products import lora_matrices
-from postgrad.model.passes.kernels.linear import decode_linear, fuse_linears, fused_linear
+from postgrad.model.lora import lora_matrices
+from postgrad.model.kernels.linear import decode_linear, fuse_linears, fused_linear
 from postgrad.model.quantized import QuantizedLinear, quantize
 
 

@@ -9,7 +9,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from postgrad.model.passes.kernels import wide_attention as wide  # noqa: E402
+from postgrad.model.kernels import wide_attention as wide  # noqa: E402
 from postgrad.model.passes.packing import BLOCK_M  # noqa: E402
 
 SMALL = 99 << 10  # shared memory of a program on an L40S (compute capability 8.9)

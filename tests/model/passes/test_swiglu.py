@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from postgrad.config.schema import LoraConfig
 from postgrad.model.lora import add_adapters
-from postgrad.model.lora_products import adapter_products, lora_matrices
-from postgrad.model.passes.kernels.install import _down_projection
+from postgrad.model.lora import adapter_products, lora_matrices
+from postgrad.model.kernels.install import _down_projection
 from postgrad.model.quantized import QuantizedLinear, quantize
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from ranks import run_on_ranks
 
-from postgrad.model.groups import Group
+from postgrad.model.parallel.groups import Group
 from postgrad.model.passes import vocabulary
 from postgrad.model.passes.head import token_outputs, top_logprobs
-from postgrad.model.passes.kept import KeptIds
+from postgrad.model.passes.sampled_support import KeptIds
 from postgrad.model.passes.support import LogitTransform
 from postgrad.model.passes.vocabulary import VocabularySlice
 

@@ -5,8 +5,8 @@ from interpreted import run_interpreted
 
 PROGRAM = """
 import torch
-from postgrad.model.passes.kernels import wide_attention
-from postgrad.model.passes.kernels.packed_attention import packed_attention
+from postgrad.model.kernels import wide_attention
+from postgrad.model.kernels.packed_attention import packed_attention
 from postgrad.model.passes.packing import make_packing
 from postgrad.model.passes.row_attention import make_padded_segments, padded_segment_attention
 

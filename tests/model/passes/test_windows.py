@@ -63,7 +63,7 @@ import sys
 import torch
 sys.path[:0] = sys.argv[1:]
 import test_windows as t
-from postgrad.model.passes.kernels.packed_attention import packed_attention
+from postgrad.model.kernels.packed_attention import packed_attention
 from postgrad.model.passes.packing import make_packing
 
 # The last bundle has more keys than a chunk of 512.

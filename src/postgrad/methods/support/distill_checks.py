@@ -6,7 +6,7 @@ from typing import Any
 from postgrad.errors import ConfigError
 from postgrad.methods.method import Method
 from postgrad.methods.support.checks import refuse_unread
-from postgrad.model.load import load_tokenizer
+from postgrad.model.load.load import load_tokenizer
 from postgrad.rollout.served_path import is_served, parse_served_path
 
 # Settings that only a verifier's reward gives an effect.

@@ -4,7 +4,6 @@
 - `packing`, `row_attention`, `attention`: packed tokens and the attention over them.
 - `head`: log-probs and entropy of the response tokens, in chunks over the LM head.
 - `captured`: CUDA graphs of packed passes.
-- `kernels/`: Triton kernels for CUDA devices.
 
 May import `postgrad.model.device`, `lora` and `views`, `postgrad.types` and `postgrad.errors`.
 """

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from postgrad.errors import ConfigError, RunError
-from postgrad.model.passes.divided import AnyPacking, DividedTokens
 from postgrad.model.passes.packing import Packing
 from postgrad.model.passes.row_attention import PaddedSegments, padded_segment_attention
+from postgrad.model.passes.sequence import AnyPacking, DividedTokens
 
 NAME = "postgrad"
 
@@ -172,7 +172,7 @@ def _attend_packed(
 ) -> Tensor:
     if isinstance(packing, PaddedSegments):
         return padded_segment_attention(q, k, v, packing, scaling, window)
-    from postgrad.model.passes.kernels.packed_attention import packed_attention
+    from postgrad.model.kernels.packed_attention import packed_attention
 
     return packed_attention(q, k, v, packing, scaling or q.shape[-1] ** -0.5, window)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from postgrad.errors import RunError
 from postgrad.model.device import capture_graphs, supports_graph_capture
-from postgrad.model.gradient_sums import returned_gradients
 from postgrad.model.lora import adapter_parameters
+from postgrad.model.optimizers.gradient_sums import returned_gradients
 from postgrad.model.passes.layout import MicroBatch, supports_packing
 from postgrad.model.passes.packing import Packing, num_tiles, padding_tiles
 from postgrad.model.passes.support import capture_problem

@@ -18,9 +18,9 @@ from postgrad.model.device import (
     is_simulated_gpu,
     supports_triton,
 )
-from postgrad.model.gradient_sums import add_product, gradient_sums
-from postgrad.model.groups import sum_gradients
-from postgrad.model.passes.kept import KeptIds
+from postgrad.model.optimizers.gradient_sums import add_product, gradient_sums
+from postgrad.model.parallel.groups import sum_gradients
+from postgrad.model.passes.sampled_support import KeptIds
 from postgrad.model.passes.support import NO_TRANSFORM, LogitTransform, support_of
 from postgrad.model.passes.vocabulary import VocabularySlice, as_table, vocabulary_of
 from postgrad.model.port import TokenOutputs
@@ -257,7 +257,7 @@ def _chunk_outputs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return log-probs, entropy, sum of squares and log-sum-exp of one chunk, (tokens,) each."""
     if _use_triton(hidden) and targets.dim() == 1 and kept is None:
-        from postgrad.model.passes.kernels.logprobs import logprob_forward
+        from postgrad.model.kernels.logprobs import logprob_forward
 
         logits = capped_logits(hidden, head, softcap).float()
         return logprob_forward(logits, targets, temperature)
@@ -309,7 +309,7 @@ def _grad_logits(
     if grad_logprobs is None:
         grad_logprobs = torch.zeros(targets.shape, dtype=lse.dtype, device=lse.device)
     if _use_triton(hidden) and targets.dim() == 1 and kept is None:
-        from postgrad.model.passes.kernels.logprobs import logprob_backward
+        from postgrad.model.kernels.logprobs import logprob_backward
 
         capped = capped_logits(hidden, head, softcap).float()
         grad = logprob_backward(

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from postgrad.model.context import check_token_id
 from postgrad.model.device import copy_async, has_own_memory, supports_triton
-from postgrad.model.passes.divided import AnyPacking
+from postgrad.model.load.context import check_token_id
 from postgrad.model.passes.packing import Packing, Segment, make_packing
 from postgrad.model.passes.row_attention import PaddedSegments, make_padded_segments
+from postgrad.model.passes.sequence import AnyPacking
 from postgrad.model.passes.support import PassKind, support_of
 from postgrad.types import Batch
 

@@ -6,15 +6,16 @@ the MLP of a long pass some tokens at a time, because its wide activations would
 Neither changes what is computed; chunks change it by rounding.
 """
 
+import threading
+from collections import deque
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
-
-from postgrad.model.passes.attention_memo import attention_contexts
 
 CHUNK_TOKENS = 8192  # of an MLP at a time
 
@@ -135,3 +136,59 @@ class _ChunkedMlp(torch.autograd.Function):
                 if other is not None:
                     sums[i] = other if before is None else before + other
         return torch.cat(grad_tokens), None, None, None, *sums
+
+
+# ---- attention outputs of checkpointed blocks, which are not computed again
+
+Result = tuple[Tensor, Tensor]  # outputs and logarithms of the sums of weights, without gradient
+
+_active = threading.local()  # backward passes recompute in threads of their own
+
+
+class _Context:
+    """While it is entered, attention is kept in `results` or taken from there."""
+
+    def __init__(self, results: "deque[Result]", is_forward: bool) -> None:
+        self.results = results
+        self.is_forward = is_forward
+        self.outer: _Context | None = None
+
+    def __enter__(self) -> None:
+        self.outer = getattr(_active, "context", None)
+        _active.context = self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _active.context = self.outer
+
+
+def attention_contexts() -> tuple[_Context, _Context]:
+    """Return the contexts of a block's forward pass and of its recomputation.
+
+    This is the `context_fn` of torch's checkpoint, which calls it once per pass of a block.
+    """
+    results: deque[Result] = deque()
+    return _Context(results, is_forward=True), _Context(results, is_forward=False)
+
+
+def keep_result(out: Tensor, lse: Tensor) -> None:
+    """Keep the result of an attention that has gradients, if the block's forward pass wants it."""
+    context: _Context | None = getattr(_active, "context", None)
+    if context is not None and context.is_forward:
+        # Without its gradient function, which would refer to the checkpoint that refers to this.
+        context.results.append((out.detach(), lse))
+
+
+def take_result() -> Result | None:
+    """Return the result of the block's next attention in its recomputation; None if not kept.
+
+    Each is returned once, so its memory is free after the block's backward pass.
+    """
+    context: _Context | None = getattr(_active, "context", None)
+    if context is None or context.is_forward or not context.results:
+        return None
+    return context.results.popleft()

@@ -4,45 +4,42 @@ Each rank runs the blocks on its own tokens. Attention needs all tokens: the ran
 for tokens, so that each computes some heads over all tokens, and exchange back (Ulysses).
 """
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from postgrad.model.groups import Group, sum_outputs
-from postgrad.model.passes.divided import DividedTokens
-from postgrad.model.passes.layout import MicroBatch
+from postgrad.model.parallel.groups import Group, exchange
+from postgrad.model.passes.packing import Packing
+from postgrad.model.passes.row_attention import PaddedSegments
 
 
 @dataclass(frozen=True)
-class OwnTokens:
-    """This rank's part of a pass."""
+class DividedTokens:
+    """A pass whose tokens are divided over the ranks of a group, and its packing as a whole."""
 
-    micro: MicroBatch
-    predicted: Tensor  # which of the pass's response tokens are predicted from own tokens
-    num_predicted: int  # of the whole pass
+    group: Group
+    counts: list[int]  # tokens of each rank
+    packing: Packing | PaddedSegments | None
 
-    def join(self, values: Tensor, group: Group) -> Tensor:
-        """Return the values of all response tokens from those of the ranks. A collective."""
-        full = values.new_zeros((self.num_predicted, *values.shape[1:]))
-        return sum_outputs(full.index_copy(0, self.predicted, values), group)
+    def to(self, device: torch.device) -> "DividedTokens":
+        packing = None if self.packing is None else self.packing.to(device)
+        return DividedTokens(self.group, self.counts, packing)
+
+    def heads_for_tokens(self, x: Tensor) -> Tensor:
+        """Return (1, heads / ranks, all tokens, width) from (1, heads, own tokens, width)."""
+        size = self.group.size
+        own = self.counts[self.group.rank]
+        rows = x[0].unflatten(0, (size, -1)).transpose(1, 2).flatten(0, 1)
+        received = exchange(rows, self.group, [own] * size, self.counts)
+        return received.transpose(0, 1)[None]
+
+    def tokens_for_heads(self, x: Tensor) -> Tensor:
+        """Return (1, own tokens, heads, width) from (1, all tokens, heads / ranks, width)."""
+        size = self.group.size
+        own = self.counts[self.group.rank]
+        received = exchange(x[0], self.group, self.counts, [own] * size)
+        return received.unflatten(0, (size, own)).transpose(0, 1).flatten(1, 2)[None]
 
 
-def divide_tokens(micro: MicroBatch, group: Group) -> OwnTokens:
-    """Return this rank's tokens of a pass over one row of packed tokens."""
-    assert not isinstance(micro.packing, DividedTokens)
-    num_tokens = micro.ids.shape[1]
-    share, rest = divmod(num_tokens, group.size)
-    counts = [share + (rank < rest) for rank in range(group.size)]
-    start = sum(counts[: group.rank])
-    end = start + counts[group.rank]
-    predicted = torch.nonzero((micro.gather >= start) & (micro.gather < end))[:, 0]
-    own = dataclasses.replace(
-        micro,
-        ids=micro.ids[:, start:end],
-        positions=micro.positions[:, start:end],
-        gather=micro.gather[predicted] - start,
-        packing=DividedTokens(group, counts, micro.packing),
-    )
-    return OwnTokens(own, predicted, len(micro.gather))
+AnyPacking = Packing | PaddedSegments | DividedTokens

@@ -1,6 +1,6 @@
 """How a model's forward passes are run, and what the model does with its logits after the head.
 
-`model/gate.py` decides it when a model is loaded and notes it on the model.
+`model/load/gate.py` decides it when a model is loaded and notes it on the model.
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.model.groups import Group
+from postgrad.model.parallel.groups import Group
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """One decode step of a transformer over paged keys and values, captured as CUDA graphs.
 
-The weights are the trainer's own; model/passes/kernels/install.py has fused those that are read
+The weights are the trainer's own; model/kernels/install.py has fused those that are read
 together. So nothing is copied when the trainer changes them. The state of all rows is on the
 device: a replayed graph reads the last token of each row, writes its key and value, samples the
 next token and marks the rows that have ended.
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from postgrad.model.detachable import DetachableMemory, driver_library
 from postgrad.model.device import capture_graph, supports_graph_capture
+from postgrad.model.kernels import NO_FP_FUSION
+from postgrad.model.kernels.install import Norm
+from postgrad.model.kernels.launch import LOG2E, warp_config
 from postgrad.model.passes.head import head_of, upcast_logits
-from postgrad.model.passes.kernels import NO_FP_FUSION
-from postgrad.model.passes.kernels.install import Norm
-from postgrad.model.passes.kernels.launch import LOG2E, warp_config
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import CHUNK
 from postgrad.model.passes.support import (

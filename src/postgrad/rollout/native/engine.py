@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from postgrad.config.schema import RolloutConfig
-from postgrad.model.context import context_length
 from postgrad.model.device import free_memory_bytes, has_own_memory, supports_triton
-from postgrad.model.load import stop_ids
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.context import context_length
+from postgrad.model.load.formats import Loaded
+from postgrad.model.load.load import stop_ids
 from postgrad.model.passes.support import support_of
 from postgrad.rollout.engine import (
     Completion,

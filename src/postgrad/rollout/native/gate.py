@@ -1,6 +1,6 @@
 """The numeric gate of decoding: does the engine give its tokens the log-probs of the trainer?
 
-A few prompts are continued by the engine; the trainer's passes, which `model/gate.py` has held
+A few prompts are continued by the engine; the trainer's passes, which `model/load/gate.py` has held
 against the stock model, compute the log-probs of the same tokens. An engine that disagrees by more
 than rounding is not used: the stock generate of transformers samples instead. It is compared, too,
 and a model that it samples wrongly is refused.
@@ -16,15 +16,15 @@ import torch
 
 from postgrad.errors import RunError, first_line
 from postgrad.files import atomic_write_text
-from postgrad.model.gate import (
+from postgrad.model.load.formats import Loaded
+from postgrad.model.load.gate import (
     disagreement,
     eval_mode,
     fingerprint,
     our_logprobs,
     probe_rows,
 )
-from postgrad.model.load import cache_folder
-from postgrad.model.loaded import Loaded
+from postgrad.model.load.load import cache_folder
 from postgrad.model.passes.support import support_of
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.types import Batch, Trajectory

@@ -13,13 +13,13 @@ lines are named below. The kernels skip a row whose ALIVE is 0.
 import triton
 import triton.language as tl
 
-from postgrad.model.passes.kernels.heads import apply_rotary, norm_halves
-from postgrad.model.passes.kernels.packed_attention import (
+from postgrad.model.kernels.heads import apply_rotary, norm_halves
+from postgrad.model.kernels.packed_attention import (
     first_visible_block,
     merge_chunk,
     online_softmax_step,
 )
-from postgrad.model.passes.kernels.rms_norm import rms_norm_row
+from postgrad.model.kernels.rms_norm import rms_norm_row
 
 # Lines of the state table; tables.py explains them.
 TOKEN = tl.constexpr(0)

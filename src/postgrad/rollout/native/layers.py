@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from postgrad.model.lora_products import base_layer
-from postgrad.model.passes.kernels.install import Norm, is_gelu, read_norm
-from postgrad.model.passes.kernels.linear import decode_linear
-from postgrad.model.passes.kernels.swiglu import swiglu_forward
+from postgrad.model.kernels.install import Norm, is_gelu, read_norm
+from postgrad.model.kernels.linear import decode_linear
+from postgrad.model.kernels.swiglu import swiglu_forward
+from postgrad.model.lora import base_layer
 from postgrad.model.passes.support import window_of
 
 
