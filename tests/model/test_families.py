@@ -12,11 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.errors import ConfigError
+from postgrad.model.load import gate as gate_module
 from postgrad.model.load.context import NO_LIMIT, context_length
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.gate import Gate, stock_logprobs
 from postgrad.model.load.load import disable_dropout, load
-from postgrad.model.load.load import gate as gate_module
 from postgrad.model.lora import adapter_parameters, add_adapters
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes import head as head_module

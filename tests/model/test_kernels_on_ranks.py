@@ -21,8 +21,8 @@ from parallel import (
 )
 from ranks import run_on_ranks
 from postgrad.errors import ConfigError
-from postgrad.model.load.load import gate
-from postgrad.model.load.load import load
+from postgrad.model.load import gate
+from postgrad.model.load import load
 from postgrad.model.parallel import sharding
 from postgrad.model.passes import head
 from postgrad.model.passes import layout
