@@ -6,22 +6,16 @@ the second. So the estimate follows the code that a GPU runs, without a GPU.
 """
 
 import copy
-import importlib
-import importlib.util
-import sys
-import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from postgrad.config.schema import Config
 from postgrad.model.device import KERNEL_DEVICE
+from postgrad.model.kernels.install import install_kernels
 from postgrad.model.load.formats import Loaded
 from postgrad.model.lora import add_adapters
 from postgrad.model.passes.head import head_of, model_outputs
@@ -35,7 +29,6 @@ from postgrad.model.views import hidden_states
 from postgrad.sizing.simulate import NO_OBJECTIVE, LiveBytes, build_model, named_errors
 
 META = torch.device("meta")
-KERNELS = "postgrad.model.kernels"
 
 
 def runs_packed(config: Config, model_config: Any) -> bool:
@@ -90,13 +83,12 @@ class PackedSimulation:
                 )
 
     def _make_policy(self, model_config: Any, num_blocks: int, adapters: bool) -> LocalPolicy:
-        install = _import_kernels()
         with torch.device(META):
             settings = self.config.model
             model = build_model(self.config, model_config, num_blocks)
             if adapters and settings.quantization == "4bit":
                 quantize_linears(model, META)
-            install.install_kernels(model)
+            install_kernels(model)
             if settings.activation_checkpointing:
                 chunk_mlps(model)
             if adapters and settings.lora.rank:
@@ -110,7 +102,7 @@ class PackedSimulation:
         """Return the memory of a pass over `tokens` tokens that trains `response_tokens`."""
         key = (tokens, response_tokens)
         if key not in self.results:
-            with named_errors(self.config), torch.device(META), _no_launches():
+            with named_errors(self.config), torch.device(META):
                 self.results[key] = self._run(tokens, response_tokens)
         return self.results[key]
 
@@ -168,52 +160,3 @@ def _existing(policy: LocalPolicy) -> list[Tensor]:
     masters = list(policy.optimizer.masters.values())
     gradients = [master.grad for master in masters if master.grad is not None]
     return [*policy.model.parameters(), *policy.model.buffers(), *masters, *gradients]
-
-
-# ---- Triton without launches
-
-
-def _import_kernels() -> Any:
-    """Return the module that installs the kernels.
-
-    Where Triton is missing, the kernels are imported with a substitute: they are never launched.
-    """
-    if importlib.util.find_spec("triton") is not None:
-        return importlib.import_module(f"{KERNELS}.install")
-    language = _NoTriton("triton.language")
-    substitute = _NoTriton("triton")
-    vars(substitute)["language"] = language
-    sys.modules |= {"triton": substitute, "triton.language": language}
-    try:
-        importlib.import_module(f"{KERNELS}.logprobs")  # which the head imports later
-        return importlib.import_module(f"{KERNELS}.install")
-    finally:
-        del sys.modules["triton"], sys.modules["triton.language"]
-
-
-@contextmanager
-def _no_launches() -> Iterator[None]:
-    """Let kernel[grid](...) do nothing. The kernels have been imported."""
-    kernel = sys.modules[f"{KERNELS}.rms_norm"]._rms_norm_forward  # pyright: ignore[reportPrivateUsage]
-    with patch.object(type(kernel), "__getitem__", lambda kernel, grid: _do_nothing, create=True):
-        yield
-
-
-def _do_nothing(*arguments: object, **options: object) -> None:
-    """Replaces the launch of a kernel."""
-
-
-class _Kernel:
-    """Replaces a function of a Triton kernel."""
-
-    def __call__(self, *arguments: object, **options: object) -> int:
-        return 1
-
-
-class _NoTriton(types.ModuleType):
-    """Replaces triton and triton.language on systems that Triton does not support."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return (lambda function: _Kernel()) if name == "jit" else _Kernel()

@@ -5,11 +5,10 @@
 # pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from postgrad.model.kernels import NO_FP_FUSION
+from postgrad.model.kernels.launch import launch, tl, triton
 
 BYTES = 1024  # codes per program, two weights each
 
@@ -35,7 +34,8 @@ def dequantize(codes: Tensor, scales: Tensor, levels: Tensor, dtype: torch.dtype
     """Return the (out, in) matrix of codes (out, in / 2) and scales (out, in / block)."""
     out = torch.empty(len(codes), 2 * codes.shape[1], dtype=dtype, device=codes.device)
     num_bytes = codes.numel()
-    _dequantize[(triton.cdiv(num_bytes, BYTES),)](
+    launch(
+        _dequantize, (triton.cdiv(num_bytes, BYTES),),
         codes, scales, levels, out, num_bytes, BYTES=BYTES,
         BYTES_PER_SCALE=num_bytes // scales.numel(), **NO_FP_FUSION,
     )  # fmt: skip

@@ -12,11 +12,10 @@ round alike.
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from postgrad.model.kernels import NO_FP_FUSION
+from postgrad.model.kernels.launch import launch, tl, triton
 from postgrad.model.kernels.rms_norm import scale_normalized
 
 PROGRAM_VALUES = 1024  # of the heads of one program
@@ -243,7 +242,8 @@ class _ProjectedHeads(torch.autograd.Function):
         else:
             v = torch.empty_like(k)
         shape = _shape_arguments(q, k, has_norms, centered)
-        _heads_forward[(tokens, _num_blocks(shape))](
+        launch(
+            _heads_forward, (tokens, _num_blocks(shape)),
             qkv, q, k, v, cos, sin, qkv if q_weight is None else q_weight,
             qkv if k_weight is None else k_weight, eps, qkv.stride(0), **shape,
             num_warps=4, **NO_FP_FUSION,
@@ -266,7 +266,8 @@ class _ProjectedHeads(torch.autograd.Function):
         dw_shape = (programs if has_norms else 0, heads + 2 * key_heads, width)
         dw = torch.empty(dw_shape, dtype=torch.float32, device=dq.device)
         shape = _shape_arguments(dq, dk, has_norms, ctx.centered)
-        _heads_backward[(programs, _num_blocks(shape))](
+        launch(
+            _heads_backward, (programs, _num_blocks(shape)),
             qkv, dq, dk, dv, d_qkv, dw, cos, sin, dq if q_weight is None else q_weight,
             dq if k_weight is None else k_weight, ctx.eps, tokens,
             qkv.stride(0), dv.stride(0), dv.stride(1), **shape, num_warps=4,

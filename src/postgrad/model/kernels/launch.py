@@ -1,12 +1,47 @@
-"""Launch parameters of the attention kernels: block sizes, warps and stages by width of heads."""
+"""Launches the Triton kernels; launch parameters of those for attention, by width of heads."""
 
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from postgrad.model.passes.packing import BLOCK_M, BLOCK_N
+
+
+class _NoTriton:
+    """Replaces triton and triton.language where they are missing: no kernel is launched there."""
+
+    @staticmethod
+    def jit(function: Any) -> Any:
+        return function
+
+    @staticmethod
+    def constexpr(value: Any) -> Any:
+        return value
+
+    @staticmethod
+    def cdiv(dividend: int, divisor: int) -> int:
+        return -(-dividend // divisor)
+
+    @staticmethod
+    def next_power_of_2(number: int) -> int:
+        return 1 << (number - 1).bit_length()
+
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # there is no version for macOS
+    triton = tl = _NoTriton()  # pyright: ignore[reportAssignmentType]
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], tensor: Tensor, *args: Any, **constants: Any
+) -> None:
+    """Launch a kernel. On meta tensors, which count memory only, do nothing."""
+    if not tensor.is_meta:
+        kernel[grid](tensor, *args, **constants)
+
 
 LOG2E = 1.4426950408889634
 

@@ -8,9 +8,9 @@ The forward kernel reads each row of logits once; the backward kernel writes the
 # pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
+
+from postgrad.model.kernels.launch import launch, tl, triton
 
 BLOCK = 4096
 
@@ -82,7 +82,8 @@ def logprob_forward(
     logprobs, entropy, sum_squares, lse = (
         torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(4)
     )
-    _logprob_forward[(rows,)](
+    launch(
+        _logprob_forward, (rows,),
         logits, targets, logprobs, entropy, sum_squares, lse, vocabulary, 1.0 / temperature,
         BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
@@ -109,7 +110,8 @@ def logprob_backward(
     with_entropy = grad_entropy is not None
     if grad_entropy is not None:
         grad_entropy = grad_entropy.contiguous()
-    _logprob_backward[(rows, triton.cdiv(vocabulary, BLOCK))](
+    launch(
+        _logprob_backward, (rows, triton.cdiv(vocabulary, BLOCK)),
         logits, targets.contiguous(), lse.contiguous(), entropy.contiguous(), grad_logprobs,
         grad_entropy if with_entropy else grad_logprobs, out, vocabulary, 1.0 / temperature,
         WITH_ENTROPY=with_entropy, BLOCK=BLOCK, num_warps=8,

@@ -18,16 +18,17 @@ other rows of its tile see; such a block or chunk leaves the row's softmax as it
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from postgrad.model.kernels import NO_FP_FUSION
 from postgrad.model.kernels import wide_attention as wide
 from postgrad.model.kernels.launch import (
     LOG2E,
+    launch,
     shape_arguments,
+    tl,
     token_head_strides,
+    triton,
     warp_config,
 )
 from postgrad.model.passes.packing import BLOCK_M, BLOCK_N, CHUNK, Packing
@@ -312,9 +313,10 @@ class _PackedAttention(torch.autograd.Function):
         else:
             _compute_gradients(*tensors, packing, scale, ctx.window)
         dk_out, dv_out = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
-        _sum_query_heads[(triton.cdiv(k.numel(), 1024),)](
-            dk, dv, dk_out, dv_out, k.numel(), GROUP=heads // k.shape[1], D=width, BLOCK=1024
-        )
+        launch(
+            _sum_query_heads, (triton.cdiv(k.numel(), 1024),),
+            dk, dv, dk_out, dv_out, k.numel(), GROUP=heads // k.shape[1], D=width, BLOCK=1024,
+        )  # fmt: skip
         return dq, dk_out, dv_out, None, None, None
 
 
@@ -326,13 +328,15 @@ def _compute_gradients(
     shape = {**shape_arguments(q, k), "PRECISE": q.dtype == torch.float32}
     config = warp_config(q.shape[2], q.dtype)
     tokens, heads, _ = q.shape
-    _packed_attention_backward_queries[(len(packing.query_tiles), heads)](
+    launch(
+        _packed_attention_backward_queries, (len(packing.query_tiles), heads),
         q, k, v, out, grad, lse, delta, dq, packing.query_tiles, packing.positions,
         scale, scale * LOG2E, tokens,
         *token_head_strides(q, k, v, grad, dq), **shape, M=BLOCK_M, WINDOW=window,
         **config.query_grad,
     )  # fmt: skip
-    _packed_attention_backward_keys[(len(packing.key_tiles), heads)](
+    launch(
+        _packed_attention_backward_keys, (len(packing.key_tiles), heads),
         q, k, v, grad, lse, delta, dk, dv, packing.key_tiles, packing.positions,
         scale, scale * LOG2E, tokens,
         *token_head_strides(q, k, v, grad, dk), **shape, N=BLOCK_N, WINDOW=window,
@@ -351,7 +355,8 @@ def _attend(
         wide.attend(q, k, v, out, lse, packing, scale)
         return out, lse
     config = warp_config(width, q.dtype)
-    _packed_attention_forward[(len(packing.query_tiles), heads)](
+    launch(
+        _packed_attention_forward, (len(packing.query_tiles), heads),
         q, k, v, out, lse, packing.query_tiles, packing.positions, scale * LOG2E, tokens,
         *token_head_strides(q, k, v, out), **shape_arguments(q, k), N=BLOCK_N, M=BLOCK_M,
         CHUNK=CHUNK, PRECISE=q.dtype == torch.float32, WINDOW=window,

@@ -12,11 +12,10 @@ multiply by the weight.
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from postgrad.model.kernels import NO_FP_FUSION
+from postgrad.model.kernels.launch import launch, tl, triton
 
 # Programs of the backward pass; each sums the weight's gradient over its share of the rows.
 MAX_PROGRAMS = 1024
@@ -89,7 +88,8 @@ class _RmsNorm(torch.autograd.Function):
         num_rows, width = rows.shape
         out = torch.empty_like(rows)
         inverse_rms = torch.empty(num_rows, dtype=torch.float32, device=x.device)
-        _rms_norm_forward[(num_rows,)](
+        launch(
+            _rms_norm_forward, (num_rows,),
             rows, weight, out, inverse_rms, width, eps, CENTERED=centered,
             BLOCK=triton.next_power_of_2(width), num_warps=4, **NO_FP_FUSION,
         )  # fmt: skip
@@ -105,7 +105,8 @@ class _RmsNorm(torch.autograd.Function):
         dx = torch.empty_like(rows)
         num_programs = min(MAX_PROGRAMS, num_rows)
         dw = torch.empty(num_programs, width, dtype=torch.float32, device=rows.device)
-        _rms_norm_backward[(num_programs,)](
+        launch(
+            _rms_norm_backward, (num_programs,),
             rows, weight, grad, inverse_rms, dx, dw, num_rows, width, CENTERED=ctx.centered,
             BLOCK=triton.next_power_of_2(width), num_warps=4,
         )  # fmt: skip

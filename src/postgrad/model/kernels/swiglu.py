@@ -10,12 +10,11 @@ With GELU, the activation is the tanh approximation of gelu instead of silu (GeG
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
 from postgrad.model.kernels import NO_FP_FUSION
+from postgrad.model.kernels.launch import launch, tl, triton
 from postgrad.model.lora import AdapterProducts
 from postgrad.model.optimizers.gradient_sums import weight_gradients
 from postgrad.model.quantized import QuantizedWeight, dense
@@ -93,7 +92,7 @@ def swiglu_forward(gate_up: Tensor, gelu: bool = False) -> Tensor:
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     grid = (rows, triton.cdiv(width, BLOCK))
-    _swiglu_forward[grid](gate_up, out, width, GELU=gelu, BLOCK=BLOCK, **NO_FP_FUSION)
+    launch(_swiglu_forward, grid, gate_up, out, width, GELU=gelu, BLOCK=BLOCK, **NO_FP_FUSION)
     return out
 
 
@@ -106,7 +105,8 @@ def _swiglu_gradient(
     dx = torch.empty_like(gate_up)
     out = gate_up.new_empty(rows, width) if recompute else dx
     grid = (rows, triton.cdiv(width, BLOCK))
-    _swiglu_backward[grid](
+    launch(
+        _swiglu_backward, grid,
         gate_up, grad.contiguous(), dx, out, width,
         RECOMPUTE=recompute, GELU=gelu, BLOCK=BLOCK, **NO_FP_FUSION,
     )  # fmt: skip

@@ -12,12 +12,17 @@ are computed without a mask.
 # pyright: reportPossiblyUnboundVariable=false
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from postgrad.model.device import shared_memory_bytes
-from postgrad.model.kernels.launch import LOG2E, shape_arguments, token_head_strides
+from postgrad.model.kernels.launch import (
+    LOG2E,
+    launch,
+    shape_arguments,
+    tl,
+    token_head_strides,
+    triton,
+)
 from postgrad.model.passes.packing import BLOCK_M, BLOCK_N, Packing
 
 MIN_WIDTH = 65
@@ -315,7 +320,8 @@ def attend(
 ) -> None:
     """Write the outputs, and (heads, tokens) base-2 logarithms of the sums of weights."""
     config = _query_config(q, k)
-    _wide_attention_forward[(len(packing.query_tiles), q.shape[1] // config["HEADS"])](
+    launch(
+        _wide_attention_forward, (len(packing.query_tiles), q.shape[1] // config["HEADS"]),
         q, k, v, out, lse, packing.query_tiles, scale * LOG2E, len(q),
         *token_head_strides(q, k, v, out), **shape_arguments(q, k), M=BLOCK_M, **config,
     )  # fmt: skip
@@ -329,11 +335,13 @@ def compute_gradients(
     shape = shape_arguments(q, k)
     config = _query_config(q, k, QUERY_GRADIENT_BYTES)
     scales = (scale, scale * LOG2E, len(q))
-    _wide_attention_query_gradient[(len(packing.query_tiles), q.shape[1] // config["HEADS"])](
+    launch(
+        _wide_attention_query_gradient, (len(packing.query_tiles), q.shape[1] // config["HEADS"]),
         q, k, v, out, grad, lse, delta, dq, packing.query_tiles, *scales,
         *token_head_strides(q, k, v, grad, dq), **shape, M=BLOCK_M, **config,
     )  # fmt: skip
-    _wide_attention_key_gradient[(len(packing.key_tiles), q.shape[1])](
+    launch(
+        _wide_attention_key_gradient, (len(packing.key_tiles), q.shape[1]),
         q, k, v, grad, lse, delta, dk, dv, packing.key_tiles, *scales,
         *token_head_strides(q, k, v, grad, dk), **shape, N=BLOCK_N, **KEY_GRADIENT,
     )  # fmt: skip
