@@ -21,6 +21,7 @@ from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.rollout.episodes import turn_column
 from postgrad.rollout.respond import respond
+from postgrad.rollout.turns import run_turns
 
 PROGRAM = Path(__file__).parent / "program.py"
 LETTERS = string.printable.replace("\r", "").replace("\x0b", "").replace("\x0c", "")
@@ -54,7 +55,8 @@ def play(agents: Agents, prompts: Prompts, replies: list[str], problem=PROBLEM, 
     engine = CountingEngine(lambda prompt, seed: next(said))
     requests = [Request(prompts.encode(problem), [7])]
     try:
-        (done,) = agents.run(engine, requests, [problem], Sampling(max_new_tokens=limit))
+        sampling = Sampling(max_new_tokens=limit)
+        (done,) = run_turns(engine, requests, [problem], sampling, agents)
     finally:
         agents.close()
     return done, engine
@@ -226,7 +228,7 @@ def test_the_endpoint_of_agents_names_its_model_and_has_errors_in_openai_s_shape
 
     agents, _ = make_agents("silent")
     recording: Any = None
-    session = agents.endpoint.open_session(recording, queue.SimpleQueue())
+    session = agents.endpoint.open_session(recording, queue.SimpleQueue().put)
     try:
         with httpx.Client(base_url=session.base_url, timeout=20) as client:
             assert client.get("/models/policy").json()["id"] == "policy"

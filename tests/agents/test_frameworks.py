@@ -19,6 +19,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.turns import run_turns
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 
@@ -28,7 +29,8 @@ FOLDER = Path(__file__).parent
 def run_program(agents, engine, prompts, problem, limit, seeds=(7,)):
     requests = [Request(prompts.encode(problem), list(seeds))]
     try:
-        (done,) = agents.run(engine, requests, [problem], Sampling(max_new_tokens=limit))
+        sampling = Sampling(max_new_tokens=limit)
+        (done,) = run_turns(engine, requests, [problem], sampling, agents)
     finally:
         agents.close()
     return done

@@ -22,6 +22,7 @@ from postgrad.config.schema import AgentConfig
 from postgrad.data.render import Prompts
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.turns import run_turns
 from postgrad.user_code import load_module
 
 EXAMPLE = EXAMPLES / "verifiers_agent.py"
@@ -89,7 +90,7 @@ def test_a_verifiers_environment_is_an_agent(monkeypatch, tmp_path):
     problems = [Problem(f"seed-{i}", ({"role": "user", "content": ""},), "") for i in (2, 3)]
     requests = [Request(prompts.encode(problem), [7]) for problem in problems]
     try:
-        done = agents.run(engine, requests, problems, Sampling(max_new_tokens=50))
+        done = run_turns(engine, requests, problems, Sampling(max_new_tokens=50), agents)
     finally:
         agents.close()
     right, wrong = (group[0] for group in done)

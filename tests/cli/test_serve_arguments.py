@@ -21,9 +21,9 @@ from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.jobs import LiveJob
 from postgrad.rollout.served_path import parse_served_path
 from postgrad.rollout.stops import StopStrings
-from postgrad.serving import app as app_module
 from postgrad.serving import servers_file
 from postgrad.serving.detokenizer import Detokenizer, raw_bytes
+from postgrad.serving.http import event
 from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import parse_request
 from postgrad.serving.responses import ResponseBuilder
@@ -163,7 +163,7 @@ def answer_in_bytes(byte_tokenizer, text, **fields):
 def test_an_event_of_a_stream_is_one_line_for_every_client():
     """httpx and others split the lines of a text at U+0085, U+2028 and U+2029, too."""
     body = {"text": "a\u0085b\u2028c\u2029d\x0b\x1eé😀"}
-    (line,) = app_module.event(body).splitlines()[:-1]
+    (line,) = event(body).splitlines()[:-1]
     assert json.loads(line.removeprefix("data: ")) == body
 
 

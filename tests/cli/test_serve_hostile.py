@@ -21,6 +21,7 @@ from postgrad.model.load.tiny import make_tiny
 from postgrad.net import server as net_server
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.serving import app as app_module
+from postgrad.serving import http as http_module
 
 TOKEN = "a-secret-word"
 
@@ -401,7 +402,7 @@ def test_huge_bodies_are_refused_unread(server):
 
 @pytest.mark.slow
 def test_slow_bodies_and_slow_headers_are_not_waited_for(server, monkeypatch):
-    monkeypatch.setattr(app_module, "BODY_S", 0.3)
+    monkeypatch.setattr(http_module, "BODY_S", 0.3)
     monkeypatch.setattr(net_server, "HEADER_TIMEOUT_S", 0.3)
     with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
         connection.sendall(head("Content-Length: 100") + b'{"model"')

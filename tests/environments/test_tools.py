@@ -17,9 +17,10 @@ from postgrad.environments.session import Session
 from postgrad.environments.tools import Toolbox
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
+from postgrad.rollout.conversations import Turns
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.respond import respond
-from postgrad.rollout.turns import Turns, run_turns
+from postgrad.rollout.turns import run_turns
 from postgrad.sandbox.local import probe
 from postgrad.sandbox.outcome import SandboxError
 from postgrad.types import Score

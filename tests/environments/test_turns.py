@@ -15,10 +15,11 @@ from postgrad.environments.port import choose_verifier
 from postgrad.environments.session import load_environment
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
+from postgrad.rollout.conversations import Turns
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.episodes import turn_column
 from postgrad.rollout.respond import respond
-from postgrad.rollout.turns import Turns, run_turns
+from postgrad.rollout.turns import run_turns
 from postgrad.sandbox.local import probe
 from postgrad.sandbox.outcome import SandboxError
 from postgrad.verifiers.scorer import Scorer

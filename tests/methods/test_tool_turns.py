@@ -17,7 +17,7 @@ from postgrad.environments.lookup import Environments
 from postgrad.environments.tools import Toolbox
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
-from postgrad.rollout.turns import Turns
+from postgrad.rollout.conversations import Turns
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 from postgrad.types import POLICY, TOOL

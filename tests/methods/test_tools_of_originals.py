@@ -17,7 +17,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.method import Step
 from postgrad.methods.support.replay_pool import Experience, ReplayPool
-from postgrad.rollout.turns import Turns
+from postgrad.rollout.conversations import Turns
 from postgrad.types import DEMONSTRATION, POLICY, REPLAY, TOOL, Batch, Trajectory
 
 

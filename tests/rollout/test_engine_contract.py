@@ -22,10 +22,11 @@ from postgrad.model.load.tiny import make_tiny
 from postgrad.net import client
 from postgrad.problem import Problem
 from postgrad.rollout import http_client
+from postgrad.rollout.conversations import Turns
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import HttpChat, HttpEngine
 from postgrad.rollout.http_client import Address
-from postgrad.rollout.turns import Turns, run_turns
+from postgrad.rollout.turns import run_turns
 from postgrad.types import Batch, Failure, Trajectory
 
 REQUESTS = [

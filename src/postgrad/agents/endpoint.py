@@ -11,7 +11,6 @@ TOKEN is the secret of a session. The policy is sampled as the run's settings sa
 """
 
 import asyncio
-import queue
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from postgrad.agents.recording import Call, Recording
-from postgrad.net.bodies import read_json
 from postgrad.net.server import (
     ServerThread,
     address_of,
@@ -34,15 +32,7 @@ from postgrad.net.server import (
     unless_disconnected,
 )
 from postgrad.rollout.engine import Completion
-from postgrad.serving.app import (
-    BODY_S,
-    DONE,
-    ERROR_HANDLERS,
-    MAX_BODY,
-    catch_errors,
-    event,
-    guard,
-)
+from postgrad.serving.http import DONE, ERROR_HANDLERS, catch_errors, event, guard, read_request
 from postgrad.serving.requests import ApiError, GenerationRequest, parse_request
 from postgrad.serving.responses import ResponseBuilder
 from postgrad.serving.responses_request import parse_responses
@@ -55,7 +45,6 @@ MODEL_CARD = {"id": MODEL, "object": "model", "created": 0, "owned_by": "postgra
 class WaitingCall:
     """A call that waits for the engine; `future` gets its Completion."""
 
-    session: "Session"
     call: Call
     loop: asyncio.AbstractEventLoop
     future: "asyncio.Future[Completion]"
@@ -72,12 +61,21 @@ class WaitingCall:
 
 @dataclass(eq=False)
 class Session:
-    """One program's access to the policy."""
+    """One program's access to the policy; its calls are given to `on_call`."""
 
     token: str
     base_url: str
     recording: Recording
-    calls: "queue.SimpleQueue[WaitingCall | None]"  # where the engine's thread takes calls
+    on_call: Callable[[WaitingCall], None]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that OpenAI's clients read."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.token,
+            "OPENAI_MODEL": MODEL,
+        }
 
 
 class Endpoint:
@@ -94,12 +92,10 @@ class Endpoint:
         """Stop serving."""
         self.thread.stop()
 
-    def open_session(
-        self, recording: Recording, calls: "queue.SimpleQueue[WaitingCall | None]"
-    ) -> Session:
-        """Return a new session; its calls go to `calls`."""
+    def open_session(self, recording: Recording, on_call: Callable[[WaitingCall], None]) -> Session:
+        """Return a new session."""
         token = secrets.token_urlsafe(24)
-        session = Session(token, f"{self.address}/agent/{token}/v1", recording, calls)
+        session = Session(token, f"{self.address}/agent/{token}/v1", recording, on_call)
         self.sessions[token] = session
         return session
 
@@ -150,8 +146,7 @@ class Endpoint:
         self, http_request: Request, parse: Callable[[Any], GenerationRequest]
     ) -> Response:
         session = self._find_session(http_request)
-        body = await read_json(http_request, MAX_BODY, BODY_S)
-        request = parse(body)
+        request = parse(await read_request(http_request))
         _check(request)
         recording = session.recording
         call = await run_in_threadpool(recording.start, request)
@@ -165,7 +160,7 @@ class Endpoint:
         """Return what the engine samples for a call."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
-        session.calls.put(WaitingCall(session, call, loop, future))
+        session.on_call(WaitingCall(call, loop, future))
         return await future
 
 
@@ -188,13 +183,3 @@ def _events(builder: ResponseBuilder) -> Iterator[str]:
         yield event(chunk)
     if builder.ends_with_done:
         yield DONE
-
-
-def session_variables(session: Session) -> dict[str, str]:
-    """Return the environment variables that OpenAI's clients read."""
-    variables: dict[str, Any] = {
-        "OPENAI_BASE_URL": session.base_url,
-        "OPENAI_API_KEY": session.token,
-        "OPENAI_MODEL": MODEL,
-    }
-    return variables

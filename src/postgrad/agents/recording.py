@@ -6,7 +6,6 @@ does a prompt whose tokens begin with all tokens of a trajectory. Every other ca
 sub-agent's or one of an edited conversation, begins another trajectory.
 """
 
-import hashlib
 import json
 import threading
 from dataclasses import dataclass, field
@@ -16,8 +15,10 @@ from jinja2 import TemplateError
 
 from postgrad.errors import ConfigError
 from postgrad.problem import Message
-from postgrad.rollout.engine import Completion, Episode, Request, Sampling, trajectory_seed
+from postgrad.rollout.engine import Completion, Request, Sampling, trajectory_seed
 from postgrad.rollout.native.jobs import LiveJob
+from postgrad.rollout.transcript import Transcript
+from postgrad.rollout.turns import Turn
 from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import ApiError, ChatRequest, GenerationRequest
 from postgrad.serving.responses import ResponseBuilder
@@ -39,58 +40,43 @@ class Limits:
 
 
 @dataclass(eq=False)
-class Trajectory:
+class Trajectory(Transcript):
     """One conversation: the prompt of its first call, and everything after it."""
 
-    prompt: list[int]
-    conditions: str  # tools and options of the chat template: others make another conversation
-    question: str
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    policy_mask: list[bool] = field(default_factory=list)
-    finish: str = "stop"
+    number: int = 0  # in the order of the first calls
+    conditions: str = ""  # tools and options of the template: others make another conversation
     history: list[Any] = field(default_factory=list)  # all messages, in a form to compare
-    messages: list[Message] = field(default_factory=list)  # those after the prompt
-    turn_ends: list[int] = field(default_factory=list)
-    states: list[str] = field(default_factory=list)
     # A call continues it now. It stays so if the client has gone before the reply: the tokens of
     # that call are in no trajectory, and a repeated call begins another one.
     is_busy: bool = False
 
-    @property
-    def all_tokens(self) -> list[int]:
-        return [*self.prompt, *self.tokens]
-
 
 @dataclass(eq=False)
 class Call:
-    """A call that waits for its tokens. `ids` is the full prompt for the engine."""
+    """A call that waits for its tokens; `turn` is what the engine gets."""
 
     request: GenerationRequest
     trajectory: Trajectory
-    ids: list[int]
-    seed: int
-    limit: int
-
-    @property
-    def engine_request(self) -> Request:
-        return Request(self.ids, [self.seed], self.limit)
+    turn: Turn
 
 
 class Recording:
     """All calls of one program.
 
     Args:
+        number: of the program.
         text: encodes and decodes with the policy's tokenizer.
         seed: of the trajectory; the calls' seeds follow from it and their order.
         limits: how many tokens and calls there may be.
     """
 
-    def __init__(self, text: ModelText, seed: int, limits: Limits) -> None:
+    def __init__(self, number: int, text: ModelText, seed: int, limits: Limits) -> None:
+        self.number = number
         self.text = text
         self.seed = seed
         self.limits = limits
         self.trajectories: list[Trajectory] = []  # in the order of their last turns
+        self.num_trajectories = 0  # begun ones
         self.answer: str | None = None  # the last reply
         self.num_calls = 0
         self.hit_limit = False  # a call was refused because of the limits
@@ -121,35 +107,49 @@ class Recording:
             self.num_calls += 1
             trajectory.is_busy = True
             max_tokens = min(tokens_left, request.token_limit or tokens_left)
-            return Call(request, trajectory, ids, seed, max_tokens)
+            turn = Turn(
+                (self.number, trajectory.number),
+                Request(ids, [seed], max_tokens),
+                tuple(request.stop),
+                continues=bool(trajectory.tokens),
+            )
+            return Call(request, trajectory, turn)
 
     def finish(self, call: Call, completion: Completion) -> ResponseBuilder:
         """Add the sampled tokens to the trajectory; returns the response to the program."""
         builder = self._make_builder(call, completion)
+        choice = builder.choices[0]
         with self._lock:
             trajectory = call.trajectory
-            num_new = len(call.ids) - len(trajectory.all_tokens)
-            if num_new:
-                trajectory.tokens += call.ids[-num_new:]
-                trajectory.logprobs += [0.0] * num_new
-                trajectory.policy_mask += [False] * num_new
-            trajectory.tokens += completion.tokens
-            trajectory.logprobs += completion.logprobs
-            trajectory.policy_mask += [True] * len(completion.tokens)
-            trajectory.finish = completion.finish
-            trajectory.turn_ends.append(len(trajectory.tokens))
-            self._add_messages(trajectory, call.request, builder)
+            messages = _messages(call.request)
+            trajectory.add_context(
+                call.turn.request.prompt[len(trajectory.all_tokens) :],
+                messages[len(trajectory.history) :] if trajectory.history else [],
+            )
+            last_seen = str(messages[-1]["content"]) if messages else trajectory.episode.question
+            trajectory.add_turn(completion, choice.text, last_seen)
+            if messages:  # a chat, not a completion of a text
+                reply = template_message({"role": "assistant", **builder.message_fields(choice)})
+                trajectory.history = [_comparable(message) for message in [*messages, reply]]
             trajectory.is_busy = False
             if trajectory in self.trajectories:
                 self.trajectories.remove(trajectory)
             self.trajectories.append(trajectory)
-            self.answer = builder.choices[0].text
+            self.answer = choice.text
         return builder
+
+    @property
+    def keys(self) -> list[Any]:
+        """The keys of all turns of the calls so far."""
+        return [(self.number, number) for number in range(self.num_trajectories)]
 
     def completions(self) -> list[Completion]:
         """Return all trajectories; the one with the last reply comes first."""
         with self._lock:
-            return [_completion(trajectory, self.answer) for trajectory in self.trajectories[::-1]]
+            for trajectory in self.trajectories:
+                trajectory.episode.done = True
+                trajectory.episode.answer = self.answer
+            return [trajectory.completion() for trajectory in reversed(self.trajectories)]
 
     def _find(self, request: GenerationRequest) -> tuple[Trajectory, list[int]]:
         """Return the trajectory that a request continues, or a new one, and the prompt's tokens."""
@@ -168,9 +168,12 @@ class Recording:
             known = trajectory.all_tokens
             if not trajectory.is_busy and len(ids) > len(known) and ids[: len(known)] == known:
                 return trajectory, ids
+        trajectory = Trajectory(ids, number=self.num_trajectories, conditions=conditions)
+        self.num_trajectories += 1
         messages = _messages(request)
-        question = str(messages[-1]["content"]) if messages else str(request.prompts[0])
-        return Trajectory(ids, conditions, question), ids
+        question = messages[-1]["content"] if messages else request.prompts[0]
+        trajectory.episode.question = str(question)
+        return trajectory, ids
 
     def _encode_rest(self, request: GenerationRequest, rest: list[Message], end: int) -> list[int]:
         """Return the tokens of messages after a reply; [] if they cannot follow one."""
@@ -183,49 +186,10 @@ class Recording:
             return []
 
     def _make_builder(self, call: Call, completion: Completion) -> ResponseBuilder:
-        job = LiveJob(call.engine_request, Sampling())
+        job = LiveJob(call.turn.request, Sampling())
         builder = make_builder(call.request, self.text, [job])
         builder.add(RowUpdate(0, 0, completion.tokens, completion.logprobs, [], completion.finish))
         return builder
-
-    def _add_messages(
-        self, trajectory: Trajectory, request: GenerationRequest, builder: ResponseBuilder
-    ) -> None:
-        messages = _messages(request)
-        choice = builder.choices[0]
-        if not messages:  # a completion of a text
-            trajectory.messages.append({"role": "assistant", "content": choice.text})
-            trajectory.states.append(_state(trajectory.question))
-            return
-        fields = builder.message_fields(choice)
-        reply = template_message({"role": "assistant", **fields})
-        if trajectory.history:
-            trajectory.messages += messages[len(trajectory.history) :]
-        trajectory.messages.append({"role": "assistant", "content": choice.text})
-        trajectory.states.append(_state(str(messages[-1]["content"])))
-        trajectory.history = [_comparable(message) for message in [*messages, reply]]
-
-
-def _completion(trajectory: Trajectory, answer: str | None) -> Completion:
-    num_turns = len(trajectory.turn_ends)
-    episode = Episode(
-        prompt=trajectory.prompt,
-        question=trajectory.question,
-        rewards=[0.0] * num_turns,
-        turn_ends=trajectory.turn_ends,
-        states=trajectory.states,
-        done=True,
-        answer=answer,
-    )
-    return Completion(
-        tokens=trajectory.tokens,
-        logprobs=trajectory.logprobs,
-        finish=trajectory.finish,
-        policy_mask=trajectory.policy_mask,
-        turns=num_turns,
-        messages=trajectory.messages,
-        episode=episode,
-    )
 
 
 def _messages(request: GenerationRequest) -> list[Message]:
@@ -245,7 +209,3 @@ def _comparable(message: Message) -> Any:
         function = call.get("function") or {}
         calls.append([function.get("name"), function.get("arguments")])
     return [message["role"], str(message.get("content") or "").strip(), calls]
-
-
-def _state(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

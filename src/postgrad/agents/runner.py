@@ -1,50 +1,32 @@
 """Runs one program per trajectory; the engine answers the calls of all of them together."""
 
-import contextlib
 import queue
 import re
 import shlex
 import shutil
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from postgrad.agents.endpoint import (
-    MODEL,
-    Endpoint,
-    Session,
-    WaitingCall,
-    session_variables,
-)
+from postgrad.agents.endpoint import MODEL, Endpoint, WaitingCall
 from postgrad.agents.program import Ended, Program
-from postgrad.agents.recording import Limits, Recording, Trajectory
+from postgrad.agents.recording import Limits, Recording
 from postgrad.config.schema import AgentConfig
 from postgrad.data.render import Prompts
+from postgrad.environments.host import drain
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
-from postgrad.rollout.engine import Completion, Engine, Episode, Request, Sampling
-from postgrad.rollout.streams import Stream, open_stream
+from postgrad.rollout.engine import Completion, Episode, Request, Sampling
+from postgrad.rollout.turns import Turn
 from postgrad.serving.model_text import ModelText
 
-WAIT_S = 1.0  # for calls, while the engine has nothing to do
 ROWS_PER_PROGRAM = 2  # calls of one program that decode at the same time
 
 
-@dataclass(eq=False)
-class _Play:
-    """One program and what becomes of it."""
-
-    session: Session
-    program: Program
-    prompt: list[int]  # of the problem
-    ended: Ended = field(default_factory=Ended)
-
-
 class Agents:
-    """The programs of a run; see rollout.turns.TurnRunner.
+    """The agents of a run; see rollout.turns.TurnRunner.
 
     Args:
         config: the command, its limits, and how many programs run at the same time.
@@ -79,65 +61,62 @@ class Agents:
         if "endpoint" in self.__dict__:
             self.endpoint.close()
 
-    def run(
-        self,
-        engine: Engine,
-        requests: Sequence[Request],
-        problems: Sequence[Problem],
-        sampling: Sampling,
-    ) -> list[list[Completion]]:
-        """Return the trajectories of each request.
-
-        First the one with the last reply of each program, in the order of the seeds; then the
-        others, if programs made calls that do not continue each other.
-        """
-        calls: queue.SimpleQueue[WaitingCall | None] = queue.SimpleQueue()
-        groups: list[list[_Play]] = []
-        for request, problem in zip(requests, problems, strict=True):
-            plays = [
-                self._prepare(problem, request, seed, sampling, calls) for seed in request.seeds
-            ]
-            groups.append(plays)
-        plays = [play for group in groups for play in group]
+    @contextmanager
+    def open(
+        self, requests: Sequence[Request], problems: Sequence[Problem], sampling: Sampling
+    ) -> Iterator["Programs"]:
+        """Start a program per response; kill those that are left at the end."""
+        source = Programs(requests, problems, sampling, self)
         try:
-            _Loop(engine, sampling, plays, calls, self.config.workers).run()
+            yield source
         finally:
-            for play in plays:
-                self.endpoint.close_session(play.session)
-        return [self._collect(group) for group in groups]
+            source.stop()
 
-    def _prepare(
-        self, problem: Problem, request: Request, seed: int, sampling: Sampling, calls: Any
-    ) -> _Play:
+
+class _Play:
+    """One program, its access to the policy, and how it ended."""
+
+    def __init__(
+        self,
+        number: int,
+        problem: Problem,
+        request: Request,
+        seed: int,
+        sampling: Sampling,
+        programs: "Programs",
+    ) -> None:
+        agents = programs.agents
         limits = Limits(
             sampling.max_new_tokens,
-            self.max_prompt_tokens + sampling.max_new_tokens,
-            self.config.max_calls,
+            agents.max_prompt_tokens + sampling.max_new_tokens,
+            agents.config.max_calls,
         )
-        session = self.endpoint.open_session(Recording(self.text, seed, limits), calls)
-        variables = session_variables(session)
-        program = Program(self.command, problem, variables, self.config.timeout_s)
-        return _Play(session, program, request.prompt)
+        self.needs_reward = agents.needs_reward
+        self.prompt = request.prompt  # of the problem
+        self.recording = Recording(number, agents.text, seed, limits)
+        self.session = agents.endpoint.open_session(self.recording, programs.events.put)
+        self.program = Program(
+            agents.command, problem, self.session.variables, agents.config.timeout_s
+        )
+        self.ended = Ended()
 
-    def _collect(self, plays: list[_Play]) -> list[Completion]:
-        main: list[Completion] = []
-        others: list[Completion] = []
-        for play in plays:
-            first, *rest = self._trajectories(play)
-            main.append(first)
-            others += rest
-        return main + others
+    def run(self) -> None:
+        """Run the program to its end."""
+        try:
+            self.ended = self.program.run()
+        except Exception as error:
+            self.ended = Ended(failure=Failure("error", f"{type(error).__name__}: {error}"[:200]))
 
-    def _trajectories(self, play: _Play) -> list[Completion]:
+    def completions(self) -> list[Completion]:
         """Return a program's trajectories with its reward or its failure; at least one.
 
         A program that gave up because a call was over its limits has not failed: its policy wrote
         too much. Its reward is 0.
         """
-        completions = play.session.recording.completions()
-        failure = play.ended.failure
-        reward = play.ended.reward
-        if play.session.recording.hit_limit and completions:
+        completions = self.recording.completions()
+        failure = self.ended.failure
+        reward = self.ended.reward
+        if self.recording.hit_limit and completions:
             if failure is not None and failure.kind == "exit":
                 failure = None
             reward = reward or Score(0.0)
@@ -147,7 +126,7 @@ class Agents:
             reason = 'its last line must be a reward, such as {"reward": 1}, or set reward.verifier'
             failure = Failure("no reward", f"the program printed no reward: {reason}")
         if not completions:
-            episode = Episode(play.prompt, answer="")
+            episode = Episode(self.prompt, answer="")
             completions = [Completion(messages=[], policy_mask=[], episode=episode)]
         for completion in completions:
             episode = completion.episode
@@ -160,91 +139,81 @@ class Agents:
         return completions
 
 
-class _Loop:
-    """Lets programs run and answers their calls until all programs have ended."""
+class Programs:
+    """The programs of some responses, whose calls are the turns; see rollout.turns.TurnSource."""
 
     def __init__(
         self,
-        engine: Engine,
+        requests: Sequence[Request],
+        problems: Sequence[Problem],
         sampling: Sampling,
-        plays: Sequence[_Play],
-        calls: "queue.SimpleQueue[WaitingCall | None]",
-        workers: int,
+        agents: Agents,
     ) -> None:
-        self.engine = engine
-        self.sampling = sampling
-        self.plays = plays
-        self.calls = calls
-        self.workers = workers
-        self.num_left = len(plays)
-        self.streams: dict[tuple[str, ...], Stream] = {}  # by stop strings
-        self.waiting: dict[Trajectory, WaitingCall] = {}  # calls that the engine has
+        self.agents = agents
+        # Calls that wait for the engine, and programs that have ended.
+        self.events: queue.SimpleQueue[WaitingCall | _Play] = queue.SimpleQueue()
+        self.plays: list[_Play] = []
+        self.group_sizes = [len(request.seeds) for request in requests]
+        for request, problem in zip(requests, problems, strict=True):
+            for seed in request.seeds:
+                number = len(self.plays)
+                self.plays.append(_Play(number, problem, request, seed, sampling, self))
+        self.num_running = len(self.plays)
+        self.max_rows = min(len(self.plays), agents.config.workers) * ROWS_PER_PROGRAM
+        self.ready: list[Turn] = []
+        self.ended: list[Any] = []
+        self.waiting: dict[Any, WaitingCall] = {}  # calls, by the keys of their turns
+        self.pool = ThreadPoolExecutor(agents.config.workers, thread_name_prefix="agent")
+        for play in self.plays:
+            self.pool.submit(self._run, play)
 
-    def run(self) -> None:
-        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="agent")
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._stop, pool)
-            for play in self.plays:
-                pool.submit(self._play, play)
-            while self.num_left:
-                self._take_calls(stack)
-                for stream in self.streams.values():
-                    if stream.busy:
-                        for trajectory, completion in stream.poll():
-                            self.waiting.pop(trajectory).answer(completion)
+    def _run(self, play: _Play) -> None:
+        play.run()
+        self.events.put(play)
 
-    def _play(self, play: _Play) -> None:
-        """Run a program; None in the queue of calls means that it has ended."""
-        try:
-            play.ended = play.program.run()
-        except Exception as error:
-            play.ended = Ended(failure=Failure("error", f"{type(error).__name__}: {error}"[:200]))
-        finally:
-            self.calls.put(None)
+    @property
+    def num_thinking(self) -> int:
+        return max(0, min(self.num_running, self.agents.config.workers) - len(self.waiting))
 
-    def _take_calls(self, stack: contextlib.ExitStack) -> None:
-        """Give the engine the calls that are there.
-
-        Waits for the first one if the engine has nothing to do, and a little for further ones if
-        it generates in waves, until every running program waits for it.
-        """
-        began = time.monotonic()
-        while self.num_left:
-            busy = [stream.patience_s for stream in self.streams.values() if stream.busy]
-            wait_s = WAIT_S
-            if busy:
-                num_running = min(self.num_left, self.workers)
-                all_wait = len(self.waiting) >= num_running
-                wait_s = 0.0 if all_wait else max(busy) - (time.monotonic() - began)
-            try:
-                call = self.calls.get(timeout=wait_s) if wait_s > 0 else self.calls.get_nowait()
-            except queue.Empty:
-                if busy:
-                    return
-                continue
-            if call is None:
-                self.num_left -= 1
+    def collect(self, wait_s: float) -> bool:
+        events = drain(self.events, wait_s)
+        for event in events:
+            if isinstance(event, _Play):
+                self.num_running -= 1
+                self.ended += event.recording.keys
             else:
-                self._add(call, stack)
+                turn = event.call.turn
+                self.waiting[turn.key] = event
+                self.ready.append(turn)
+        return bool(events)
 
-    def _add(self, waiting: WaitingCall, stack: contextlib.ExitStack) -> None:
-        call = waiting.call
-        stops = (*self.sampling.stop, *call.request.stop)
-        if stops not in self.streams:
-            sampling = replace(self.sampling, stop=stops)
-            num_rows = min(len(self.plays), self.workers) * ROWS_PER_PROGRAM
-            self.streams[stops] = stack.enter_context(open_stream(self.engine, sampling, num_rows))
-        self.waiting[call.trajectory] = waiting
-        self.streams[stops].add(call.engine_request, [call.trajectory])
+    def on_turn(self, key: Any, completion: Completion) -> None:
+        self.waiting.pop(key).answer(completion)
 
-    def _stop(self, pool: ThreadPoolExecutor) -> None:
-        """Kill what still runs, after an error or Ctrl-C."""
-        if self.num_left:
+    def completions(self) -> list[list[Completion]]:
+        """Return the trajectories of each request.
+
+        First the one with the last reply of each program, in the order of the seeds; then the
+        others, if programs made calls that do not continue each other.
+        """
+        plays = iter(self.plays)
+        groups: list[list[Completion]] = []
+        for size in self.group_sizes:
+            trajectories = [next(plays).completions() for _ in range(size)]
+            others = [one for some in trajectories for one in some[1:]]
+            groups.append([some[0] for some in trajectories] + others)
+        return groups
+
+    def stop(self) -> None:
+        """Kill what still runs, after an error or Ctrl-C; refuse further calls."""
+        if self.num_running:
             for play in self.plays:
                 play.program.kill()
-        pool.shutdown(wait=True, cancel_futures=True)
+        self.pool.shutdown(wait=True, cancel_futures=True)
         for waiting in self.waiting.values():
             waiting.refuse()
+        for play in self.plays:
+            self.agents.endpoint.close_session(play.session)
 
 
 def read_command(text: str) -> list[str]:

@@ -18,10 +18,10 @@ from postgrad.evaluation.plan import engine_config, make_prompts, resolve_engine
 from postgrad.evaluation.settings import EvalConfig, read_settings
 from postgrad.model.threads import kept_threads, set_threads
 from postgrad.problem import Problem
+from postgrad.rollout.conversations import make_turns
 from postgrad.rollout.engine import Request, make_sampling, trajectory_seed
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.respond import STEP, generate
-from postgrad.rollout.turns import make_turns
 
 # A prompt: a text, or messages such as [{"role": "user", "content": "2+2="}].
 Prompt = str | Sequence[dict[str, Any]]

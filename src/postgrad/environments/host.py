@@ -3,7 +3,7 @@
 import queue
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from postgrad.environments.calls import Call
 from postgrad.environments.port import EnvironmentFailure, Observation, Outcome
@@ -15,6 +15,7 @@ MAX_THREADS = 256  # sessions that run at the same time, per process
 
 # A result: the text of open, the Observation of act, the Outcome of finish; or a Failure.
 Result = str | Observation | Outcome | Failure
+Entry = TypeVar("Entry")
 Reply = tuple[int, Result]  # the key of a session, and the result of its operation
 
 
@@ -120,13 +121,13 @@ def attempt(operation: Any) -> Result:
         return Failure("error", one_line(error))
 
 
-def drain(replies: "queue.SimpleQueue[Reply]", timeout_s: float) -> list[Reply]:
+def drain(entries: "queue.SimpleQueue[Entry]", timeout_s: float) -> list[Entry]:
     """Return all entries of a queue; waits up to timeout_s for the first one."""
-    found: list[Reply] = []
+    found: list[Entry] = []
     try:
         if timeout_s > 0:
-            found.append(replies.get(timeout=timeout_s))
+            found.append(entries.get(timeout=timeout_s))
         while True:
-            found.append(replies.get_nowait())
+            found.append(entries.get_nowait())
     except queue.Empty:
         return found

@@ -29,9 +29,10 @@ from postgrad.model.device import choose_device, choose_dtype
 from postgrad.model.load.context import context_length
 from postgrad.model.load.load import load_tokenizer, model_config
 from postgrad.problem import Problem, sent_fields
+from postgrad.rollout.conversations import make_turns
 from postgrad.rollout.engine import Sampling, make_sampling
 from postgrad.rollout.kinds import check_engine
-from postgrad.rollout.turns import TurnRunner, make_turns
+from postgrad.rollout.turns import TurnRunner
 from postgrad.training.input_files import hash_files, names_in
 from postgrad.training.prepare import check_cluster
 from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge, model_terms

@@ -7,7 +7,9 @@
     vllm.py                     vLLM in this process
     http.py, http_client.py     OpenAI-compatible servers; the same with new weights after each step
     stops.py                    stop strings
-    turns.py, episodes.py       responses of several turns, with tools or an environment
+    turns.py                    the loop over the turns of responses; who may answer
+    conversations.py            responses to which environments and tools answer
+    transcript.py, episodes.py  a response of several turns; its columns of a batch
     streams.py                  generations that requests join and leave
     generator.py, panel.py      models other than the policy that generate text
     respond.py                  scored responses to problems, for evaluation and validation

@@ -1,7 +1,8 @@
 """`postgrad serve`: models behind OpenAI's HTTP interface, on the native engine.
 
     options.py            the command's options
-    app.py                the HTTP application: routes, authentication, streaming
+    app.py                the HTTP application: routes, streaming
+    http.py               the guard, errors and events of OpenAI's HTTP; agents use them too
     requests.py           parses and checks requests
     responses.py          builds responses, complete or streamed
     responses_request.py  parses the requests of /v1/responses

@@ -14,40 +14,33 @@ shutting down, 504 time limit of a request. The rows of a client that disconnect
 """
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from postgrad.errors import did_you_mean
-from postgrad.net.bodies import HttpError, read_json
-from postgrad.net.guard import Guard
+from postgrad.net.bodies import HttpError
 from postgrad.net.server import unless_disconnected
 from postgrad.serving.generate import generate_response, parse_generate
+from postgrad.serving.http import DONE, ERROR_HANDLERS, catch_errors, event, guard, read_request
 from postgrad.serving.requests import ApiError, GenerationRequest, check_schema, parse_request
-from postgrad.serving.responses import Choice, ResponseBuilder, error_body
+from postgrad.serving.responses import Choice, ResponseBuilder
 from postgrad.serving.responses_api import make_builder
 from postgrad.serving.responses_request import parse_responses
 from postgrad.serving.served_model import ServedModel, find_weight_files, load_weights
 from postgrad.serving.worker import PendingRequest
 
-MAX_BODY = 8 << 20  # bytes
-BODY_S = 30.0  # time limit for a request's body to arrive
-DONE = "data: [DONE]\n\n"  # ends a stream
 CHUNK_S = 600.0  # time limit for a client to take one chunk of a stream
 
 T = TypeVar("T")
-Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 def make_app(
@@ -82,16 +75,6 @@ def make_app(
         middleware=[guard(host, token)],
         exception_handlers=ERROR_HANDLERS,
     )
-
-
-def guard(host: str, token: str) -> Middleware:
-    """Return the guard of a server; /health needs no token."""
-    return Middleware(Guard, host, token, open_paths=("/health",), answer=_answer_refusal)
-
-
-def _answer_refusal(error: HttpError) -> Response:
-    code = "invalid_api_key" if error.status == 401 else None
-    return _error_response(ApiError(error.status, error.reason, code=code))
 
 
 class ReloadRequest(BaseModel):
@@ -152,19 +135,19 @@ class Api:
         return self.models[name]
 
     async def complete_text(self, request: Request) -> Response:
-        body = await read_json(request, MAX_BODY, BODY_S)
+        body = await read_request(request)
         return await self._complete(request, parse_request(body, is_chat=False))
 
     async def complete_chat(self, request: Request) -> Response:
-        body = await read_json(request, MAX_BODY, BODY_S)
+        body = await read_request(request)
         return await self._complete(request, parse_request(body, is_chat=True))
 
     async def respond(self, request: Request) -> Response:
-        body = await read_json(request, MAX_BODY, BODY_S)
+        body = await read_request(request)
         return await self._complete(request, parse_responses(body))
 
     async def generate(self, request: Request) -> Response:
-        body = await read_json(request, MAX_BODY, BODY_S)
+        body = await read_request(request)
         return await self._complete(request, parse_generate(body), generate_response)
 
     async def _complete(
@@ -243,7 +226,7 @@ class Api:
             raise ApiError(
                 403, "this server takes no new weights; start it with --reload-below DIR"
             )
-        body = await read_json(request, MAX_BODY, BODY_S)
+        body = await read_request(request)
         reload = check_schema(body, ReloadRequest)
         named = self.named_model if reload.model else self.find_model
         served = named(reload.model)
@@ -320,58 +303,6 @@ async def run_aside(is_long: bool, function: Callable[..., T], *arguments: Any) 
     if is_long:
         return await run_in_threadpool(function, *arguments)
     return function(*arguments)
-
-
-def catch_errors(endpoint: Endpoint) -> Endpoint:
-    """Return the endpoint with an HttpError turned into a JSON response."""
-
-    async def safe_endpoint(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except HttpError as error:
-            return _error_response(error)
-
-    return safe_endpoint
-
-
-def _error_response(error: HttpError) -> JSONResponse:
-    headers: dict[str, str] = {}
-    if error.status in (429, 503):
-        headers["Retry-After"] = "1"
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    if error.status in (408, 413):
-        headers["Connection"] = "close"
-    return JSONResponse(error_body(error), error.status, headers)
-
-
-async def _answer_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    reason = str(error.detail)
-    if error.status_code == 404:
-        reason = f"no {request.url.path[:200]} here"
-    body = error_body(ApiError(error.status_code, reason))
-    return JSONResponse(body, error.status_code, error.headers)
-
-
-async def _answer_exception(request: Request, error: Exception) -> Response:
-    body = error_body(ApiError(500, f"the server failed: {type(error).__name__}"))
-    return JSONResponse(body, 500)
-
-
-ERROR_HANDLERS: dict[Any, Any] = {  # of an application: errors in OpenAI's shape
-    HTTPException: _answer_http_error,
-    Exception: _answer_exception,
-}
-
-
-def event(body: dict[str, Any]) -> str:
-    """Return a server-sent event; a body with a type, of the Responses API, names it.
-
-    It is ASCII: many clients split lines at Unicode's other line separators, too.
-    """
-    name = f"event: {body['type']}\n" if "type" in body else ""
-    return f"{name}data: {json.dumps(body, separators=(',', ':'))}\n\n"
 
 
 def _model_card(served: ServedModel) -> dict[str, Any]:

@@ -29,9 +29,10 @@ from postgrad.model.device import (
 from postgrad.model.load.context import context_length
 from postgrad.model.load.load import load_tokenizer, model_config, model_hidden_size
 from postgrad.model.threads import probe_threads
+from postgrad.rollout.conversations import make_turns
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.served_path import is_served
-from postgrad.rollout.turns import TurnRunner, make_turns
+from postgrad.rollout.turns import TurnRunner
 from postgrad.sizing.devices import GpuSpec
 from postgrad.training.auto_passes import resolve_passes
 from postgrad.training.run import resume_config
