@@ -344,36 +344,6 @@ def test_damaged_parquet(tmp_path: Path):
     assert "not a readable parquet file" in refused(str(path))
 
 
-def test_bad_json_line_has_its_number(tmp_path: Path):
-    good = {"question": "a", "answer": "1"}
-    message = refused(jsonl(tmp_path, good, "", '{"question": }'))
-    assert "line 3: not JSON" in message and "column 14" in message
-    assert "line 2: not JSON" in refused(jsonl(tmp_path, good, "[" * 100_000))
-    assert "line 2: list" in refused(jsonl(tmp_path, good, "[1]"))
-    (tmp_path / "a.json").write_text('[{"question": "a"},\n')
-    assert "not JSON" in refused(str(tmp_path / "a.json"))
-    (tmp_path / "a.json").write_text("[1]")
-    assert "row 1: int" in refused(str(tmp_path / "a.json"))
-
-
-def test_a_table_or_an_array_in_a_jsonl_file_names_the_right_extension(tmp_path: Path):
-    assert "ends in .csv" in refused(jsonl(tmp_path, "prompt,ground_truth", "2+2=,4"))
-    assert "ends in .json" in refused(jsonl(tmp_path, '[{"prompt": "2+2="}]'))
-
-
-def test_one_row_in_a_json_file_is_no_table_of_columns(tmp_path: Path):
-    chat = [USER, {"role": "assistant", "content": "2"}]
-    row = {"messages": chat, "tags": ["a", "b"], "ids": [1, 2]}
-    assert len(load_problems(jsonl(tmp_path, row, name="rows.json"))) == 1
-
-
-def test_a_run_folder_is_no_data(tmp_path: Path):
-    for name in ("config.yaml", "metrics.jsonl", "events.jsonl"):
-        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "run" / name).write_text("")
-    assert "data from-rollouts" in refused(str(tmp_path / "run"))
-
-
 def test_the_name_of_a_problem_says_where_it_was_read(tmp_path: Path):
     rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}]
     first, second = load_problems(jsonl(tmp_path, *rows, name="sums.jsonl"))
@@ -389,9 +359,9 @@ def test_invalid_utf8_and_invalid_gzip(tmp_path: Path):
     (tmp_path / "a.jsonl").write_bytes(b'{"question": "a", "answer": "1"}\n\xff\n')
     assert "line 2: not UTF-8" in refused(str(tmp_path / "a.jsonl"))
     (tmp_path / "a.jsonl.gz").write_bytes(b"plain")
-    assert "not a readable gzip file" in refused(str(tmp_path / "a.jsonl.gz"))
+    assert "not a readable jsonl.gz file" in refused(str(tmp_path / "a.jsonl.gz"))
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"x" * 1000)[:-10])
-    assert "not a readable gzip file" in refused(str(tmp_path / "a.jsonl.gz"))
+    assert "not a readable jsonl.gz file" in refused(str(tmp_path / "a.jsonl.gz"))
 
 
 def test_bad_csv(tmp_path: Path):
@@ -415,20 +385,6 @@ def test_verl_without_data_source(tmp_path: Path):
     row = {key: value for key, value in VERL.items() if key != "data_source"}
     problem = load_problems(jsonl(tmp_path, row))[0]
     assert (problem.data_source, problem.ground_truth) == ("", "2")
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("a.jsonl", ""), ("a.json", "[]"), ("a.csv", "question,answer\n"), ("b.csv", "")],
-)
-def test_empty_file(tmp_path: Path, name: str, text: str):
-    (tmp_path / name).write_text(text)
-    assert "no rows" in refused(str(tmp_path / name))
-
-
-def test_empty_parquet(tmp_path: Path):
-    parquet.write_table(pa.Table.from_pylist([VERL]).slice(0, 0), tmp_path / "a.parquet")
-    assert "no rows" in refused(str(tmp_path / "a.parquet"))
 
 
 @pytest.mark.parametrize("truth", [None, "", float("nan")])
@@ -480,7 +436,7 @@ def test_column_missing_in_a_later_row(tmp_path: Path, rows: tuple[dict[str, Any
 # Column layouts on the hub
 
 
-@pytest.mark.parametrize("answer", [4, -1, True, "E", None, 1.0])
+@pytest.mark.parametrize("answer", [4, -1, True, "E", None, 1.5])
 def test_hub_mmlu_answer_that_names_no_option(tmp_path: Path, answer: Any):
     row = {"question": "Q?", "choices": ["w", "x", "y", "z"], "answer": answer}
     message = refused(jsonl(tmp_path, row))
@@ -592,73 +548,52 @@ def test_a_target_beside_a_prompt_is_a_demonstration(tmp_path: Path):
     assert "target must be a list" in refused(jsonl(tmp_path, {"prompt": "1+1?", "target": "2"}))
 
 
-def test_arrow_files_compressed_files_and_folders_of_datasets(tmp_path: Path):
-    rows = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
-    expected = [("a", "1"), ("b", "2")]
-
-    def read(name: str) -> list[tuple[str, str]]:
-        problems = load_problems(str(tmp_path / name))
-        return [(problem.messages[-1]["content"], problem.ground_truth) for problem in problems]
-
-    table = pa.Table.from_pylist(rows)
-    for name, new_writer in (("stream", pa.ipc.new_stream), ("file", pa.ipc.new_file)):
-        file = str(tmp_path / f"{name}.arrow")
-        with pa.OSFile(file, "wb") as out, new_writer(out, table.schema) as writer:
-            writer.write_table(table, max_chunksize=1)
-        assert read(f"{name}.arrow") == expected
-    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    with pa.CompressedOutputStream(str(tmp_path / "x.jsonl.zst"), "zstd") as out:
-        out.write(text)
-    (tmp_path / "x.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
-    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"question,answer\na,1\nb,2\n"))
-    assert read("x.jsonl.zst") == read("x.json.gz") == read("x.csv.gz") == expected
-    saved = tmp_path / "saved" / "train"
-    saved.mkdir(parents=True)
-    (saved / "data-00000-of-00001.arrow").write_bytes((tmp_path / "stream.arrow").read_bytes())
-    (saved / "dataset_info.json").write_text('{\n  "splits": null\n}')
-    (saved / "state.json").write_text('{\n  "_fingerprint": "1"\n}')
-    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train"]}')
-    assert read("saved/train") == expected
-    assert "one of its folders (train)" in refused(str(tmp_path / "saved"))
-    for name in ("x.jsonl.zst", "file.arrow", "stream.arrow"):
-        whole = (tmp_path / name).read_bytes()
-        (tmp_path / f"cut-{name}").write_bytes(whole[: len(whole) // 2])
-        assert "not a readable" in refused(str(tmp_path / f"cut-{name}"))
-
-
-def test_files_that_hold_one_object_and_patterns(tmp_path: Path):
-    rows = [{"question": "a", "answer": "1"}]
-    (tmp_path / "a.json").write_text(json.dumps({"data": rows}))
-    assert "data is a list of 1 objects" in refused(str(tmp_path / "a.json"))
-    (tmp_path / "a.json").write_text(json.dumps(rows[0], indent=1))
-    assert "one object over several lines" in refused(str(tmp_path / "a.json"))
-    (tmp_path / "a.json").write_text(json.dumps(rows[0]))
-    assert len(load_problems(str(tmp_path / "a.json"))) == 1
-    assert "patterns are not expanded" in refused(str(tmp_path / "*.json"))
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path: Path):
-    names, values = ["prompt", "ground_truth", "prompt"], [["1+1="], ["2"], ["x"]]
-    table = pa.table([pa.array(column) for column in values], names=names)
-    parquet.write_table(table, tmp_path / "a.parquet")
-    (tmp_path / "a.csv").write_text("prompt,ground_truth,prompt\n1+1=,2,x\n")
-    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as out:
-        pa.ipc.new_stream(out, table.schema).write_table(table)
-    for name in ("a.parquet", "a.csv", "a.arrow"):
-        assert "two columns are called 'prompt'" in refused(str(tmp_path / name))
-    (tmp_path / "b.jsonl").symlink_to(tmp_path / "none.jsonl")
-    assert "which does not exist" in refused(str(tmp_path / "b.jsonl"))
-
-
-def test_pipes_and_tiny_files_of_endless_rows_are_refused_at_once(tmp_path: Path):
+def test_a_file_that_is_no_plain_file_is_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe.jsonl")
-    os.mkfifo(tmp_path / "pipe.parquet")
-    for name in ("pipe.jsonl", "pipe.parquet"):
-        assert "not a file" in refused(str(tmp_path / name))
-    with gzip.open(tmp_path / "line.jsonl.gz", "wb") as file:
-        for _ in range(80):
-            file.write(b"a" * (1 << 20))
-    assert "unpacks to over 200 times its size" in refused(str(tmp_path / "line.jsonl.gz"))
-    rows = pa.table({"question": pa.array(["q"] * 1_100_000), "answer": pa.array([1] * 1_100_000)})
-    parquet.write_table(rows, tmp_path / "many.parquet", compression="zstd")
-    assert "1,100,000 rows in " in refused(str(tmp_path / "many.parquet"))
+    assert "not a file" in refused(str(tmp_path / "pipe.jsonl"))
+    (tmp_path / "a.json").write_text(json.dumps(VERL, indent=1))
+    assert "array of objects" in refused(str(tmp_path / "a.json"))
+    parquet.write_table(pa.Table.from_pylist([VERL]).slice(0, 0), tmp_path / "a.parquet")
+    assert "no rows" in refused(str(tmp_path / "a.parquet"))
+
+
+# Tables: name, text
+TABLES = [
+    ("a.csv", 'question,answer\n"1; 1, or so?","2"\nB\tand?,3\n'),
+    ("a.csv", '\ufeffquestion;answer\r\n"1; 1, or so?";2\r\n;\r\nB\tand?;3\r\n'),
+    ("a.csv", 'question\tanswer\n1; 1, or so?\t2\n"B\tand?"\t3\n'),
+    ("a.tsv", 'question\tanswer\n1; 1, or so?\t2\n"B\tand?"\t3\n'),
+    ("a.tsv", '"question";"answer"\n"1; 1, or so?";"2"\n"B\tand?";"3"\n'),
+]
+
+
+def table_rows(path: Path, text: str) -> list[tuple[str, str]]:
+    path.write_text(text, newline="")
+    return [(p.messages[0]["content"], p.ground_truth) for p in load_problems(str(path))]
+
+
+@pytest.mark.parametrize(("name", "text"), TABLES)
+def test_the_header_says_the_delimiter(tmp_path: Path, name: str, text: str):
+    assert table_rows(tmp_path / name, text) == [("1; 1, or so?", "2"), ("B\tand?", "3")]
+
+
+def test_quotes_of_a_tab_separated_file_may_be_part_of_the_text(tmp_path: Path):
+    """They join no rows: each line is as wide as the header."""
+    lines = ["question\tanswer", '"Stop, he said.\t2', "b\t3", 'Then he said no."\t4']
+    expected = [('"Stop, he said.', "2"), ("b", "3"), ('Then he said no."', "4")]
+    assert table_rows(tmp_path / "a.tsv", "\n".join(lines)) == expected
+    quoted = 'question\tanswer\n"x = 1\n\ty = 2"\t3\n"a"\t4\n'
+    assert table_rows(tmp_path / "b.tsv", quoted) == [("x = 1\n\ty = 2", "3"), ("a", "4")]
+
+
+def test_a_table_of_one_column_loses_no_row(tmp_path: Path):
+    rows = table_rows(tmp_path / "a.tsv", "prompt\nHi; you, there\n\nNo, you\n")
+    assert rows == [("Hi; you, there", ""), ("No, you", "")]
+    (tmp_path / "a.csv").write_text('prompt\nHi\n""\n')
+    assert "row 2: prompt is empty" in refused(str(tmp_path / "a.csv"))
+
+
+def test_a_folder_with_the_same_data_twice_is_refused(tmp_path: Path):
+    for name in ("a.csv", "a.tsv"):
+        (tmp_path / name).write_text("prompt\na\n")
+    assert "several files are called a" in refused(str(tmp_path))

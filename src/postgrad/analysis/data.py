@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 
 from postgrad.analysis.settings import EntropyConfig
 from postgrad.data.problems import load_problems
-from postgrad.data.readers import read_rows
 from postgrad.data.render import Prompts
 from postgrad.data.rollout_folder import rollout_files
+from postgrad.data.rows.files import read_rows
 from postgrad.errors import ConfigError, RunError
 from postgrad.files import atomic_file
 from postgrad.problem import Problem

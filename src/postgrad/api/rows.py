@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.data.problems import problems_of_rows
-from postgrad.data.readers import exists
+from postgrad.data.rows.files import exists
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 

@@ -137,7 +137,7 @@ def prepare_command(argv: list[str]) -> int:
     from postgrad.data.prepare.output import describe
     from postgrad.data.prepare.request import find_files, parse_request, source_columns
     from postgrad.data.prepare.run import prepare
-    from postgrad.data.readers import count_rows
+    from postgrad.data.rows.files import count_rows
 
     count_tokens = _token_counter(arguments.tokenizer) if arguments.tokenizer else None
     source, columns = source_columns(arguments.source)
@@ -335,7 +335,7 @@ def add_uid_command(argv: list[str]) -> int:
     parser.add_argument("file", type=Path, metavar="FILE", help="any problem file")
     parser.add_setting("out", type=Path, metavar="FILE", help="default: NAME.uid.SUFFIX")
     arguments = parser.parse(argv)
-    from postgrad.data.readers import extension
+    from postgrad.data.rows.files import extension
     from postgrad.data.tables import add_uids
 
     path = arguments.file.expanduser()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from postgrad.data.readers import data_files, exists, extension, read_rows, split_columns
+from postgrad.data.rows.files import data_files, exists, extension, read_rows, split_columns
 from postgrad.data.rows.values import Row, RowError, rename_columns, type_name
 from postgrad.data.uid import assign_uids
 from postgrad.errors import ConfigError, first_line

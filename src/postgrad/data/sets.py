@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from postgrad.data.readers import exists, extension, split_columns
+from postgrad.data.rows.files import exists, extension, split_columns
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem, named
 

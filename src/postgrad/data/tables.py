@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from postgrad.data.problems import load_problems
-from postgrad.data.readers import extension, one_line, read_rows
+from postgrad.data.rows.files import extension, read_rows
 from postgrad.data.rows.values import Row
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import ConfigError, did_you_mean, first_line
 from postgrad.files import atomic_file
 
 FORMATS = (".parquet", ".jsonl", ".csv")
@@ -95,7 +95,7 @@ def _new_file(out: Path) -> Iterator[Path]:
         with atomic_file(out) as temporary:
             yield temporary
     except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"out={out} cannot be written ({one_line(error)})") from error
+        raise ConfigError(f"out={out} cannot be written ({first_line(error)})") from error
 
 
 def _write_parquet(path: Path, rows: Iterator[Row]) -> None:

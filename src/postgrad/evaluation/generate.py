@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.cluster.backends import open_engine
-from postgrad.data.readers import read_rows
+from postgrad.data.rows.files import read_rows
 from postgrad.data.rows.values import Row
 from postgrad.data.tables import write_rows
 from postgrad.errors import ConfigError

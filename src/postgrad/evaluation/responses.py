@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from postgrad.data.readers import extension, read_rows
+from postgrad.data.rows.files import extension, read_rows
 from postgrad.data.rows.shapes import RowReader
 from postgrad.data.rows.values import Row, RowError, checked_text, type_name
 from postgrad.data.uid import assign_uids

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from postgrad.algorithms.preference import dpo
-from postgrad.data.readers import read_rows
 from postgrad.data.render import Prompts
+from postgrad.data.rows.files import read_rows
 from postgrad.data.styles import STYLES
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem, Score

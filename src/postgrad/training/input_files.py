@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.config.schema import Config
-from postgrad.data.readers import READERS, data_files, exists
+from postgrad.data.rows.files import READERS, data_files, exists
 from postgrad.errors import RunError
 from postgrad.files import atomic_write_text, sample_files
 

@@ -3,7 +3,7 @@
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from postgrad.data.readers import extension, one_line
+from postgrad.data.rows.files import extension
 from postgrad.errors import ConfigError, first_line
 
 
@@ -35,7 +35,7 @@ def fetch(
         )
     except ImportError as error:
         raise ConfigError(
-            f"the hub needs the package huggingface_hub ({one_line(error)}); "
+            f"the hub needs the package huggingface_hub ({first_line(error)}); "
             f"pip install huggingface_hub, or {instead}"
         ) from error
     try:

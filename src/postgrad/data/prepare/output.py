@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from postgrad.data.prepare.request import PrepareRequest
-from postgrad.data.readers import extension, one_line
-from postgrad.errors import ConfigError
+from postgrad.data.rows.files import extension
+from postgrad.errors import ConfigError, first_line
 from postgrad.files import atomic_file
 
 METADATA_KEY = b"postgrad"
@@ -89,7 +89,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
         return json.loads(metadata.get(METADATA_KEY, b"{}"))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ConfigError(
-            f"{path}: not a readable parquet file ({one_line(error)}); write or download it again"
+            f"{path}: not a readable parquet file ({first_line(error)}); write or download it again"
         ) from error
 
 
@@ -110,7 +110,7 @@ def write_table(table: pa.Table, provenance: dict[str, Any], out: Path, overwrit
                     f"out={out} exists with other content; give another out=, or overwrite=true"
                 )
     except OSError as error:
-        raise ConfigError(f"out={out} cannot be written ({one_line(error)})") from error
+        raise ConfigError(f"out={out} cannot be written ({first_line(error)})") from error
     return unchanged
 
 

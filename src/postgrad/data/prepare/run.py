@@ -23,12 +23,12 @@ from postgrad.data.prepare.output import (
     write_table,
 )
 from postgrad.data.prepare.request import PrepareRequest
-from postgrad.data.readers import extension, one_line, read_rows
+from postgrad.data.rows.files import extension, read_rows
 from postgrad.data.rows.shapes import VERL, read_row
 from postgrad.data.rows.values import Row, RowError, rename_columns, user_turn
 from postgrad.data.styles import OWN, Messages, Style, styled
 from postgrad.data.uid import content_uid
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, first_line
 
 # Rows that are Python objects at the same time: they take ten times the memory of an Arrow table.
 CHUNK = 1000
@@ -74,7 +74,7 @@ def prepare(
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise ConfigError(
-            f"{request.name}: a column has different types in different rows ({one_line(error)})"
+            f"{request.name}: a column has different types in different rows ({first_line(error)})"
         ) from error
     if request.data_set.select_split:
         table = _select_split(request, table, counts)
@@ -226,7 +226,7 @@ def _make_table(rows: list[Row]) -> pa.Table:
         )
     except pa.ArrowException as error:
         raise ConfigError(
-            f"a column has values of different types ({one_line(error)}); use one type per column"
+            f"a column has values of different types ({first_line(error)}); use one type per column"
         ) from error
 
 

@@ -1,30 +1,36 @@
-"""Multiple-choice questions: reads the layouts of ARC, MMLU, MMLU-Pro and GPQA into one form.
+"""Multiple-choice questions: reads the layouts of ARC, MMLU, MMLU-Pro and MedQA into one form.
 
 Also writes the two prompts in which Postgrad asks such a question.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from postgrad.data.rows.values import Row, RowError, checked_text, text_of, type_name
+from postgrad.data.rows.values import Row, RowError, checked_text, is_missing, text_of, type_name
 
 LETTERS = "ABCDEFGHIJ"
 LETTERED_COLUMNS = ("option_a", "option_b", "option_c", "option_d")  # Global-MMLU's
 # Columns that name the answer once more: SuperGPQA's, MedQA's and MMLU-Pro's.
 SECOND_ANSWERS = ("answer_letter", "answer_idx", "answer_index")
-GPQA_WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
 @dataclass(frozen=True)
 class Choices:
-    """A question with its options in order, the index of the correct option, and its subject."""
+    """A question with its options in order, the index of the correct option, and its subject.
+
+    Raises RowError for a number of options that has no letters.
+    """
 
     question: str
     options: tuple[str, ...]
     correct: int
     subject: str = ""
+
+    def __post_init__(self) -> None:
+        count = len(self.options)
+        if not 2 <= count <= len(LETTERS):
+            raise RowError(f"a question needs 2 to {len(LETTERS)} options, this one has {count}")
 
     @property
     def letter(self) -> str:
@@ -33,7 +39,7 @@ class Choices:
 
 
 def read_choices(row: Row, stem: str = "") -> Choices:
-    """Reads a row of ARC, MMLU (from the hub or a csv file), MMLU-Pro or GPQA.
+    """Return the question of a row of ARC, MMLU (from the hub or a csv file), MMLU-Pro or MedQA.
 
     Args:
         row: the columns by name.
@@ -42,38 +48,31 @@ def read_choices(row: Row, stem: str = "") -> Choices:
     Raises:
         RowError: a column is missing, or the answer is not one of the options.
     """
-    if "Correct Answer" in row:
-        return _read_gpqa(row)
     question = text_of(row, "question").strip()
     if "answerKey" in row:
         return _read_arc(row, question)
     if "options" in row:
-        options = _read_options(row["options"], "options")
-        return _make_choices(
-            question, options, _answer_index(row, options), str(row.get("category") or "")
-        )
-    subject = str(row.get("subject") or _subject_of_file(stem))
-    if "choices" in row:
-        options = _read_options(row["choices"], "choices")
-        return _make_choices(question, options, _answer_index(row, options), subject)
-    options = _read_lettered(row)
-    return _make_choices(question, options, _answer_index(row, options), subject)
+        options, subject = _read_options(row["options"], "options"), row.get("category")
+    elif "choices" in row:
+        options, subject = _read_options(row["choices"], "choices"), row.get("subject")
+    else:
+        options, subject = _read_lettered(row), row.get("subject")
+    if not subject and "options" not in row:
+        subject = _subject_of_file(stem)
+    return Choices(question, tuple(options), _answer_index(row, options), str(subject or ""))
 
 
 def _read_lettered(row: Row) -> list[str]:
-    """The options in columns of their own: A to D and on, or option_a to option_d and on."""
-    form = "option_{}" if LETTERED_COLUMNS[0] in row else "{}"
-    letters = LETTERS.lower() if LETTERED_COLUMNS[0] in row else LETTERS
-    names = [form.format(letter) for letter in letters]
-    count = 4
-    for i, name in enumerate(names[4:], 5):
-        if row.get(name) not in (None, ""):
-            count = i
-    return [text_of(row, name) for name in names[:count]]
+    """Return the options in columns: A to D and on, or option_a to option_d and on."""
+    names = list(LETTERS)
+    if LETTERED_COLUMNS[0] in row:
+        names = [f"option_{letter}" for letter in LETTERS.lower()]
+    filled = [i for i, name in enumerate(names, 1) if row.get(name) not in (None, "")]
+    return [text_of(row, name) for name in names[: max([4, *filled])]]
 
 
 def sentence_prompt(item: Choices) -> str:
-    """The prompt of the MMLU evaluation: subject, options, and a request for one sentence."""
+    """Return the prompt of the MMLU evaluation: it asks for one sentence with the letter."""
     about = f" about {item.subject.replace('_', ' ')}" if item.subject else ""
     return (
         f"Answer the following multiple choice question{about}. "
@@ -84,32 +83,18 @@ def sentence_prompt(item: Choices) -> str:
 
 
 def plain_prompt(item: Choices) -> str:
-    """The question, a blank line, and one option per line."""
+    """Return the question, a blank line, and one option per line."""
     return f"{item.question}\n\n{lettered(item.options, ')')}"
 
 
 def lettered(options: Sequence[str], mark: str) -> str:
-    """One option per line, with its letter and `mark`: `A. ...` or `A) ...`."""
+    """Return one option per line, with its letter and `mark`: `A. ...` or `A) ...`."""
     pairs = zip(LETTERS, options, strict=False)
     return "".join(f"{letter}{mark} {option}\n" for letter, option in pairs)
 
 
-def hash_below(key: str, count: int) -> int:
-    """A number from 0 to count - 1 that depends on `key` only, not on the process or row order."""
-    digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"choices").digest()
-    return int.from_bytes(digest, "big") % count
-
-
-def _make_choices(
-    question: str, options: Sequence[str], correct: int, subject: str = ""
-) -> Choices:
-    if not 2 <= len(options) <= len(LETTERS):
-        raise RowError(f"a question needs 2 to {len(LETTERS)} options, this one has {len(options)}")
-    return Choices(question, tuple(options), correct, subject)
-
-
 def _subject_of_file(stem: str) -> str:
-    """The subject in the name of one of MMLU's csv files: mmlu_nutrition or nutrition_test."""
+    """Return the subject in the name of an MMLU file: mmlu_nutrition or nutrition_test."""
     subject = stem.removeprefix("mmlu_")
     for split in ("_test", "_val", "_dev"):
         subject = subject.removesuffix(split)
@@ -128,80 +113,48 @@ def _read_options(value: Any, name: str) -> list[str]:
 
 
 def _answer_index(row: Row, options: Sequence[str]) -> int:
-    """The index of the answer, which a second column may name, too.
+    """Return the index of the one option that all columns of the answer name.
 
-    Raises:
-        RowError: the two name different options, or the answer is no option.
+    Raises RowError if a column names no option, or if they leave none or several.
     """
-    answer = row["answer"]
-    for name in SECOND_ANSWERS:
-        value = row.get(name)
-        if value in (None, "") or value != value:  # pandas writes NaN for an empty cell
+    possible = set(range(len(options)))
+    for name in ("answer", *SECOND_ANSWERS):
+        if name != "answer" and is_missing(row.get(name)):
             continue
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        index = _option_index(value, options, name)
-        letter = answer.strip() if isinstance(answer, str) else answer
-        if answer != options[index] and letter not in (LETTERS[index], index):
-            raise RowError(f"answer and {name} name different options; correct one of them")
-        return index
-    return _option_index(answer, options)
-
-
-def _option_index(answer: Any, options: Sequence[str], name: str = "answer") -> int:
-    """The index of an answer that is an index from 0, a letter, or the text of one option."""
-    count = len(options)
-    letter = answer.strip() if isinstance(answer, str) else ""
-    is_text = isinstance(answer, str) and list(options).count(answer) == 1
-    if letter in tuple(LETTERS):
-        index = LETTERS.index(letter)
-        if is_text and name == "answer" and options[index] != answer:
+        named = _named_options(row.get(name), options)
+        if not named:
             raise RowError(
-                f"answer {answer!r} is the letter of one option and the text of another; "
-                "write its index from 0"
+                f"{name} must be an index from 0, a letter or the text of one of the "
+                f"{len(options)} options, not {row.get(name)!r}"
             )
-    elif is_text:
-        index = list(options).index(answer)
-    else:
-        index = answer
-    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
-        raise RowError(
-            f"{name} must be an index from 0, a letter or the text of one of the {count} options, "
-            f"not {answer!r}"
-        )
-    return index
+        if not possible & named:
+            raise RowError(f"answer and {name} name different options; correct one of them")
+        possible &= named
+    if len(possible) > 1:
+        raise RowError(f"answer {row['answer']!r} names several options; write an index from 0")
+    return possible.pop()
+
+
+def _named_options(answer: Any, options: Sequence[str]) -> set[int]:
+    """Return the options that an answer may name: by an index from 0, a letter or the text."""
+    indices = range(len(options))
+    if isinstance(answer, str):
+        letter = answer.strip()
+        return {i for i in indices if options[i] == answer or LETTERS[i : i + 1] == letter}
+    is_index = isinstance(answer, int | float) and not isinstance(answer, bool)
+    return {i for i in indices if is_index and i == answer}
 
 
 def _read_arc(row: Row, question: str) -> Choices:
-    texts, labels = _read_arc_options(row["choices"])
-    label = text_of(row, "answerKey").strip()
-    if label not in labels:
-        raise RowError(f"answerKey is {label!r}, the options are {', '.join(labels)}")
-    return _make_choices(question, texts, labels.index(label))
-
-
-def _read_arc_options(choices: Any) -> tuple[list[str], list[str]]:
-    """(texts, labels) from {text: [...], label: [...]} or from a list of {text, label}."""
+    """Return a question whose choices are {text: [...], label: [...]} or a list of such pairs."""
+    choices = row["choices"]
     if isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
         choices = {name: [choice.get(name) for choice in choices] for name in ("text", "label")}
     if not isinstance(choices, dict) or not {"text", "label"} <= choices.keys():
         raise RowError(f"choices must be an object with text and label, not {type_name(choices)}")
     texts = _read_options(choices["text"], "choices.text")
     labels = _read_options(choices["label"], "choices.label")
-    if len(texts) != len(labels):
-        raise RowError(f"choices has {len(texts)} texts and {len(labels)} labels")
-    return texts, labels
-
-
-def _read_gpqa(row: Row) -> Choices:
-    """GPQA lists the correct answer first, so a hash of the question decides the options' order."""
-    question = text_of(row, "Question").strip()
-    options = [text_of(row, name).strip() for name in ("Correct Answer", *GPQA_WRONG)]
-
-    def sort_key(i: int) -> bytes:
-        text = f"{question}\0{i}".encode()
-        return hashlib.blake2b(text, digest_size=8, person=b"gpqa").digest()
-
-    order = sorted(range(4), key=sort_key)
-    shuffled = [options[i] for i in order]
-    return _make_choices(question, shuffled, order.index(0), str(row.get("Subdomain") or ""))
+    label = text_of(row, "answerKey").strip()
+    if len(texts) != len(labels) or label not in labels:
+        raise RowError(f"answerKey is {label!r}, the {len(texts)} options are {', '.join(labels)}")
+    return Choices(question, tuple(texts), labels.index(label))

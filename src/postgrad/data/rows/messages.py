@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from postgrad.data.rows.values import Row, RowError, checked_text, text_of, type_name, user_turn
+from postgrad.data.rows.values import (
+    Row,
+    RowError,
+    checked_text,
+    text_of,
+    try_json,
+    type_name,
+    user_turn,
+)
 from postgrad.problem import Message
 
 # Columns that may be a text or messages. JSON text is messages if all of it has these roles.
@@ -48,34 +56,23 @@ def parse_nested(row: Row) -> Row:
         RowError: a column is a list of messages as Python prints it, which no model should see.
     """
     parsed: Row = {}
-    for name in MESSAGE_COLUMNS:
-        if not _starts_with(row.get(name), "["):
+    for name in (*MESSAGE_COLUMNS, "reward_model"):
+        if not isinstance(row.get(name), str):
             continue
-        value = _try_json(row[name])
-        if PYTHON_MESSAGES.match(row[name]):
+        if name in MESSAGE_COLUMNS and PYTHON_MESSAGES.match(row[name]):
             raise RowError(
                 f"{name} is a list of messages as Python prints it, which pandas writes to csv; "
                 "write the file as parquet, or the column as JSON (json.dumps)"
             )
-        is_list = isinstance(value, list) and bool(value)
-        if is_list and (name not in TEXT_COLUMNS or all(map(_is_message, value))):
+        value = try_json(row[name])
+        if name == "reward_model":
+            is_nested = isinstance(value, dict)
+        else:
+            is_text = name in TEXT_COLUMNS and not all(map(_is_message, value or ()))
+            is_nested = isinstance(value, list) and bool(value) and not is_text
+        if is_nested:
             parsed[name] = value
-    if _starts_with(row.get("reward_model"), "{"):
-        value = _try_json(row["reward_model"])
-        if isinstance(value, dict):
-            parsed["reward_model"] = value
     return {**row, **parsed} if parsed else row
-
-
-def _starts_with(value: Any, bracket: str) -> bool:
-    return isinstance(value, str) and value.lstrip()[:1] == bracket
-
-
-def _try_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _is_message(value: Any) -> bool:
@@ -136,7 +133,7 @@ def check_reply(message: Message, name: str) -> None:
             f"{name} has {field}, and only its content would be read; "
             "write the thinking in the content, as <think>...</think>"
         )
-    if message.get(WEIGHT) is not None and _has_weight_0(message, name):
+    if is_muted(message, name):
         raise RowError(f"{name} has weight 0, but it would be trained on; remove the row")
 
 
@@ -188,31 +185,25 @@ def _read_message(message: Any, name: str) -> Message:
         raise RowError(f"{name} must be a message {{role, content}}, not {type_name(message)}")
     if not isinstance(message.get("role"), str):
         raise RowError(f"{name} must be a message {{role, content}}, not an object without a role")
-    if message.get(LOSS) is not None:
-        message = _with_weight(message, name)
     fields: Message = {}
     for key, value in message.items():
         if key == "tool_calls":
             if value:
                 fields[key] = _read_tool_calls(value, f"{name}.{key}")
-        elif key == WEIGHT:
-            if value is not None and _has_weight_0(message, name):
-                fields[key] = 0
         elif key == "content" and isinstance(value, list) and value:
             fields[key] = _join_parts(value, f"{name}.{key}")
         elif key == "function_call" and value is not None:
             raise RowError(f"{name}.function_call is not read; write the call in tool_calls")
-        elif _is_note(key, value):
-            continue
-        elif value is not None:
+        elif value is not None and not _is_note(key, value):
             fields[key] = checked_text(value, f"{name}.{key}")
     if "content" not in fields:
-        if "tool_calls" in fields:
-            fields["content"] = None
-        elif "content" in message:
+        if "content" in message and "tool_calls" not in fields:
             raise RowError(f"{name}.content must be a string, not null")
-        else:
+        if "tool_calls" not in fields:
             raise RowError(f"{name} has no content; a message is {{role, content}}")
+        fields["content"] = None
+    if is_muted(message, name):
+        fields[WEIGHT] = 0
     return fields
 
 
@@ -234,7 +225,7 @@ def _calls_of(turn: Row) -> list[Any]:
     Raises RowError if the value is no such text.
     """
     value = turn.get("value")
-    calls = _try_json(value) if isinstance(value, str) else value
+    calls = try_json(value) if isinstance(value, str) else value
     if isinstance(calls, dict):
         calls = [calls]
     if not isinstance(calls, list) or not calls:
@@ -246,33 +237,31 @@ def _calls_of(turn: Row) -> list[Any]:
 
 
 def _is_note(key: str, value: Any) -> bool:
-    """Whether a field is a note on a message, such as `toxic: false`; templates read texts."""
+    """Return whether a field is a note on a message, such as `toxic: false`."""
     if key in ("role", "content"):
         return False
-    return isinstance(value, bool | int | float | datetime) or key in NOTE_FIELDS
+    is_plain = isinstance(value, bool | int | float | datetime)
+    return is_plain or key in (*NOTE_FIELDS, WEIGHT, LOSS)
 
 
-def _with_weight(message: Row, name: str) -> Row:
-    """The message with ms-swift's `loss` as its weight. Raises RowError if it is no bool."""
-    loss = message[LOSS]
-    if not isinstance(loss, bool):
-        raise RowError(f"{name}.loss is {loss!r}; write true or false")
-    return {key: value for key, value in message.items() if key != LOSS} | {WEIGHT: int(loss)}
+def is_muted(message: Row, name: str) -> bool:
+    """Return whether an assistant message has weight 0, or ms-swift's `loss: false`.
 
-
-def _has_weight_0(message: Row, name: str) -> bool:
-    """Whether the weight of an assistant message is 0; it may be 0 or 1, that of others only 0."""
-    weight = message[WEIGHT]
+    Raises RowError for other values, and for a message of another role that is to be trained on.
+    """
+    key = WEIGHT if message.get(LOSS) is None else LOSS
+    weight = message.get(key)
+    if weight is None:
+        return False
     if weight not in (0, 1):
-        raise RowError(f"{name}.weight is {weight!r}; write 0 or 1")
+        raise RowError(f"{name}.{key} is {weight!r}; write 0 or 1")
     role = message.get("role", "assistant")
-    is_assistant = role == "assistant"
-    if weight == 1 and not is_assistant:
+    if weight == 1 and role != "assistant":
         raise RowError(
-            f"{name}.weight is 1, but its role is {role}, and only assistant messages "
-            "are trained on; remove the weight"
+            f"{name}.{key} is 1, but its role is {role}, and only assistant messages "
+            f"are trained on; remove the {key}"
         )
-    return is_assistant and weight == 0
+    return role == "assistant" and weight == 0
 
 
 def _join_parts(parts: list[Any], name: str) -> str:

@@ -23,7 +23,8 @@ def type_name(value: Any) -> str:
 def checked_text(value: Any, name: str) -> str:
     """The value, if it is a string that can be encoded as UTF-8; otherwise raises RowError."""
     if not isinstance(value, str):
-        raise RowError(f"{name} must be a string, not {type_name(value)}{_text_advice(value)}")
+        advice = "fill it or remove the row" if value is None else f"write {value!r:.30} as a text"
+        raise RowError(f"{name} must be a string, not {type_name(value)}; {advice}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -31,15 +32,6 @@ def checked_text(value: Any, name: str) -> str:
             f"{name} holds half a surrogate pair at character {error.start}; remove it"
         ) from error
     return value
-
-
-def _text_advice(value: Any) -> str:
-    """How a value becomes a text, for the end of an error message."""
-    if value is None:
-        return "; fill it or remove the row"
-    if isinstance(value, int | float):
-        return f"; write {value} as a text"
-    return ""
 
 
 def text_of(row: Row, name: str) -> str:
@@ -76,32 +68,19 @@ def truth_of(value: Any, name: str) -> str:
     return checked_text(value, name)
 
 
-def only_text(value: str) -> str:
-    """The text in a JSON list of one text; "" for other values."""
+def try_json(text: str) -> Any:
+    """Return the object or list of a text in JSON; None for other texts."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return None
     try:
-        items = json.loads(value)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return ""
-    is_one = isinstance(items, list) and len(items) == 1 and isinstance(items[0], str)
-    return items[0] if is_one else ""
+        return None
 
 
 def user_turn(content: str) -> tuple[dict[str, str], ...]:
     """Messages with one user turn."""
     return ({"role": "user", "content": content},)
-
-
-def unused_columns(row: Row, *used: str) -> Row:
-    """The columns that no field of Problem holds."""
-    return {name: value for name, value in row.items() if name not in (*used, "uid", "data_source")}
-
-
-def optional_truth(row: Row) -> str:
-    """The text of the column ground_truth, or "" if the row has none: null or NaN."""
-    truth = row.get("ground_truth")
-    return (
-        "" if is_missing(truth) and not isinstance(truth, str) else truth_of(truth, "ground_truth")
-    )
 
 
 def data_source_of(row: Row, default: str) -> str:
@@ -146,8 +125,8 @@ def _nested_value(row: Mapping[str, Any], name: str) -> Any:
     value: Any = row
     path: list[str] = []
     for key in name.split("."):
-        if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-            value = _parse_object(value)
+        if isinstance(value, str):
+            value = try_json(value)
         if isinstance(value, list):
             value = {str(i): item for i, item in enumerate(value)}
         if not isinstance(value, Mapping) or key not in value:
@@ -158,11 +137,3 @@ def _nested_value(row: Mapping[str, Any], name: str) -> Any:
         value = value[key]
         path.append(key)
     return value
-
-
-def _parse_object(text: str) -> Any:
-    """The object or list of a column that is JSON text; other texts stay as they are."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
