@@ -22,7 +22,7 @@ from postgrad.model.load.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
 from postgrad.rollout.http import HttpChat, HttpEngine
 from postgrad.rollout.http_client import Address
-from postgrad.rollout.native.live import LiveDecodeLoop
+from postgrad.rollout.native.scheduler import Scheduler
 
 PROMPT = [1, 10, 2, 15]  # "1+2="
 IDS = {"return_token_ids": True}
@@ -366,7 +366,7 @@ def test_stop_strings_end_text_and_row_and_tokens_stay(client, native, prompts):
 
 def slowly(monkeypatch, seconds=0.03) -> list[int]:
     """Make decode steps slow, so that a test can act during an answer; returns a list of steps."""
-    real = LiveDecodeLoop.step
+    real = Scheduler.step
     steps: list[int] = []
 
     def step(self):
@@ -374,13 +374,13 @@ def slowly(monkeypatch, seconds=0.03) -> list[int]:
         time.sleep(seconds)
         return real(self)
 
-    monkeypatch.setattr(LiveDecodeLoop, "step", step)
+    monkeypatch.setattr(Scheduler, "step", step)
     return steps
 
 
 def pause_at(monkeypatch, *numbers: int) -> dict[int, threading.Event]:
     """Decode steps of these numbers wait for their event; the first step has number 0."""
-    real = LiveDecodeLoop.step
+    real = Scheduler.step
     events = {number: threading.Event() for number in numbers}
     count = itertools.count()
 
@@ -390,7 +390,7 @@ def pause_at(monkeypatch, *numbers: int) -> dict[int, threading.Event]:
             assert events[number].wait(300), f"step {number} was never released"
         return real(self)
 
-    monkeypatch.setattr(LiveDecodeLoop, "step", step)
+    monkeypatch.setattr(Scheduler, "step", step)
     return events
 
 
@@ -546,11 +546,11 @@ def test_an_answer_has_a_time_limit(tiny, monkeypatch):
 def test_failed_engine_call_is_reported_and_the_server_continues(
     client, server, monkeypatch, capfd
 ):
-    real = LiveDecodeLoop.step
-    monkeypatch.setattr(LiveDecodeLoop, "step", lambda self: 1 / 0)
+    real = Scheduler.step
+    monkeypatch.setattr(Scheduler, "step", lambda self: 1 / 0)
     with pytest.raises(openai.InternalServerError, match="the engine failed: ZeroDivisionError"):
         client.completions.create(model="tiny", prompt=PROMPT, max_tokens=50, seed=3, n=4)
-    monkeypatch.setattr(LiveDecodeLoop, "step", real)
+    monkeypatch.setattr(Scheduler, "step", real)
     assert (
         client.completions.create(model="tiny", prompt=PROMPT, max_tokens=3).choices
         and server.rows() == 0

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from postgrad.cli.main import main
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.native.jobs import LiveJob
+from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.served_path import parse_served_path
 from postgrad.rollout.stops import StopStrings
 from postgrad.serving import servers_file
@@ -148,7 +148,7 @@ def answer_in_bytes(byte_tokenizer, text, **fields):
     served = ModelText("tiny", byte_tokenizer, {byte_tokenizer.eos_token_id}, 257)
     request = parse_request({"model": "tiny", "logprobs": 1, **fields}, "messages" in fields)
     ids = byte_tokenizer(text)["input_ids"]
-    job = LiveJob(Request(byte_tokenizer("é=")["input_ids"], [0]), Sampling())
+    job = Job(Request(byte_tokenizer("é=")["input_ids"], [0]), Sampling())
     job.prompt_logprobs = [-1.0, -1.0]
     job.prompt_top_tokens = [[(0, -1.0)], [(0, -1.0)]]
     builder = ResponseBuilder(request, served, [job])

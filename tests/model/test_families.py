@@ -33,7 +33,7 @@ from postgrad.model.policy import FrozenPolicy, LocalPolicy
 from postgrad.model.port import FULL
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.hf import HfEngine
-from postgrad.rollout.native import decode_loop
+from postgrad.rollout.native import store_slots
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
@@ -436,7 +436,7 @@ def test_an_engine_without_the_bias_of_the_head_is_noticed(monkeypatch, folders)
     """The comparison with the stock model would pass if the bias were too small to be seen."""
     engine = NativeEngine(load_folder(folders("phi")), RolloutConfig(max_rows=3))
     # After the numeric gate, which would have noticed it.
-    monkeypatch.setattr(decode_loop, "head_of", lambda model: Head(model.lm_head.weight))
+    monkeypatch.setattr(store_slots, "head_of", lambda model: Head(model.lm_head.weight))
     with pytest.raises(AssertionError):
         check_sampled(engine, folders("phi"))
 

@@ -21,9 +21,9 @@ from postgrad.rollout import continuous
 from postgrad.rollout.continuous import ContinuousEngine
 from postgrad.rollout.native import paged
 from postgrad.rollout.native import tables as state_lines
-from postgrad.rollout.native.jobs import StreamJob
 from postgrad.rollout.native.paged_stream import GrowingLoop, PagedStream
-from postgrad.rollout.native.stream import ConversationStream, StreamingNativeEngine
+from postgrad.rollout.native.sequence import Job
+from postgrad.rollout.native.stream import SlotStream, StreamingNativeEngine
 
 
 def make_engine() -> StreamingNativeEngine:
@@ -209,7 +209,7 @@ def test_a_prompt_that_its_next_row_does_not_need_is_freed():
         take_turn(stream, text, 2, key="a")
         loop = stream.loop
         assert loop is not None
-        loop.join(StreamJob(Request(text, [3], 30), SAMPLING, stops=stream.stops, keys=["b"]))
+        loop.join(Job(Request(text, [3], 30), SAMPLING, stops=stream.stops, keys=["b"]))
         stream.forget("a")  # its prompt is that of the row that waits
         while loop.busy:
             loop.poll()
@@ -260,7 +260,7 @@ def test_one_stream_at_a_time_has_the_pages():
     with engine.open_stream(SAMPLING, 2) as first:
         assert isinstance(first, PagedStream)
         second = engine.open_stream(SAMPLING, 2)
-        assert isinstance(second, ConversationStream)
+        assert isinstance(second, SlotStream)
         keeps_ids = Sampling(1.0, 2, top_p=0.5, record_kept=True)
         assert engine.generate([Request([1, 2], [3], 2)], keeps_ids)[0][0].tokens
         assert not decoder.num_prefilled, "pages cannot tell the ids that a filter keeps"

@@ -10,7 +10,7 @@ import torch
 from interpreted import run_interpreted
 
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.native.jobs import LiveJob, Row
+from postgrad.rollout.native.sequence import Job, Sequence
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -28,11 +28,11 @@ class Reports:
     """What a loop reports: the tokens of each row, and why it ended."""
 
     def __init__(self) -> None:
-        self.tokens: dict[tuple[LiveJob, int], list[int]] = {}
-        self.finish: dict[tuple[LiveJob, int], str] = {}
+        self.tokens: dict[tuple[Job, int], list[int]] = {}
+        self.finish: dict[tuple[Job, int], str] = {}
 
-    def __call__(self, row: Row, num_new: int, finish: str) -> None:
-        assert isinstance(row.job, LiveJob)
+    def __call__(self, row: Sequence, num_new: int, finish: str) -> None:
+        assert isinstance(row.job, Job)
         key = row.job, row.index
         assert key not in self.finish, "an ended row has no more tokens"
         self.tokens.setdefault(key, []).extend(row.tokens[len(row.tokens) - num_new :])
@@ -51,20 +51,20 @@ def make_loop(
     return loop, reports
 
 
-def make_jobs() -> list[LiveJob]:
+def make_jobs() -> list[Job]:
     """Jobs with different sampling parameters, lengths and stops; two have the same prompt."""
     long_prompt = [5 + i % 50 for i in range(130)]
     seeds = long_seeds([3] * 70, 200, 3)
     return [
-        LiveJob(Request([3] * 70, seeds, 200), Sampling(1.0, 1 << 30)),
-        LiveJob(Request([4], [4], 90), Sampling(0.0, 1 << 30)),
-        LiveJob(Request([3] * 70, [5], 150), Sampling(0.7, 1 << 30, stop=("!",))),
-        LiveJob(Request(long_prompt, [6, 7], 120), Sampling(1.0, 1 << 30, stop_ids=(50, 51))),
-        LiveJob(Request([9, 8], [8], 1), Sampling(1.0, 1 << 30)),
+        Job(Request([3] * 70, seeds, 200), Sampling(1.0, 1 << 30)),
+        Job(Request([4], [4], 90), Sampling(0.0, 1 << 30)),
+        Job(Request([3] * 70, [5], 150), Sampling(0.7, 1 << 30, stop=("!",))),
+        Job(Request(long_prompt, [6, 7], 120), Sampling(1.0, 1 << 30, stop_ids=(50, 51))),
+        Job(Request([9, 8], [8], 1), Sampling(1.0, 1 << 30)),
     ]
 
 
-def check(jobs: list[LiveJob], reports: Reports) -> None:
+def check(jobs: list[Job], reports: Reports) -> None:
     for job in jobs:
         for index in range(len(job.request.seeds)):
             correct = expected(job.request, index, job.sampling)
@@ -120,12 +120,12 @@ def test_random_jobs_end_though_pages_are_scarce(seed, captures):
     rng = random.Random(seed)
     loop, reports = make_loop(rng.choice([7, 8, 9]), rng.choice([2, 3, 8]), captures)
     prompts = [[rng.randrange(5, 90) for _ in range(rng.randrange(1, 300))] for _ in range(4)]
-    jobs: list[LiveJob] = []
+    jobs: list[Job] = []
     for _ in range(12):
         prompt = rng.choice(prompts)
         seeds = [rng.randrange(1000) for _ in range(rng.randrange(1, 4))]
         request = Request(prompt, seeds, rng.randrange(1, 320 - len(prompt)))
-        jobs.append(LiveJob(request, Sampling(1.0, 1 << 30)))
+        jobs.append(Job(request, Sampling(1.0, 1 << 30)))
         loop.add(jobs[-1])
         loop.step()
     for _ in range(5000):
@@ -137,9 +137,9 @@ def test_random_jobs_end_though_pages_are_scarce(seed, captures):
 
 def test_rows_of_one_prompt_share_its_pages():
     loop, _ = make_loop(60)
-    loop.add(LiveJob(Request([3] * 70, [1, 2, 3], 20), Sampling()))
+    loop.add(Job(Request([3] * 70, [1, 2, 3], 20), Sampling()))
     loop.step()
-    loop.add(LiveJob(Request([3] * 70, [4], 20), Sampling()))
+    loop.add(Job(Request([3] * 70, [4], 20), Sampling()))
     loop.step()
     assert loop.decoder.num_prefilled == [69]  # type: ignore[attr-defined]
 
@@ -156,7 +156,7 @@ def test_rows_that_would_read_too_many_keys_are_computed_in_a_pass(max_keys, by_
     monkeypatch.setattr(RecordingDecoder, "run_prefill", counted)
     monkeypatch.setattr(paged_prefill, "MAX_CAPTURED_KEYS", max_keys)
     loop, _ = make_loop(60, captures=True)
-    loop.add(LiveJob(Request([3] * 70, [1], 20), Sampling()))
+    loop.add(Job(Request([3] * 70, [1], 20), Sampling()))
     loop.step()
     assert loop.decoder.num_prefilled == [69] and bool(steps) == by_rows  # type: ignore[attr-defined]
 

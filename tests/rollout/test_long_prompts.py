@@ -15,10 +15,11 @@ from transformers import Qwen3Config
 from postgrad.model.passes.attention import NAME, register_attention
 from postgrad.model.passes.support import support_of
 from postgrad.rollout.engine import Completion, Request, Sampling
-from postgrad.rollout.native import decode_loop, live
-from postgrad.rollout.native.jobs import LiveJob
-from postgrad.rollout.native.live import LiveDecodeLoop
-from postgrad.rollout.native.stream import ConversationStream
+from postgrad.rollout.native import store_slots
+from postgrad.rollout.native.scheduler import Scheduler
+from postgrad.rollout.native.sequence import Job
+from postgrad.rollout.native.store_slots import SlotStore
+from postgrad.rollout.native.stream import SlotStream
 
 PROMPT = [i * 7 % 16 for i in range(30)]
 
@@ -53,13 +54,13 @@ def count_passes(engine: Any) -> list[int]:
 
 
 @torch.no_grad()
-def decode(engine: Any) -> list[LiveJob]:
+def decode(engine: Any) -> list[Job]:
     """Return jobs that have ended: a long prompt that is scored, and two short ones."""
-    loop = LiveDecodeLoop(engine, 8, 64, lambda *_: None)
+    loop = Scheduler(SlotStore(engine, 8, 64))
     jobs = [
-        LiveJob(Request(PROMPT, [1, 2], 4), Sampling(), num_top=2, scores_prompt=True),
-        LiveJob(Request([3, 5], [4], 4), Sampling(0.0, 99)),
-        LiveJob(Request([3, 5, 7], [4], 4), Sampling()),
+        Job(Request(PROMPT, [1, 2], 4), Sampling(), num_top=2, scores_prompt=True),
+        Job(Request([3, 5], [4], 4), Sampling(0.0, 99)),
+        Job(Request([3, 5, 7], [4], 4), Sampling()),
     ]
     for job in jobs:
         loop.add(job)
@@ -69,37 +70,30 @@ def decode(engine: Any) -> list[LiveJob]:
 
 
 @torch.no_grad()
-def test_a_long_prompt_does_not_hold_up_the_rows_of_a_server(monkeypatch):
-    """The other row gets a token between two passes, and a request can leave between them."""
-    monkeypatch.setattr(live, "CPU_PASS_TOKENS", 8)
+def test_a_long_prompt_does_not_hold_up_the_rows_of_a_server():
+    """The other rows get a token between two passes, and a request can leave between them."""
     engine = make_engine("qwen3")
     engine.stop_ids = torch.tensor([-1])
     sizes = count_passes(engine)
-    reports: list[tuple[LiveJob, int]] = []
-    loop = LiveDecodeLoop(engine, 8, 64, lambda row, *_: reports.append((row.job, len(sizes))))
-    short = LiveJob(Request([3, 5], [4], 9), Sampling())
-    loop.add(short)
-    loop.step()
+    scheduler = Scheduler(SlotStore(engine, 8, 64, chunk=8))
+    (short,) = scheduler.add(Job(Request([3, 5], [4], 9), Sampling())).sequences
+    scheduler.step()
     sizes.clear()
-    reports.clear()
-    long_job = LiveJob(Request(PROMPT, [1], 4), Sampling())
-    loop.add(long_job)
-    loop.add(LiveJob(Request([2], [1], 4), Sampling()))
-    for _ in range(4):
-        assert loop.busy and long_job in loop.waiting_jobs
-        loop.step()
-    assert sizes == [8, 8, 8, 6]
-    assert [count for job, count in reports if job is short] == [0, 1, 2, 3]
-    assert {job for job, _ in reports} == loop.decoding_jobs and len(loop.decoding_jobs) == 3
-    leaving = LiveJob(Request(PROMPT, [1], 4), Sampling())
-    loop.add(leaving)
-    loop.step()
-    assert leaving in loop.waiting_jobs
-    loop.drop({leaving})
+    (long,) = scheduler.add(Job(Request(PROMPT, [1], 4), Sampling())).sequences
+    (shortest,) = scheduler.add(Job(Request([2], [1], 4), Sampling())).sequences
+    for number in range(4):
+        assert long.num_tokens == 0 and short.num_tokens == number + 1
+        assert shortest.num_tokens == number, "it does not wait for the long one"
+        scheduler.step()
+    assert sizes == [8, 8, 8, 5] and long.num_tokens == 1
+    leaving = scheduler.add(Job(Request(PROMPT, [1], 4), Sampling()))
+    scheduler.step()
+    assert scheduler.starting == leaving.sequences
+    scheduler.cancel({leaving})
     sizes.clear()
-    while loop.busy:
-        loop.step()
-    assert not sizes and leaving not in {job for job, _ in reports}
+    while scheduler.busy:
+        scheduler.step()
+    assert not sizes and not leaving.sequences[0].tokens
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt_oss"])
@@ -108,11 +102,11 @@ def test_slots_hold_what_one_pass_gives(family, monkeypatch):
     engine = make_engine(family)
     sizes = count_passes(engine)
     whole = decode(engine)
-    assert sizes == [30]
+    assert sizes == [29]
     sizes.clear()
-    monkeypatch.setattr(decode_loop, "PREFILL_TOKENS", 18)
+    monkeypatch.setattr(store_slots, "PREFILL_TOKENS", 18)
     parts = decode(engine)
-    assert sizes == [10, 10, 10, 3], "18 * 18 // 30 tokens attend to 30 keys"
+    assert sizes == [11, 11, 7, 2], "18 * 18 // 29 tokens attend to 29 keys"
     for one, two in zip(whole, parts, strict=True):
         assert one.prompt_logprobs == pytest.approx(two.prompt_logprobs, abs=1e-5)
         assert (
@@ -128,36 +122,36 @@ def test_slots_hold_what_one_pass_gives(family, monkeypatch):
 
 
 def test_a_long_turn_of_a_conversation_is_computed_in_parts(monkeypatch):
-    """Its earlier turns are computed again: a pass that continues rows has one part only."""
+    """Its earlier turns are not computed again."""
     engine = make_engine("qwen3")
     sizes = count_passes(engine)
 
     def second_turn() -> Any:
-        with ConversationStream(engine, Sampling(), 2) as stream:
+        with SlotStream(engine, Sampling(), 2) as stream:
             found: list[Any] = []
             texts = [[1, 2, 3], [1, 2, 3, 4, 5, *PROMPT]]
-            for text in texts:  # the first turn is kept as [1, 2, 3]: its token is not computed
+            for text in texts:  # the first turn is saved as [1, 2, 3]: its token is not computed
                 stream.add(Request(text, [1], 1), ["key"])
                 while stream.busy:
                     found += [completion for _, completion in stream.poll()]
         return found[1]
 
     whole = second_turn()
-    assert sizes == [3, 32]
+    assert sizes == [2, 31]
     sizes.clear()
-    monkeypatch.setattr(decode_loop, "PREFILL_TOKENS", 20)
+    monkeypatch.setattr(store_slots, "PREFILL_TOKENS", 20)
     parts = second_turn()
-    assert sizes == [3, 11, 11, 11, 2]
+    assert sizes == [2, 11, 11, 9]
     assert whole.tokens == parts.tokens
     assert whole.logprobs == pytest.approx(parts.logprobs, abs=1e-5)
 
 
 def test_passes_that_continue_conversations_are_bounded(monkeypatch):
-    """Two rows of 3 new tokens that attend to 23 keys have a larger mask than 10 * 10."""
+    """Two rows of 2 new tokens that attend to 22 keys have a larger mask than 9 * 9."""
     engine = make_engine("qwen3")
-    monkeypatch.setattr(decode_loop, "PREFILL_TOKENS", 10)
+    monkeypatch.setattr(store_slots, "PREFILL_TOKENS", 9)
     shapes: list[tuple[int, int]] = []
-    with ConversationStream(engine, Sampling(), 2) as stream:
+    with SlotStream(engine, Sampling(), 2) as stream:
         for text in (PROMPT[:20], PROMPT[:23]):
             for key in "ab":
                 stream.add(Request([*text], [1], 1), [key])
@@ -168,7 +162,7 @@ def test_passes_that_continue_conversations_are_bounded(monkeypatch):
                 )
             while stream.busy:
                 stream.poll()
-    assert shapes == [(1, 3), (1, 3)]
+    assert shapes == [(1, 2), (1, 2), (2, 1)]
 
 
 # ---- over pages, with a decoder that records what each token sees
@@ -212,8 +206,8 @@ def test_passes_over_pages_are_bounded(num_pages, monkeypatch):
     loop = make_loop(num_pages)
     prompt = [5 + i % 50 for i in range(150)]
     seeds = long_seeds(prompt, 150, 2)
-    scored = LiveJob(Request(prompt, seeds, 150), Sampling(1.0, 150), scores_prompt=True)
-    jobs = [scored, LiveJob(Request(prompt, [6], 90), Sampling(0.0, 90))]
+    scored = Job(Request(prompt, seeds, 150), Sampling(1.0, 150), scores_prompt=True)
+    jobs = [scored, Job(Request(prompt, [6], 90), Sampling(0.0, 90))]
     for job in jobs:
         loop.add(job)
     loop.step()
@@ -271,8 +265,8 @@ def test_the_samples_of_an_echoed_prompt_share_its_pages():
     """Another request for the same log-probs has its own, and so has one without log-probs."""
     loop = make_loop(60)
     prompt = [3, 4] * 35
-    loop.add(LiveJob(Request(prompt, [1], 5), Sampling()))
-    jobs = [LiveJob(Request(prompt, [1, 2, 3], 5), Sampling(), scores_prompt=True) for _ in "ab"]
+    loop.add(Job(Request(prompt, [1], 5), Sampling()))
+    jobs = [Job(Request(prompt, [1, 2, 3], 5), Sampling(), scores_prompt=True) for _ in "ab"]
     for job in jobs:
         loop.add(job)
     while loop.busy:
@@ -297,7 +291,7 @@ from postgrad.model.kernels.install import install_kernels
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native import paged_prefill
 from postgrad.rollout.native.decoder import Decoder
-from postgrad.rollout.native.jobs import LiveJob
+from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.native.paged_live import PagedLiveLoop
 
 register_attention()
@@ -317,7 +311,7 @@ def decode(limit):
     paged_prefill.PREFILL_TOKENS = limit
     decoder = Decoder(model, engine.stop_ids)
     loop = PagedLiveLoop(engine, decoder, 8, 128, 20 * decoder.page_bytes(), lambda *_: None)
-    job = LiveJob(Request(prompt, [1, 2], 1), Sampling(0.9, 9), scores_prompt=True)
+    job = Job(Request(prompt, [1, 2], 1), Sampling(0.9, 9), scores_prompt=True)
     loop.add(job)
     loop.step()
     return job

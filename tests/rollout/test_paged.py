@@ -23,7 +23,7 @@ from postgrad.model.load.load import load
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.jobs import Job
+from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.native.paged import PagedDecodeLoop
 
 quantization = sys.argv[3] if len(sys.argv) > 3 else "none"

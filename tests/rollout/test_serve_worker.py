@@ -11,7 +11,7 @@ import torch
 from postgrad.errors import CacheMemoryError, ConfigError
 from postgrad.net.bodies import HttpError
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.native.jobs import LiveJob
+from postgrad.rollout.native.sequence import Job
 from postgrad.serving.worker import DecodeWorker, PendingRequest
 
 if importlib.util.find_spec("triton") is None:
@@ -66,7 +66,7 @@ def test_a_preempted_row_that_has_begun_ends_though_the_server_stops(monkeypatch
         worker = make_worker(7, 2, lambda: bool(preempted))
         sampling = Sampling(1.0, LIMIT)
         all_pending = [
-            PendingRequest([LiveJob(request, sampling)], per_token=True) for request in requests
+            PendingRequest([Job(request, sampling)], per_token=True) for request in requests
         ]
         for pending in all_pending:
             worker.submit(pending)
@@ -104,7 +104,7 @@ def test_a_lack_of_memory_names_the_options_of_the_server(num_pages, capfd):
 
     async def ask() -> str:
         worker = make_worker(num_pages, 2, decoder=FullDecoder(in_step=num_pages == 8))
-        pending = PendingRequest([LiveJob(Request([3], [1], 5), Sampling())], per_token=False)
+        pending = PendingRequest([Job(Request([3], [1], 5), Sampling())], per_token=False)
         worker.submit(pending)
         error = await asyncio.wait_for(pending.updates.get(), 60)
         assert isinstance(error, HttpError) and error.status == 500

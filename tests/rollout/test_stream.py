@@ -8,7 +8,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3Config, Qwen3
 
 from postgrad.config.schema import RolloutConfig
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.native.stream import ConversationStream, StreamingNativeEngine
+from postgrad.rollout.native.stream import SlotStream, StreamingNativeEngine
 from postgrad.rollout.streams import WaveStream, open_stream
 
 SIZES = {
@@ -70,7 +70,7 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9], [2], [3, 1], [9] * 11]
 def test_conversations_give_the_tokens_of_separate_calls(kind):
     engine = make_engine(kind)
     stream = open_stream(engine, SAMPLING, 3)
-    assert isinstance(stream, ConversationStream) and stream.capacity == 3
+    assert isinstance(stream, SlotStream) and stream.scheduler.store.capacity == 3
     waves = continue_rows(WaveStream(engine, SAMPLING), PROMPTS)
     streamed = continue_rows(stream, PROMPTS)
     for ours, theirs in zip(streamed, waves, strict=True):
@@ -106,11 +106,13 @@ def test_a_continued_row_computes_only_its_new_tokens(monkeypatch):
         longer = [*[1] * 50, *first.tokens, 5, 6, 7, 8]
         stream.add(Request(longer, [4], 12), ["a"])
         finish(stream)
-        assert sizes == [50, 5], "the last sampled token and four new ones"
+        assert sizes == [49, 4], (
+            "all but the last token; then the last sampled one and three new ones"
+        )
         stream.forget("a")
         stream.add(Request([*longer, 9, 9], [5], 12), ["a"])
         finish(stream)
-    assert sizes[2] == 50 + len(first.tokens) + 6, "nothing was kept"
+    assert sizes[2] == 50 + len(first.tokens) + 5, "nothing was saved"
 
 
 def test_published_weights_drop_what_is_kept(monkeypatch):
@@ -125,7 +127,7 @@ def test_published_weights_drop_what_is_kept(monkeypatch):
         request = Request([*[1] * 50, *first.tokens, 5, 6], [4], 12)
         stream.add(request, ["a"])
         ours = finish(stream)["a"]
-    assert sizes == [50, len(request.prompt)], "the whole conversation"
+    assert sizes == [49, len(request.prompt) - 1], "the whole conversation"
     assert ours.tokens == engine.generate([request], SAMPLING)[0][0].tokens
 
 

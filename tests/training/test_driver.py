@@ -331,7 +331,7 @@ def test_step_with_signal_resets_the_count_of_flat_steps(fresh):
 
 
 def test_engine_with_wrong_logprobs_stops_the_run(fresh, verifiers, tmp_path, monkeypatch):
-    from postgrad.rollout.native import decode_loop as native
+    from postgrad.rollout.native import store_slots as native
 
     real = native.sample_mixed_tokens
 

@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 from postgrad.errors import ConfigError
 from postgrad.problem import Message
 from postgrad.rollout.engine import Completion, Request, Sampling, trajectory_seed
-from postgrad.rollout.native.jobs import LiveJob
+from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.transcript import Transcript
 from postgrad.rollout.turns import Turn
 from postgrad.serving.model_text import ModelText
@@ -186,7 +186,7 @@ class Recording:
             return []
 
     def _make_builder(self, call: Call, completion: Completion) -> ResponseBuilder:
-        job = LiveJob(call.turn.request, Sampling())
+        job = Job(call.turn.request, Sampling())
         builder = make_builder(call.request, self.text, [job])
         builder.add(RowUpdate(0, 0, completion.tokens, completion.logprobs, [], completion.finish))
         return builder

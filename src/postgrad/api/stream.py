@@ -10,8 +10,8 @@ import torch
 from postgrad.errors import RunError
 from postgrad.rollout.engine import Request, Sampling, check_requests, max_row_tokens
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.jobs import LiveJob, Row
 from postgrad.rollout.native.live import open_live_loop
+from postgrad.rollout.native.sequence import Job, Sequence
 from postgrad.rollout.stops import make_stops
 from postgrad.serving.detokenizer import Detokenizer
 
@@ -28,7 +28,7 @@ def stream_response(
     stop_ids = {*engine.stop_ids.tolist(), *sampling.stop_ids}
     pieces: list[str] = []
 
-    def report(row: Row, num_new: int, finish: str) -> None:
+    def report(row: Sequence, num_new: int, finish: str) -> None:
         first = len(row.tokens) - num_new
         if any(map(math.isnan, row.logprobs[first:])):
             raise RunError("the model's log-probs are not numbers; its weights are broken")
@@ -39,7 +39,7 @@ def stream_response(
     longest = max_row_tokens(request, sampling)
     cache_bytes = engine.cache_bytes() if engine.decoder is not None else 0  # 0: slots
     with closing(open_live_loop(engine, 1, longest, cache_bytes, report)) as loop:
-        loop.add(LiveJob(request, sampling, stops=make_stops(tokenizer, sampling)))
+        loop.add(Job(request, sampling, stops=make_stops(tokenizer, sampling)))
         while loop.busy:
             with torch.no_grad():
                 loop.step()

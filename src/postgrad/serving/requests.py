@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 from postgrad.errors import did_you_mean
 from postgrad.net.bodies import HttpError
 from postgrad.rollout.engine import Sampling
-from postgrad.rollout.native.jobs import MAX_TOP_LOGPROBS
+from postgrad.rollout.native.sampling import MAX_TOP_LOGPROBS
 from postgrad.serving.tool_calls import template_message
 
 MAX_CHOICES = 128  # per prompt

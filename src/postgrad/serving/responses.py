@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from postgrad.net.bodies import HttpError
-from postgrad.rollout.native.jobs import LiveJob, TopTokens
+from postgrad.rollout.native.sampling import TopTokens
+from postgrad.rollout.native.sequence import Job
 from postgrad.serving.detokenizer import Detokenizer
 from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import GenerationRequest
@@ -98,7 +99,7 @@ class ResponseBuilder:
 
     ends_with_done: ClassVar[bool] = True  # a stream's last event is [DONE]
 
-    def __init__(self, request: GenerationRequest, served: ModelText, jobs: list[LiveJob]) -> None:
+    def __init__(self, request: GenerationRequest, served: ModelText, jobs: list[Job]) -> None:
         self.request = request
         self.served = served
         self.jobs = jobs

@@ -8,16 +8,14 @@ import uuid
 from typing import Any, ClassVar
 
 from postgrad.net.bodies import HttpError
-from postgrad.rollout.native.jobs import LiveJob
+from postgrad.rollout.native.sequence import Job
 from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import GenerationRequest
 from postgrad.serving.responses import Choice, ResponseBuilder, error_body
 from postgrad.serving.responses_request import ResponsesRequest
 
 
-def make_builder(
-    request: GenerationRequest, served: ModelText, jobs: list[LiveJob]
-) -> ResponseBuilder:
+def make_builder(request: GenerationRequest, served: ModelText, jobs: list[Job]) -> ResponseBuilder:
     """Return what builds the response in the form of the request's path."""
     kind = ResponsesBuilder if isinstance(request, ResponsesRequest) else ResponseBuilder
     return kind(request, served, jobs)
@@ -32,7 +30,7 @@ class ResponsesBuilder(ResponseBuilder):
 
     ends_with_done: ClassVar[bool] = False
 
-    def __init__(self, request: GenerationRequest, served: ModelText, jobs: list[LiveJob]) -> None:
+    def __init__(self, request: GenerationRequest, served: ModelText, jobs: list[Job]) -> None:
         super().__init__(request, served, jobs)
         assert isinstance(request, ResponsesRequest)
         self.body = self._new_body(request)

@@ -22,9 +22,9 @@ from postgrad.model.device import (
 from postgrad.model.load.load import load
 from postgrad.rollout.engine import Request
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.jobs import LiveJob
 from postgrad.rollout.native.live import warm_up
 from postgrad.rollout.native.pages import PAGE
+from postgrad.rollout.native.sequence import Job
 from postgrad.serving.memory import SMALLER_MODEL, memory_errors_as
 from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import ApiError, GenerationRequest
@@ -60,14 +60,14 @@ class ServedModel(ModelText):
         """The largest number of tokens of a prompt and its response."""
         return self.worker.longest
 
-    async def make_jobs(self, request: GenerationRequest) -> list[LiveJob]:
+    async def make_jobs(self, request: GenerationRequest) -> list[Job]:
         """Return one job per prompt of a request.
 
         Prompts are encoded in a thread of their own; requests take turns, prompt by prompt.
         Raises ApiError for ids outside the vocabulary and for prompts that do not fit.
         """
         loop = asyncio.get_running_loop()
-        jobs: list[LiveJob] = []
+        jobs: list[Job] = []
         for prompt in request.prompts:
             ids = await loop.run_in_executor(self.encoder, self.encode, request, prompt)
             seed = secrets.randbits(64) if request.seed is None else request.seed
@@ -75,7 +75,7 @@ class ServedModel(ModelText):
             jobs.append(self._make_job(request, ids, seeds))
         return jobs
 
-    def _make_job(self, request: GenerationRequest, ids: list[int], seeds: list[int]) -> LiveJob:
+    def _make_job(self, request: GenerationRequest, ids: list[int], seeds: list[int]) -> Job:
         max_new_tokens = self.context - len(ids)
         limit = request.token_limit
         if limit is None:
@@ -88,7 +88,7 @@ class ServedModel(ModelText):
                 request.prompt_field,
                 "context_length_exceeded",
             )
-        return LiveJob(
+        return Job(
             # An echo without new tokens still needs a row; its token is not sent.
             Request(ids, seeds, max(limit, 1)),
             request.sampling,

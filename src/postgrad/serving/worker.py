@@ -18,8 +18,9 @@ import torch
 from postgrad.net.bodies import HttpError
 from postgrad.net.server import settle
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.jobs import Job, LiveJob, LiveLoop, Row, TopTokens
-from postgrad.rollout.native.live import open_live_loop
+from postgrad.rollout.native.live import LiveLoop, open_live_loop
+from postgrad.rollout.native.sampling import TopTokens
+from postgrad.rollout.native.sequence import Job, Sequence
 from postgrad.serving.memory import explain_memory_error
 
 IDLE_S = 5.0  # time without work after which the cache's memory is freed
@@ -46,7 +47,7 @@ class PendingRequest:
     Made in the event loop of the request.
     """
 
-    jobs: list[LiveJob]
+    jobs: list[Job]
     per_token: bool  # updates while a row decodes, or only one when it has ended
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     updates: "asyncio.Queue[RowUpdate | HttpError]" = field(default_factory=asyncio.Queue)
@@ -304,11 +305,9 @@ class DecodeWorker:
         self._try_to_close_loop()  # it may hold values computed from the old weights
         _call_in_loop(task.loop, settle, task.future, result, error)
 
-    def _report(self, row: Row, num_new: int, finish: str) -> None:
+    def _report(self, row: Sequence, num_new: int, finish: str) -> None:
         """Called by the decode loop for the new tokens of a row."""
-        job = row.job
-        assert isinstance(job, LiveJob)
-        pending, number = job.owner
+        pending, number = row.job.owner
         pending.has_begun = True
         if any(map(math.isnan, row.logprobs[len(row.logprobs) - num_new :])):
             self._broken.add(pending)
@@ -317,7 +316,7 @@ class DecodeWorker:
         if not pending.per_token and not finish:
             return
         first = len(row.tokens) - num_new if pending.per_token else 0
-        top_tokens = job.top_tokens.get(row.index, [])[first:]
+        top_tokens = row.top_tokens[first:]
         update = RowUpdate(
             number, row.index, row.tokens[first:], row.logprobs[first:], top_tokens, finish
         )
@@ -366,7 +365,7 @@ class DecodeWorker:
 
 
 def _requests_of(jobs: set[Job]) -> set[PendingRequest]:
-    return {job.owner[0] for job in jobs if isinstance(job, LiveJob)}
+    return {job.owner[0] for job in jobs}
 
 
 def _call_in_loop(

@@ -35,7 +35,6 @@ from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL
 from postgrad.model.quantized import quantize_linears, quantized_modules
 from postgrad.model.views import hidden_states
-from postgrad.rollout.native.cache import PrefillCache
 
 Result = TypeVar("Result")
 
@@ -265,9 +264,10 @@ def cache_bytes(config: Config, model_config: Any) -> int:
 
 def _cache_bytes(config: Config, model_config: Any) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers import DynamicCache
 
     with named_errors(config), FakeTensorMode(), torch.no_grad():
-        cache = PrefillCache()
+        cache = DynamicCache()
         token = torch.zeros(1, 1, dtype=torch.int64)
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
         decoder = build_model(config, model_config, num_blocks=1).eval().base_model
@@ -278,7 +278,7 @@ def _cache_bytes(config: Config, model_config: Any) -> int:
             past_key_values=cache,
             use_cache=True,
         )
-        tensors = (*cache.keys, *cache.values)
+        tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
         per_block = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return per_block * int(model_config.get_text_config().num_hidden_layers)
 

@@ -1,14 +1,14 @@
 """The native engine samples from the trainer's own parameters: no weight sync, no second copy.
 
-engine.py      the engine: which of the two decode loops samples, and with how much memory
-jobs.py        what both loops schedule: requests with sampling parameters, and their rows
+engine.py      the engine: which store it samples with, and with how much memory
+sequence.py    what is scheduled: requests with sampling parameters, and their rows
+scheduler.py   which rows decode, which wait, and which give way
+stream.py      the scheduler for conversations, whose keys and values are saved between turns
+live.py        the scheduler for a server: requests join and leave while others decode
 sampling.py    tokens from logits and random numbers
 
 Over slots, with the stock model (any device):
-decode_loop.py     the decode loop
-cache.py           keys and values, one slot per row
-live.py            the same loop for a server: requests join and leave while others decode
-stream.py          the same loop for conversations, whose keys and values are kept between turns
+store_slots.py     keys and values, one slot per row, and the passes that use them
 
 Over pages, on CUDA:
 decoder.py         one decode step as Triton kernels, captured as CUDA graphs

@@ -35,9 +35,9 @@ from postgrad.model.passes.support import (
 from postgrad.model.views import rotary_kinds, rotary_values
 from postgrad.rollout.native import kernels
 from postgrad.rollout.native.device_sampling import sample
-from postgrad.rollout.native.jobs import MAX_TOP_LOGPROBS
 from postgrad.rollout.native.layers import Layer, known_norm, project
 from postgrad.rollout.native.pages import KEPT_CACHE_BYTES
+from postgrad.rollout.native.sampling import MAX_TOP_LOGPROBS
 from postgrad.rollout.native.tables import (
     ALIVE,
     FIELDS,

@@ -14,8 +14,7 @@ import triton
 from torch import Tensor
 
 from postgrad.rollout.native import kernels
-from postgrad.rollout.native.jobs import MAX_TOP_LOGPROBS
-from postgrad.rollout.native.sampling import filter_rows
+from postgrad.rollout.native.sampling import MAX_TOP_LOGPROBS, filter_rows
 from postgrad.rollout.native.tables import (
     INVERSE_TEMPERATURE,
     MIN_P,

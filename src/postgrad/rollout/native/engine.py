@@ -1,6 +1,6 @@
 """The native engine: samples from the trainer's own model.
 
-On a GPU with a decoder, paged.py decodes; elsewhere decode_loop.py does.
+On a GPU with a decoder, paged.py decodes; elsewhere the scheduler does, over slots.
 """
 
 import sys
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from postgrad import phases
 from postgrad.config.schema import RolloutConfig
 from postgrad.model.device import free_memory_bytes, has_own_memory, supports_triton
 from postgrad.model.load.context import context_length
@@ -24,9 +25,10 @@ from postgrad.rollout.engine import (
     copy_weights,
     max_row_tokens,
 )
-from postgrad.rollout.native.decode_loop import DecodeLoop
-from postgrad.rollout.native.jobs import Job
 from postgrad.rollout.native.pages import largest_cache
+from postgrad.rollout.native.scheduler import Scheduler
+from postgrad.rollout.native.sequence import Job
+from postgrad.rollout.native.store_slots import SlotStore
 from postgrad.rollout.stops import make_stops
 
 if TYPE_CHECKING:
@@ -121,9 +123,13 @@ class NativeEngine:
                 return self._generate_paged(decoder, requests, sampling)
             longest = max(max_row_tokens(request, sampling) for request in requests)
             num_slots = min(self.max_rows, num_rows, self.slots_that_fit(longest))
-            loop = DecodeLoop(self, num_slots, longest)
-            jobs = [loop.add(Job(request, sampling)) for request in requests]
-            loop.finish()
+            scheduler = Scheduler(SlotStore(self, num_slots, longest))
+            stops = make_stops(self.tokenizer, sampling)
+            jobs = [scheduler.add(Job(request, sampling, stops)) for request in requests]
+            num_ended = 0
+            while scheduler.busy:
+                num_ended += len(scheduler.step())
+                phases.count(num_ended, num_rows)
         finally:
             self.model.train()
         return [job.completions for job in jobs]

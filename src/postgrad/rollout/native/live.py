@@ -1,27 +1,60 @@
-"""The decode loops of a server: jobs join and leave while others decode."""
+"""The scheduler as a server sees it, over slots or over pages: jobs join while others decode."""
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
 
-from postgrad.rollout.native.decode_loop import DecodeLoop, ModelToSample, Prefill, Sampled
-from postgrad.rollout.native.jobs import (
-    Job,
-    LiveJob,
-    LiveLoop,
-    Report,
-    Row,
-    find_top_tokens,
-    logprobs_at,
-)
+from postgrad.rollout.native.scheduler import Scheduler
+from postgrad.rollout.native.sequence import Job, Sequence
+from postgrad.rollout.native.store_slots import CPU_PASS_TOKENS, SlotStore
+from postgrad.rollout.stops import make_stops
 
 if TYPE_CHECKING:
     from postgrad.rollout.native.engine import NativeEngine
 
-# Tokens of a long prompt that a CPU computes between two tokens of the decoding rows.
-CPU_PASS_TOKENS = 256
+# Called with a row, the number of its new tokens, and why it has ended: stop, length, or "" when
+# it continues.
+Report = Callable[[Sequence, int, str], None]
+
+
+class LiveLoop(Protocol):
+    """The scheduler of a server: jobs join and leave while others decode."""
+
+    def add(self, job: Job) -> Job:
+        """Queue a job; returns it."""
+        ...
+
+    def drop(self, jobs: Collection[Job]) -> None:
+        """Remove jobs with all their rows, decoding or not."""
+        ...
+
+    def step(self) -> None:
+        """Let waiting rows join, decode a few tokens, and report the new tokens of each row."""
+        ...
+
+    def warm_up(self) -> None:
+        """Capture graphs, if there are any, so that no request waits for it."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory of keys and values back; the loop is not used any more."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are rows that have not ended."""
+        ...
+
+    @property
+    def decoding_jobs(self) -> set[Job]:
+        """The jobs that have decoding rows."""
+        ...
+
+    @property
+    def waiting_jobs(self) -> set[Job]:
+        """The jobs that have waiting rows."""
+        ...
 
 
 def open_live_loop(
@@ -37,7 +70,7 @@ def open_live_loop(
         report: called with the new tokens of each row.
     """
     if engine.decoder is None:
-        return LiveDecodeLoop(engine, capacity, longest, report)
+        return SlotLoop(engine, capacity, longest, report)
     from postgrad.rollout.native.paged_live import PagedLiveLoop
 
     return PagedLiveLoop(engine, engine.decoder, capacity, longest, cache_bytes, report)
@@ -53,76 +86,43 @@ def warm_up(engine: "NativeEngine", capacity: int, longest: int, cache_bytes: in
     loop.close()
 
 
-class LiveDecodeLoop(DecodeLoop):
-    """The loop of a server over slots; see jobs.LiveLoop. A step decodes one token per row."""
+class SlotLoop:
+    """The scheduler over slots with reports; see LiveLoop. A step decodes one token per row."""
 
-    def __init__(self, engine: ModelToSample, capacity: int, longest: int, report: Report) -> None:
-        super().__init__(engine, capacity, longest)
+    def __init__(self, engine: "NativeEngine", capacity: int, longest: int, report: Report) -> None:
+        self.tokenizer = engine.tokenizer
         self.report = report
-        self.prefilling: Prefill | None = None  # passes of it are left
+        chunk = CPU_PASS_TOKENS if engine.device.type == "cpu" else 0
+        self.scheduler = Scheduler(SlotStore(engine, capacity, longest, chunk))
 
     @property
     def busy(self) -> bool:
-        return bool(self.active or self.has_waiting)
+        return self.scheduler.busy
 
     @property
-    def has_waiting(self) -> bool:
-        return super().has_waiting or self.prefilling is not None
+    def decoding_jobs(self) -> set[Job]:
+        return {row.job for row in self.scheduler.running}
 
     @property
     def waiting_jobs(self) -> set[Job]:
-        prefilling = self.prefilling.jobs if self.prefilling is not None else []
-        return super().waiting_jobs.union(prefilling)
+        return {row.job for row in [*self.scheduler.waiting, *self.scheduler.starting]}
+
+    def add(self, job: Job) -> Job:
+        job.stops = make_stops(self.tokenizer, job.sampling)
+        return self.scheduler.add(job)
 
     def drop(self, jobs: Collection[Job]) -> None:
-        super().drop(jobs)
-        # One that is not complete after a pass has one job.
-        if self.prefilling is not None and self.prefilling.jobs[0] in jobs:
-            self.prefilling = None
-
-    def pass_tokens(self, width: int) -> int:
-        limit = CPU_PASS_TOKENS if self.engine.device.type == "cpu" else width
-        return min(super().pass_tokens(width), limit)
-
-    def prefill(self) -> None:
-        """Compute one pass of the next prompts.
-
-        The next pass of a long prompt follows after a token of the decoding rows. Meanwhile its
-        client may leave.
-        """
-        if self.prefilling is None:
-            self.prefilling = self.begin_prefill()
-        if self.advance_prefill(self.prefilling):
-            self.prefilling = None
+        self.scheduler.cancel(jobs)
 
     def step(self) -> None:
-        if self.active:
-            super().step()
-        else:
-            self.fill()
+        ended = self.scheduler.step()
+        for row in [*self.scheduler.running, *ended]:
+            num_new = row.num_tokens - row.num_read
+            row.num_read = row.num_tokens
+            self.report(row, num_new, row.finish)
 
     def warm_up(self) -> None:
         """Do nothing: there are no graphs."""
 
     def close(self) -> None:
         """Do nothing: the slots are freed with the loop."""
-
-    def sample(self, logits: Tensor, first: int = 0) -> Sampled:
-        sampled = super().sample(logits, first)
-        for i, row in enumerate(self.active[first : first + len(logits)]):
-            job = row.job
-            if isinstance(job, LiveJob) and job.num_top:
-                logprobs = logprobs_at(logits[i : i + 1], job.sampling.temperature)
-                job.top_tokens.setdefault(row.index, []).extend(
-                    find_top_tokens(logprobs, job.num_top)
-                )
-        return sampled
-
-    def on_prefill(self, jobs: Sequence[Job], hidden: Tensor) -> None:
-        for job, states in zip(jobs, hidden, strict=True):
-            if isinstance(job, LiveJob) and job.scores_prompt:
-                job.score_prompt(states, self.compute_logits)
-
-    def on_token(self, row: Row, finish: str) -> None:
-        super().on_token(row, finish)
-        self.report(row, 1, finish)

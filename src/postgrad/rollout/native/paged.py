@@ -14,12 +14,11 @@ import torch
 from postgrad import phases
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.native.decoder import Decoder
-from postgrad.rollout.native.jobs import Job
 from postgrad.rollout.native.paged_prefill import Span, prefill
 from postgrad.rollout.native.paged_rows import PagedRow, SharedPrompt
 from postgrad.rollout.native.paged_slots import draw_uniforms, read_completions, write_sampling
 from postgrad.rollout.native.pages import fit_pages, graph_rows, num_pages
-from postgrad.rollout.native.sampling import RowRandom
+from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.native.tables import (
     ALIVE,
     FIELDS,
@@ -116,15 +115,15 @@ class PagedDecodeLoop:
         while self.waiting or self.active:
             self.advance()
             phases.count(len(rows) - len(self.waiting) - len(self.active), len(rows))
-        completions = read_completions(self.decoder, rows, self.lengths_at_stop)
-        for row, completion in zip(rows, completions, strict=True):
-            row.job.completions[row.index] = completion
+        read_completions(self.decoder, rows, self.lengths_at_stop)
         return [job.completions for job in self.jobs]
 
     def make_row(self, job: Job, index: int, slot: int) -> PagedRow:
         """Return a row of a job that has not started."""
-        random = RowRandom(job.request.seeds[index])
-        return PagedRow(job, index, random, slot=slot, prompt=self.share_prompt(job))
+        key = job.sequences[index].key
+        row = PagedRow(job, index, key, slot=slot, prompt=self.share_prompt(job))
+        job.sequences[index] = row
+        return row
 
     def share_prompt(self, job: Job) -> SharedPrompt:
         """Return the prompt of a job; jobs with equal keys get the same one."""

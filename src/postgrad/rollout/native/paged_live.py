@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from postgrad.model.passes.packing import BLOCK_N as PAGE
-from postgrad.rollout.native.jobs import Job, LiveJob, Report, pair_tokens
+from postgrad.rollout.native.live import Report
 from postgrad.rollout.native.paged import PagedDecodeLoop
 from postgrad.rollout.native.paged_prefill import MAX_CAPTURED_TOKENS, Span, prefill, split_span
 from postgrad.rollout.native.paged_rows import PagedRow
 from postgrad.rollout.native.paged_slots import LARGEST_UNIFORM, write_sampling
 from postgrad.rollout.native.pages import fit_pages, graph_rows, num_pages
+from postgrad.rollout.native.sampling import pair_tokens
+from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.native.tables import (
     ALIVE,
     NUM_OWN,
@@ -37,7 +39,7 @@ NO_SLOT = -1  # of a row that waits
 
 
 class PagedLiveLoop(PagedDecodeLoop):
-    """The loop of a server over pages; see jobs.LiveLoop.
+    """The loop of a server over pages; see live.LiveLoop.
 
     A row has a slot of the decoder while it decodes. The slots hold the random numbers and results
     of one round of steps only, so their memory does not depend on the context.
@@ -148,14 +150,14 @@ class PagedLiveLoop(PagedDecodeLoop):
 
     def prompt_key(self, job: Job) -> Hashable:
         """Return the prompt's tokens. A prompt that is scored is shared within its job only."""
-        if isinstance(job, LiveJob) and job.scores_prompt:
+        if job.scores_prompt:
             return job
         return super().prompt_key(job)
 
     def prompt_span(self, row: PagedRow, pages: list[int]) -> Span:
         span = super().prompt_span(row, pages)
         job = row.job
-        if not isinstance(job, LiveJob) or not job.scores_prompt or job.prompt_logprobs:
+        if not job.scores_prompt or job.prompt_logprobs:
             return span
         compute_logits = self.decoder.compute_logits
         return span._replace(on_states=lambda states: job.score_prompt(states, compute_logits))
@@ -188,7 +190,7 @@ class PagedLiveLoop(PagedDecodeLoop):
         return STEPS_PER_SYNC
 
     def keeps_tops(self) -> bool:
-        return any(isinstance(row.job, LiveJob) and row.job.num_top for row in self.active)
+        return any(row.job.num_top for row in self.active)
 
     def before_steps(self, steps: int) -> None:
         """Write the sampling parameters of new rows, and the random numbers of the next steps."""
@@ -228,7 +230,7 @@ class PagedLiveLoop(PagedDecodeLoop):
             finish, num_removed = self._end_of(row, num_new, bool(self.state[ALIVE, column]))
             if finish:
                 self.state[ALIVE, column] = 0
-                row.job.completions[row.index] = row.completion(finish)
+                row.finish = finish
             self.report(row, num_new - num_removed, finish)
 
     def _end_of(self, row: PagedRow, num_new: int, is_alive: bool) -> tuple[str, int]:
@@ -242,8 +244,7 @@ class PagedLiveLoop(PagedDecodeLoop):
         if end:
             del row.tokens[end:]
             del row.logprobs[end:]
-            if isinstance(row.job, LiveJob) and row.job.num_top:
-                del row.job.top_tokens[row.index][end:]
+            del row.top_tokens[end:]
             return "stop", length - end
         if is_alive:
             return "", 0
@@ -253,7 +254,7 @@ class PagedLiveLoop(PagedDecodeLoop):
         """Add the most likely tokens of the last steps to the rows that want them."""
         columns: list[int] = []
         for column, row in enumerate(self.active):
-            if isinstance(row.job, LiveJob) and row.job.num_top:
+            if row.job.num_top:
                 columns.append(column)
         rows = [self.active[column] for column in columns]
         _, places = self._places(rows, steps, STEPS_PER_SYNC)
@@ -262,10 +263,9 @@ class PagedLiveLoop(PagedDecodeLoop):
         logprobs = self.decoder.top_logprobs[index, places].tolist()
         vocabulary = len(self.decoder.head.weight)
         for line, (column, row) in enumerate(zip(columns, rows, strict=True)):
-            job = row.job
-            assert isinstance(job, LiveJob)
-            count = min(job.num_top, vocabulary)
+            count = min(row.job.num_top, vocabulary)
             num_new = int(self.state[NUM_OWN, column]) - len(row.tokens)
-            kept = job.top_tokens.setdefault(row.index, [])
             for step in range(num_new):
-                kept.append(pair_tokens(tokens[line][step][:count], logprobs[line][step][:count]))
+                row.top_tokens.append(
+                    pair_tokens(tokens[line][step][:count], logprobs[line][step][:count])
+                )

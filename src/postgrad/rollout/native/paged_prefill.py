@@ -7,7 +7,7 @@ prompt is a row of the step, and writes its key and value before any row attends
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import Segment, make_packing
-from postgrad.rollout.native.cache import PageWriter
 from postgrad.rollout.native.tables import (
     ALIVE,
     FIELDS,
@@ -34,6 +33,36 @@ PREFILL_TOKENS = 16384
 # A packed pass takes about 45 ms to launch; a captured step of an 8B model reads its weights in 4.
 MAX_CAPTURED_TOKENS = 12 * PREFILL_ROWS
 MAX_CAPTURED_KEYS = MAX_CAPTURED_TOKENS**2  # every row reads the keys of its tokens again
+
+
+class PageWriter:
+    """The cache object of a prefill pass on a CUDA device: writes keys and values to their pages.
+
+    Args:
+        keys, values: (layers, pages, tokens per page, heads, head_dim).
+        lines: (tokens,) for each token of the pass, page * tokens per page + position in the page.
+        earlier: (earlier tokens,) the same for tokens of earlier passes, which are attended to.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, lines: Tensor, earlier: Tensor) -> None:
+        self.keys = keys
+        self.values = values
+        self.lines = lines
+        self.earlier = earlier
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        """Return new keys and values, then earlier ones: (1, heads, new + earlier, head_dim)."""
+        return self._write(self.keys[layer], key), self._write(self.values[layer], value)
+
+    def _write(self, pages: Tensor, new: Tensor) -> Tensor:
+        tokens = pages.flatten(0, 1)  # (pages * tokens per page, heads, head_dim)
+        tokens.index_copy_(0, self.lines, new[0].transpose(0, 1))
+        if not len(self.earlier):
+            return new
+        return torch.cat([new, tokens[self.earlier].transpose(0, 1)[None]], 2)
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
 
 
 class Span(NamedTuple):

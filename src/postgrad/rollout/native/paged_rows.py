@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from postgrad.rollout.native.jobs import Row
+from postgrad.rollout.native.sequence import Sequence
 
 
 @dataclass(eq=False)
@@ -21,7 +21,7 @@ class SharedPrompt:
 
 
 @dataclass(eq=False, kw_only=True)
-class PagedRow(Row):
+class PagedRow(Sequence):
     """One trajectory and the pages of its own tokens.
 
     `prompt` is in shared pages: that of the job, or that of the first turn, if the row continues
@@ -29,20 +29,10 @@ class PagedRow(Row):
     them are computed already.
     """
 
-    slot: int  # its line of the decoder's results
     prompt: SharedPrompt
     pages: list[int] = field(default_factory=list)
     num_kept: int = 0
     num_checked: int = 0  # tokens in which stop strings were searched
-
-    @property
-    def text(self) -> list[int]:
-        """The prompt and the tokens that were sampled before the row entered."""
-        return [*self.job.request.prompt, *self.tokens]
-
-    @property
-    def last_token(self) -> int:
-        return (self.tokens or self.job.request.prompt)[-1]
 
     @property
     def num_earlier(self) -> int:

@@ -75,7 +75,8 @@ def read_completions(
         elif len(stop_positions):
             length = int(stop_positions[0]) + 1
             finish = "stop"
-        row_tokens = tokens[line, :length].tolist()
-        row_logprobs = logprobs[line, :length].tolist()
-        completions.append(Completion(row_tokens, row_logprobs, finish))
+        row.tokens = tokens[line, :length].tolist()
+        row.logprobs = logprobs[line, :length].tolist()
+        row.finish = finish
+        completions.append(row.completion())
     return completions

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from postgrad.rollout.engine import Completion, Request, Sampling, check_requests
-from postgrad.rollout.native.jobs import Job, StreamJob
 from postgrad.rollout.native.paged import PagedDecodeLoop
 from postgrad.rollout.native.paged_rows import PagedRow
 from postgrad.rollout.native.paged_slots import draw_uniforms, read_completions, write_sampling
 from postgrad.rollout.native.pages import num_pages
+from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.native.tables import NUM_OWN
 from postgrad.rollout.stops import make_stops
 from postgrad.rollout.streams import Finished
@@ -54,7 +54,7 @@ class PagedStream:
         self.sampling = sampling
         self.num_rows = num_rows
         self.stops = make_stops(engine.tokenizer, sampling)
-        self.waiting: deque[StreamJob] = deque()
+        self.waiting: deque[Job] = deque()
         self.finished: list[Finished] = []  # rows that ended during `generate`
         self.restarted: list[Hashable] = []  # rows that were preempted in loops before this one
         self.loop: GrowingLoop | None = None
@@ -82,7 +82,7 @@ class PagedStream:
     def add(self, request: Request, keys: Sequence[Hashable]) -> None:
         check_requests([request], self.sampling, self.engine.max_context, self.engine.model.config)
         if request.seeds:
-            job = StreamJob(request, self.sampling, stops=self.stops, keys=list(keys))
+            job = Job(request, self.sampling, stops=self.stops, keys=list(keys))
             self.waiting.append(job)
 
     @torch.no_grad()
@@ -106,7 +106,7 @@ class PagedStream:
         """Whether `generate` can take these requests without larger buffers."""
         if sampling.record_kept:
             return False
-        jobs = [StreamJob(request, sampling) for request in requests]
+        jobs = [Job(request, sampling) for request in requests]
         return self.loop is None or all(self.loop.has_room(job) for job in jobs)
 
     @torch.no_grad()
@@ -116,20 +116,19 @@ class PagedStream:
         They decode beside the stream's own rows; the next poll returns those that ended meanwhile.
         """
         stops = make_stops(self.engine.tokenizer, sampling)
-        jobs: list[StreamJob] = []
-        places: dict[Hashable, tuple[StreamJob, int]] = {}
+        jobs: list[Job] = []
+        places: set[Hashable] = set()
         for request in requests:
             keys: list[Hashable] = [object() for _ in request.seeds]
-            jobs.append(StreamJob(request, sampling, stops=stops, keys=keys))
-            places |= {key: (jobs[-1], index) for index, key in enumerate(keys)}
-        self.waiting.extendleft(job for job in reversed(jobs) if job.keys)
+            jobs.append(Job(request, sampling, stops=stops, keys=keys))
+            places |= set(keys)
+        self.waiting.extendleft(job for job in reversed(jobs) if job.sequences)
         while places:
             for key, completion in self._decode():
                 if key not in places:
                     self.finished.append((key, completion))
                     continue
-                job, index = places.pop(key)
-                job.completions[index] = completion
+                places.remove(key)
                 self.forget(key)
         return [job.completions for job in jobs]
 
@@ -200,11 +199,11 @@ class GrowingLoop(PagedDecodeLoop):
     def busy(self) -> bool:
         return bool(self.waiting or self.active)
 
-    def fits(self, job: StreamJob) -> bool:
+    def fits(self, job: Job) -> bool:
         """Whether one more job can join now."""
-        return len(job.keys) <= len(self.free_slots) and self.has_room(job)
+        return len(job.sequences) <= len(self.free_slots) and self.has_room(job)
 
-    def has_room(self, job: StreamJob) -> bool:
+    def has_room(self, job: Job) -> bool:
         """Whether the buffers have room for the job when no other is there."""
         sizes = self.decoder.sizes
         prompt = job.request.prompt
@@ -236,11 +235,11 @@ class GrowingLoop(PagedDecodeLoop):
         """Return the prompt's tokens and the weights that compute it."""
         return self.weights_version, super().prompt_key(job)
 
-    def join(self, job: StreamJob) -> None:
+    def join(self, job: Job) -> None:
         """Add a job that fits."""
         job.version = self.weights_version
         rows: list[PagedRow] = []
-        for index, key in enumerate(job.keys):
+        for index, key in enumerate(row.key for row in job.sequences):
             rows.append(self.make_row(job, index, self.free_slots.pop()))
             if key in self.kept:  # it is needed soon: give up others first
                 self.kept[key] = self.kept.pop(key)
@@ -264,8 +263,7 @@ class GrowingLoop(PagedDecodeLoop):
         return finished
 
     def key_of(self, row: PagedRow) -> Hashable:
-        assert isinstance(row.job, StreamJob)
-        return row.job.keys[row.index]
+        return row.key
 
     def num_tokens(self) -> dict[Hashable, int]:
         """Return the number of sampled tokens of each active row."""
@@ -291,7 +289,6 @@ class GrowingLoop(PagedDecodeLoop):
         The key and value of its last token were not computed.
         """
         self.forget(key)
-        assert isinstance(row.job, StreamJob)
         tokens = [*row.job.request.prompt, *completion.tokens][:-1]
         num_own = len(tokens) - row.prompt.num_shared
         self.free_pages += row.pages[num_pages(num_own) :]

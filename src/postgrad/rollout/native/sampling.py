@@ -13,6 +13,9 @@ from postgrad.model.passes.head import cache_sized_slices
 from postgrad.rollout.engine import Sampling
 
 BLOCK = 32  # uniform numbers drawn at a time per row
+MAX_TOP_LOGPROBS = 20  # most likely tokens that are kept per position
+
+TopTokens = list[tuple[int, float]]  # the most likely tokens at one position, with log-probs
 
 
 class RowRandom:
@@ -139,3 +142,18 @@ def filter_rows(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> T
     ordered[:, 1:].masked_fill_((sum_before >= limit[:, None])[:, 1:], 0.0)  # the first stays
     ordered = ordered.masked_fill(ordered < (min_p * ordered[:, 0])[:, None], 0.0)
     return torch.zeros_like(probs).scatter(-1, order, ordered)
+
+
+def logprobs_at(logits: Tensor, temperature: float) -> Tensor:
+    """Return log-probs at this temperature; at 1 for temperature 0."""
+    return logits.div(temperature or 1.0).log_softmax(-1)
+
+
+def find_top_tokens(logprobs: Tensor, count: int) -> list[TopTokens]:
+    """Return the most likely tokens and their log-probs at each position (tokens, vocabulary)."""
+    values, tokens = logprobs.topk(min(count, logprobs.shape[1]))
+    return [pair_tokens(*pair) for pair in zip(tokens.tolist(), values.tolist(), strict=True)]
+
+
+def pair_tokens(tokens: Sequence[int], logprobs: Sequence[float]) -> TopTokens:
+    return list(zip(tokens, logprobs, strict=True))
