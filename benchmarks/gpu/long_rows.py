@@ -71,7 +71,7 @@ class RowTrainer:
         from postgrad.config.compose import compose
         from postgrad.methods import find_method
         from postgrad.model.policy import LocalPolicy
-        from postgrad.training.prepare import resolve
+        from postgrad.training.resolve import resolve
 
         model = case.shape if case.shape == "tiny" else str(make_model(folder, case.shape))
         settings = [

@@ -50,7 +50,7 @@ def run_child(args: argparse.Namespace, overrides: tuple[str, ...]) -> dict[str,
     from postgrad.cluster.host import build_host
     from postgrad.config.compose import compose
     from postgrad.methods import find_method
-    from postgrad.training.prepare import resolve
+    from postgrad.training.resolve import resolve
 
     lr = args.lora_lr if any("lora.rank" in word for word in overrides) else args.lr
     settings = [
@@ -91,14 +91,12 @@ def run_child(args: argparse.Namespace, overrides: tuple[str, ...]) -> dict[str,
 
 def read_batches(config: Any, args: argparse.Namespace) -> list[Any]:
     """Return the rows of each step from --data, encoded as `postgrad train sft` encodes them."""
-    from postgrad.methods import find_method
-    from postgrad.training.prepare import load_inputs
+    from postgrad.training.prepare import prepare
     from postgrad.types import Batch, Trajectory
 
     config.training.problems_per_step = args.rows
-    method = find_method("sft")(config)
-    inputs = load_inputs(config, method)
-    encoder: Any = method.row_encoder(inputs.prompts)
+    inputs = prepare(config)
+    encoder: Any = inputs.method.row_encoder(inputs.prompts)
     rows: list[Trajectory] = []
     for number in range(args.steps * args.rows):
         problem = inputs.train[number % len(inputs.train)]

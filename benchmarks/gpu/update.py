@@ -26,7 +26,7 @@ from postgrad.errors import RunError
 from postgrad.methods import find_method
 from postgrad.model.device import peak_memory_bytes, synchronize
 from postgrad.model.policy import LocalPolicy
-from postgrad.training.prepare import resolve
+from postgrad.training.resolve import resolve
 from postgrad.types import Batch, Trajectory
 
 

@@ -15,7 +15,7 @@ from waiting import wait_for
 
 from postgrad.cluster import ray_connection
 from postgrad.errors import ConfigError
-from postgrad.training.prepare import check_cluster
+from postgrad.training.resolve import resolve_cluster
 
 OVERRIDES = toy_run(steps=1)
 
@@ -62,7 +62,7 @@ def test_cluster_is_short_for_cluster_backend(tiny):
 )
 def test_settings_of_another_backend_are_refused(overrides, message, tiny):
     with pytest.raises(ConfigError, match=message):
-        check_cluster(config_of("grpo", tiny, *overrides).cluster)
+        resolve_cluster(config_of("grpo", tiny, *overrides).cluster)
 
 
 @pytest.mark.parametrize(

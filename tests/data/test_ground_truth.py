@@ -11,7 +11,7 @@ from postgrad.data.ground_truth import with_ground_truth
 from postgrad.data.pairs import paired_problem
 from postgrad.data.problems import problems_of_rows
 from postgrad.problem import Problem, Score
-from postgrad.training.prepare import load_inputs, make_method
+from postgrad.training.prepare import prepare
 from postgrad.user_code import PythonObject
 from postgrad.verifiers.functions import WeightedReward
 from postgrad.verifiers.scorer import Scorer
@@ -149,8 +149,8 @@ def test_a_run_and_an_evaluation_report_rows_without_a_truth(tiny, tmp_path, mon
     file.write_text("".join(json.dumps(row) + "\n" for row in SOME_WITHOUT_TRUTH))
     (tmp_path / "own.py").write_text("def score(response, problem):\n    return 1.0\n")
     overrides = [f"data.train={file}", f"data.validation={file}", "reward.verifier=own.py:score"]
-    method = make_method(config_of("grpo", tiny, *overrides, "training.problems_per_step=1"))
-    (note,) = [note for note in load_inputs(method.config, method).notes if "ground truth" in note]
+    run = prepare(config_of("grpo", tiny, *overrides, "training.problems_per_step=1"))
+    (note,) = [note for note in run.notes if "ground truth" in note]
     assert "in 2 of 3 rows of data.train, 2 of 3 rows of validation set rows;" in note
     short = ["rollout.max_response_tokens=2", "model.device=cpu"]
     settings = ["reward.verifier=own.py:score", *short]

@@ -24,7 +24,7 @@ from postgrad.model.views import hidden_states
 from postgrad.sizing import simulate
 from postgrad.sizing.plan import GroupLengths, Plan, Workload, check_context, lay_out_step
 from postgrad.sizing.suggest import suggest_settings
-from postgrad.training.auto_passes import local_roles
+from postgrad.training.resolve import local_roles
 
 GIB = 2**30
 

@@ -16,7 +16,7 @@ from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.training.driver import train
-from postgrad.training.prepare import load_inputs
+from postgrad.training.prepare import prepare
 from postgrad.training.report import Reporter
 
 
@@ -254,12 +254,11 @@ PARTS = {
 def test_part_of_the_score_that_is_not_reported_is_refused_before_the_run(overrides, tiny):
     recipe, *given = overrides.split()
     config = config_of(recipe, tiny, *SMALL, *overrides_for(recipe), *given)
-    method = find_method(config.method.name)(config)
     if not PARTS[overrides]:
-        load_inputs(config, method).scorer.close()
+        prepare(config).scorer.close()
         return
     with pytest.raises(ConfigError) as caught:
-        load_inputs(config, method)
+        prepare(config)
     line = str(caught.value)
     assert PARTS[overrides] in line and "of its parts: answer" in line and "\n" not in line
 

@@ -26,7 +26,7 @@ from postgrad.methods.method import Step
 from postgrad.methods.support import luffy_checks
 from postgrad.model.load.tiny import make_tiny
 from postgrad.training.log import is_timing
-from postgrad.training.prepare import load_inputs, make_method
+from postgrad.training.prepare import prepare
 from postgrad.types import DEMONSTRATION, POLICY, Batch, Trajectory
 
 # ---- rewards and advantages
@@ -302,8 +302,8 @@ def test_a_run_that_would_silently_be_grpo_is_refused(overrides, tiny, tmp_path)
 )
 def test_the_start_says_how_much_there_is(recipe, words, line, tiny):
     config = config_of(recipe, tiny, *SMALL, *words)
-    inputs = load_inputs(config, method := make_method(config))
-    supply = method.supply(inputs.prompts, inputs.train)
+    inputs = prepare(config)
+    supply = inputs.method.supply(inputs.prompts, inputs.train)
     if line is None:
         assert supply is None
         return
@@ -317,8 +317,8 @@ def test_the_start_says_how_much_there_is(recipe, words, line, tiny):
 
 def test_only_the_first_demonstrations_are_encoded(tiny, monkeypatch):
     config = config_of("luffy", tiny, *SMALL)
-    method = make_method(config)
-    inputs = load_inputs(config, method)
+    inputs = prepare(config)
+    method = inputs.method
     monkeypatch.setattr(luffy_checks, "MAX_COUNTED", 10)
     assert "of the first 10 problems" in method.supply(inputs.prompts, inputs.train).line
     unfit = [replace(p, demonstrations=("1" * 50,)) for p in inputs.train[:20]]

@@ -16,7 +16,7 @@ from postgrad.evaluation.settings import read_settings
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.http_client import Address
-from postgrad.training.prepare import resolve
+from postgrad.training.resolve import resolve
 
 REQUESTS = [Request([1, 10, 2, 15], list(range(12))), Request([7, 15], [3, 4], 6)]
 FREE = Sampling(1.0, 12)

@@ -27,8 +27,8 @@ from postgrad.sizing.memory import optimizer_working_bytes, state_bytes
 from postgrad.sizing.packed import PackedSimulation, runs_packed
 from postgrad.sizing.plan import GroupLengths, Plan, Workload, pack_groups, pad_groups
 from postgrad.sizing.simulate import measure_size
-from postgrad.training.auto_passes import local_roles, row_kinds
-from postgrad.training.prepare import load_inputs, make_method
+from postgrad.training.prepare import prepare
+from postgrad.training.resolve import local_roles, row_kinds
 from postgrad.types import Batch, Trajectory
 
 GIB = 2**30
@@ -109,11 +109,11 @@ def test_a_pair_is_planned_as_the_rows_it_becomes(recipe: str, tiny: Path, tmp_p
     words = [f"model.path={tiny}", f"data.train={file}", "training.problems_per_step=4"]
     words += ["model.threads=1", "rollout.max_response_tokens=16"]
     config = compose_arguments([recipe, *words])
-    method = make_method(config)
-    inputs = load_inputs(method.config, method)
-    composed = read_workload(method.config, method, inputs)
-    inputs.scorer.close()
-    planned = plan_of_settings(config, model_config(config.model), {}, row_kinds(method)).workload
+    run = prepare(config)
+    run.scorer.close()
+    composed = read_workload(run)
+    kinds = row_kinds(run.method)
+    planned = plan_of_settings(run.config, model_config(config.model), {}, kinds).workload
     num_rows = [len(group.given) for group in planned.groups]
     assert num_rows == [len(group.given) for group in composed.groups] == [2] * 4
 

@@ -11,7 +11,8 @@ from tiny_runs import config_of, metrics_without_timing, overrides_of, toy_run, 
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError
-from postgrad.training import checkpoint, run, setup
+from postgrad.training import checkpoint, run
+from postgrad.training import open as run_opening
 from postgrad.training.driver import train
 from postgrad.training.log import RunLog
 from postgrad.training.report import Reporter
@@ -266,7 +267,7 @@ def test_run_that_another_process_started_during_loading_is_unchanged(
     home, capsys, tiny, monkeypatch, over, part
 ):
     """Neither found a folder at first; the slower one must not write into the other's."""
-    open_models = setup.open_models
+    open_models = run_opening.open_models
     before = {}
     lock = []
 
@@ -278,7 +279,7 @@ def test_run_that_another_process_started_during_loading_is_unchanged(
             fcntl.flock(lock[0], fcntl.LOCK_EX)
         return open_models(config)
 
-    monkeypatch.setattr(setup, "open_models", slow_open_models)
+    monkeypatch.setattr(run_opening, "open_models", slow_open_models)
     assert (
         main(
             [

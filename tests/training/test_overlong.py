@@ -14,9 +14,8 @@ from postgrad.cli.main import main
 from postgrad.data.problems import load_problems
 from postgrad.data.truncate import truncate
 from postgrad.errors import ConfigError
-from postgrad.methods import find_method
-from postgrad.training import prepare
 from postgrad.training.driver import train
+from postgrad.training.prepare import prepare
 from postgrad.training.report import Reporter
 
 LIMIT = 4
@@ -135,10 +134,10 @@ def test_number_of_dropped_problems_is_reported(tiny, tmp_path, overrides):
         "data.overlong=drop",
         "training.problems_per_step=2",
     )
-    inputs = prepare.load_inputs(config, find_method("grpo")(config))
-    inputs.scorer.close()
-    assert len(inputs.train) == 3
-    columns, note = inputs.notes
+    run = prepare(config)
+    run.scorer.close()
+    assert len(run.train) == 3
+    columns, note = run.notes[:2]
     assert "verl rows: reads data_source, prompt" in columns
     assert "9 of 12 in data.train" in note and "data.overlong=drop" in note
 

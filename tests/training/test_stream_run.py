@@ -19,7 +19,7 @@ from postgrad.cluster.backends import RunModels
 from postgrad.cluster.engines import engine_config, load_engine
 from postgrad.cluster.host import build_host
 from postgrad.model.load.tiny import make_tiny
-from postgrad.training import setup
+from postgrad.training import open as run_opening
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 
@@ -52,7 +52,7 @@ def rewarded(folder: Path) -> str:
 
 @pytest.mark.slow
 def test_a_policy_learns_in_a_stream(tmp_path, monkeypatch):
-    monkeypatch.setattr(setup, "open_models", open_models_here)
+    monkeypatch.setattr(run_opening, "open_models", open_models_here)
     model = make_tiny(tmp_path / "model", seed=0, layers=2, width=32)
     settings = [
         *STREAM,
@@ -78,7 +78,7 @@ def test_a_policy_learns_in_a_stream(tmp_path, monkeypatch):
 
 
 def kill_in_process(step: int, arguments: list[str], output: str) -> None:
-    setup.open_models = open_models_here
+    run_opening.open_models = open_models_here
     run_until_killed(step, arguments, output)
 
 
@@ -100,7 +100,7 @@ def test_a_killed_stream_trains_on_every_problem_once(tiny, tmp_path, monkeypatc
     assert process.exitcode == -signal.SIGKILL, output.read_text()
     folder = tmp_path / "test"
     assert (folder / "checkpoints" / "step-4" / "pending.bin").is_file()
-    monkeypatch.setattr(setup, "open_models", open_models_here)
+    monkeypatch.setattr(run_opening, "open_models", open_models_here)
     assert main(arguments) == 0
     steps = [line["step"] for line in metrics_of(folder) if "step_s" in line]
     assert steps == list(range(1, 9))

@@ -6,20 +6,20 @@ from tiny_runs import config_of
 
 from postgrad.machine import available_cores
 from postgrad.model import threads
-from postgrad.training import prepare
+from postgrad.training.resolve import choose_threads
 
 
 def test_a_gpu_run_takes_the_cores_without_measuring_them(tiny, monkeypatch):
     """The measurement takes two seconds of each start, and says nothing about a GPU's work."""
-    monkeypatch.setattr(prepare, "probe_threads", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(threads, "probe_threads", lambda *_: pytest.fail("measured"))
     config = config_of("grpo", tiny)
-    assert prepare._choose_threads(config, torch.device("cuda")) == available_cores()
+    assert choose_threads(config, torch.device("cuda")) == available_cores()
 
 
 def test_a_cpu_run_takes_the_fastest_number(tiny, monkeypatch):
-    monkeypatch.setattr(prepare, "probe_threads", lambda *_: 3)
+    monkeypatch.setattr(threads, "probe_threads", lambda *_: 3)
     config = config_of("grpo", tiny)
-    assert prepare._choose_threads(config, torch.device("cpu")) == 3
+    assert choose_threads(config, torch.device("cpu")) == 3
 
 
 @pytest.mark.parametrize(("allowed", "most"), [("2", 2), ("3,1", 3), ("", 8), ("many", 8)])

@@ -32,7 +32,7 @@ from postgrad.model.policy import split_updates
 from postgrad.model.threads import kept_threads, set_threads
 from postgrad.model.views import FULL
 from postgrad.problem import Problem
-from postgrad.training.prepare import resolve
+from postgrad.training.resolve import resolve
 from postgrad.types import Batch
 from postgrad.verifiers.reward_log import RewardLog
 from postgrad.verifiers.scorer import AUTO, Scorer

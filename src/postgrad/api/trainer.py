@@ -100,7 +100,7 @@ class Trainer:
             settings=settings,
             named=named,
         )
-        self._first_lr = self._request.config.optimizer.lr
+        self._config = self._request.config
         self._progress = progress
         self._stack: ExitStack | None = None
         self._driver: Driver | None = None
@@ -112,7 +112,7 @@ class Trainer:
     @property
     def config(self) -> Config:
         """All settings of the run."""
-        return self._driver.config if self._driver is not None else self._request.config
+        return self._config
 
     @property
     def folder(self) -> Path:
@@ -155,7 +155,7 @@ class Trainer:
         if self._driver is not None:
             return self._driver.config.optimizer.lr
         changed = checkpoint.changed_lr(self.folder)
-        return self._first_lr if changed is None else changed
+        return self._request.config.optimizer.lr if changed is None else changed
 
     @lr.setter
     def lr(self, value: float) -> None:
@@ -249,6 +249,7 @@ class Trainer:
             callbacks = CallbackReporter(self, self._callbacks)
             reporter = MultiReporter(self._make_display(), callbacks)
             self._driver = stack.enter_context(open_driver(started, reporter))
+            self._config = self._driver.config
             self._steps = self._driver.steps()
             try:
                 callbacks.begin()
@@ -266,17 +267,17 @@ class Trainer:
         self._result = driver.result()
         self._release(None, None, None)
         if self._result.start == self._result.step > 0 and not self._result.interrupted:
-            self._note_untrained()
-        left = self._result.step < self.config.training.steps
+            self._note_untrained(self._result)
+        left = self._result.step < self._result.num_steps
         if self._progress and self._result.interrupted and left:
             print_line(
-                f"saved at step {self._result.step} of {self.config.training.steps} in "
+                f"saved at step {self._result.step} of {self._result.num_steps} in "
                 f"{self.folder}; the same call continues it"
             )
 
-    def _note_untrained(self) -> None:
+    def _note_untrained(self, result: Result) -> None:
         """Say that the run was finished before; without progress only if its files changed."""
-        note = input_files.untrained_note(self.folder, self.config, self.step)
+        note = input_files.untrained_note(self.config, result)
         if self._progress:
             print_line(note)
         elif input_files.changed(self.folder, self.config):
@@ -285,7 +286,6 @@ class Trainer:
     def _release(self, *error: Any) -> None:
         stack = self._stack
         self._stack = self._driver = self._steps = None
-        self._request.config.optimizer.lr = self._first_lr
         if stack is not None:
             stack.__exit__(*error)
 

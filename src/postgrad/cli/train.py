@@ -97,6 +97,6 @@ def _print_result(config: Config, result: "Result") -> None:
     steps = counted(result.step, "step")
     print_line(f"done: {steps} in {result.folder}; the trained model is {model}")
     if result.start == result.step:
-        print_line(input_files.untrained_note(result.folder, config, result.step))
+        print_line(input_files.untrained_note(config, result))
     if best := checkpoint.best(result.folder):
         print_line(f"best by {config.training.keep_best}: {best}/policy")

@@ -5,6 +5,8 @@ names the key in its error. The sections `rollout`, `environment`, `agent` and `
 of their own. A method's own settings are in the method's file.
 """
 
+import copy
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -358,3 +360,14 @@ def engine_config(config: Config) -> EngineConfig:
     return EngineConfig(
         config.seed, config.model, config.rollout, config.cluster, config.data.max_prompt_tokens
     )
+
+
+def copy_settings(settings: Any) -> Any:
+    """Return a copy of settings and of their sections; Python objects among the values stay."""
+    made = copy.copy(settings)
+    for name, value in vars(settings).items():
+        if dataclasses.is_dataclass(value):
+            setattr(made, name, copy_settings(value))
+        elif isinstance(value, list | dict):
+            setattr(made, name, copy.copy(value))
+    return made

@@ -277,6 +277,8 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
         return value
     if kind is float and isinstance(value, int | float):
         return float(value)
-    if kind is str and isinstance(value, str | int | float):
+    if kind is str and isinstance(value, str):
+        return value  # also a PythonObject
+    if kind is str and isinstance(value, int | float):
         return str(value)
     return None

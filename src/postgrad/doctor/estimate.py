@@ -23,8 +23,8 @@ from postgrad.sizing.memory import Memory
 from postgrad.sizing.packed import runs_packed
 from postgrad.sizing.plan import Plan, StepLayout, check_context, lay_out_step
 from postgrad.sizing.suggest import suggest_settings
-from postgrad.training import prepare
-from postgrad.training.auto_passes import local_roles
+from postgrad.training.prepare import prepare
+from postgrad.training.resolve import local_roles
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ def estimate(config: Config, gpu: GpuSpec | None = None) -> Estimate:
             "docs/scale.md#memory-per-device for what a mesh divides"
         )
     planned = gpu is not None
-    method = prepare.make_method(config, gpu)
-    config = method.config
-    inputs = prepare.load_inputs(config, method)
+    run = prepare(config, gpu)
+    run.scorer.close()
+    config = run.config
+    method = run.method
     model = model_config(config.model, config.seed)
-    workload = read_workload(config, method, inputs)
-    inputs.scorer.close()
+    workload = read_workload(run)
     packed = runs_packed(config, model)
     plan = Plan(config, model, workload, local_roles(config, method), packed)
     size = simulate.measure_size(config, model)

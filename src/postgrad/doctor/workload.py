@@ -3,32 +3,32 @@
 from types import SimpleNamespace
 from typing import Any
 
-from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
 from postgrad.errors import ConfigError, RunError
-from postgrad.methods.method import Method, Ports, Step
+from postgrad.methods.method import Ports, Step
 from postgrad.sizing.plan import GroupLengths, Workload
-from postgrad.training.prepare import Inputs
+from postgrad.training.prepare import Prepared
 
 
-def read_workload(config: Config, method: Method, inputs: Inputs) -> Workload:
+def read_workload(run: Prepared) -> Workload:
     """Return the lengths of the first step, composed by the method. Nothing is sampled.
 
     Raises ConfigError if the data lack what the method needs.
     """
+    config = run.config
+    method = run.method
     engine: Any = SimpleNamespace(shares_weights=not config.cluster.engine_apart)
-    method.bind(Ports(None, engine, inputs.scorer, inputs.prompts))  # type: ignore[arg-type]
-    step = Step(1, Feed(inputs.train, config.seed, config.data.shuffle))
+    method.bind(Ports(None, engine, run.scorer, run.prompts))  # type: ignore[arg-type]
+    step = Step(1, Feed(run.train, config.seed, config.data.shuffle))
     try:
         composed = method.compose(method.draw(None, step), step)
     except RunError as error:
         raise ConfigError(str(error)) from error
-    encoder = method.row_encoder(inputs.prompts)
+    encoder = method.row_encoder(run.prompts)
     groups: list[GroupLengths] = []
     for group in composed:
         prompt = len(encoder.encode(group.problem))
         given = tuple(len(trajectory.response) for trajectory in group.given_rows)
         groups.append(GroupLengths(prompt, given, group.num_samples, method.traits.rows_per_loss))
-    held_out = [problem for problems in inputs.validation.values() for problem in problems]
-    longest = max(len(encoder.encode(problem)) for problem in [*inputs.train, *held_out])
-    return Workload(groups, longest, len(held_out) if method.needs_verifier() else 0)
+    longest = max(len(encoder.encode(problem)) for problem in [*run.train, *run.held_out])
+    return Workload(groups, longest, len(run.held_out) if method.needs_verifier() else 0)

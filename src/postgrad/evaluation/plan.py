@@ -34,7 +34,7 @@ from postgrad.rollout.engine import Sampling, make_sampling
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import TurnRunner
 from postgrad.training.input_files import hash_files, names_in
-from postgrad.training.prepare import check_cluster
+from postgrad.training.resolve import resolve_cluster
 from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge, model_terms
 from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.trl_rewards import COMPLETION_IDS
@@ -188,7 +188,7 @@ def _check_context(config: EvalConfig, prompts: Prompts, problems: list[Problem]
 
 def _check_settings(config: EvalConfig) -> None:
     """Raises ConfigError for settings that an evaluation does not use."""
-    check_cluster(config.cluster)
+    config.cluster = resolve_cluster(config.cluster)
     defaults = EvalConfig()
     for key in TRAINING_ONLY:
         value = _value_at(config, key)

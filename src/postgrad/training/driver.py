@@ -18,14 +18,14 @@ from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, batch_metrics, final_batch
 from postgrad.training.memory import explained_memory_errors
-from postgrad.training.prepare import load_inputs, make_method
+from postgrad.training.open import OpenRun, announced, open_run
+from postgrad.training.prepare import prepare
 from postgrad.training.profile import profiled
 from postgrad.training.progress import Progress
 from postgrad.training.report import Reporter
 from postgrad.training.result import Result, StepResult
 from postgrad.training.rollouts import make_rollouts
 from postgrad.training.seeds import seed_step
-from postgrad.training.setup import OpenRun, announced, open_run
 from postgrad.training.stage_checks import run_stage
 from postgrad.training.validation import validation_due
 from postgrad.training.validator import Validator
@@ -54,10 +54,9 @@ def open_driver(config: Config, reporter: Reporter) -> Iterator["Driver"]:
     """Yield the driver of a run: checked, locked, loaded and restored. Raises ConfigError."""
     with ExitStack() as stack:
         stack.enter_context(phases.shown_by(reporter.phase))
-        method = make_method(config)
-        inputs = load_inputs(method.config, method)
+        prepared = prepare(config)
         stack.enter_context(explained_memory_errors("load"))
-        opened = stack.enter_context(open_run(method, inputs, reporter))
+        opened = stack.enter_context(open_run(prepared, reporter))
         driver = Driver(opened)
         stack.enter_context(announced(opened, driver.log, driver.start))
         stack.enter_context(closing(driver.rollouts))
@@ -75,18 +74,18 @@ class Driver:
     """
 
     def __init__(self, opened: OpenRun) -> None:
-        self.config = opened.config
-        self.method = opened.method
+        self.config = opened.run.config
+        self.method = opened.run.method
         self.folder = opened.folder
         self.reporter = opened.reporter
         self.interrupt = Interrupt(self.reporter.note)
-        self.feed = Feed(opened.inputs.train, self.config.seed, self.config.data.shuffle)
+        self.feed = Feed(opened.run.train, self.config.seed, self.config.data.shuffle)
         self.guard = Guard(self.config, self.reporter.note)
         self.rollouts = make_rollouts(self.config, self.method, self.feed)
         self.progress = Progress(opened, self.feed, self.guard, self.rollouts)
         self.number = self.start = self.progress.restore()
         num_steps = self.config.training.steps
-        opened.inputs.scorer.trainer_state = lambda: TrainerState(self.number, num_steps)
+        opened.run.scorer.trainer_state = lambda: TrainerState(self.number, num_steps)
         self.reached = False
         self.log = RunLog(self.folder, self.start)
         self.validator = Validator(opened, self.log)

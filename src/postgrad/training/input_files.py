@@ -16,6 +16,7 @@ from postgrad.config.schema import Config
 from postgrad.data.rows.files import READERS, data_files, exists
 from postgrad.errors import RunError
 from postgrad.files import atomic_write_text, sample_files
+from postgrad.training.result import Result
 
 FILE = "inputs.json"
 ENDINGS = (".py", ".txt", ".md", *READERS)
@@ -49,15 +50,15 @@ def changed(folder: Path, config: Config) -> list[str]:
     return [name for name in before if name in now and now[name] != before[name]]
 
 
-def untrained_note(folder: Path, config: Config, num_steps: int) -> str:
-    """Return the line about a call that found a run of `num_steps` finished steps.
+def untrained_note(config: Config, result: Result) -> str:
+    """Return the line about a call that found a run whose steps were finished.
 
     It says what changed, and what to do.
     """
-    files = changed(folder, config)
+    files = changed(result.folder, config)
     reason = f" ({', '.join(files)} changed since then)" if files else ""
-    setting, value = "training.steps", f"{num_steps}"
-    if num_steps < config.training.steps and config.training.stop_at is not None:
+    setting, value = "training.steps", f"{result.step}"
+    if result.step < result.num_steps and config.training.stop_at is not None:
         setting, value = "training.stop_at", f"{config.training.stop_at:g}"
     return (
         f"nothing was trained now{reason}; for a new run add name=NEW, for more steps set "

@@ -108,7 +108,7 @@ def estimated_advice(stage: str, policy: "LocalPolicy") -> str:
     from postgrad.sizing.memory import Memory
     from postgrad.sizing.packed import runs_packed
     from postgrad.sizing.suggest import suggest_settings
-    from postgrad.training.auto_passes import row_kinds
+    from postgrad.training.resolve import row_kinds
 
     config = policy.config
     model_config = policy.model.config

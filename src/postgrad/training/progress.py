@@ -7,8 +7,8 @@ from postgrad.errors import ConfigError
 from postgrad.training import checkpoint
 from postgrad.training.guard import Guard
 from postgrad.training.memory import explained_memory_errors
+from postgrad.training.open import OpenRun
 from postgrad.training.rollouts import Rollouts
-from postgrad.training.setup import OpenRun
 
 
 class Progress:
@@ -19,8 +19,8 @@ class Progress:
     """
 
     def __init__(self, opened: OpenRun, feed: Feed, guard: Guard, rollouts: Rollouts) -> None:
-        self.config = opened.config
-        self.method = opened.method
+        self.config = opened.run.config
+        self.method = opened.run.method
         self.folder = opened.folder
         self.reporter = opened.reporter
         self.feed = feed

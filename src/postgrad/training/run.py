@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.config.compose import to_yaml
-from postgrad.config.schema import Config
+from postgrad.config.schema import Config, copy_settings
 from postgrad.config.stored import CONFIG_FILE, read_stored_config
 from postgrad.errors import ConfigError
 from postgrad.files import atomic_write_text
@@ -70,11 +70,12 @@ def job_folder(config: Config) -> JobFolder:
 
 
 def resume_config(config: Config) -> Config:
-    """Return the configuration to run, checked against the run that the folder holds, if any.
+    """Return a copy of the configuration, checked against the run that the folder holds, if any.
 
     Settings with the value auto become what the run probed at its start, so that a resumed run
     computes the same bits. Raises ConfigError if another setting differs from the stored one.
     """
+    config = copy_settings(config)
     folder = run_folder(config)
     if not (folder / CONFIG_FILE).is_file():
         return config

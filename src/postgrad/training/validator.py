@@ -4,8 +4,8 @@ from postgrad import phases
 from postgrad.training import checkpoint
 from postgrad.training.log import RunLog, read_metrics
 from postgrad.training.memory import explained_memory_errors
+from postgrad.training.open import OpenRun
 from postgrad.training.reward_watch import RewardWatch
-from postgrad.training.setup import OpenRun
 from postgrad.training.validation import BestStep, goal_met, num_answers, validate_sets
 from postgrad.training.validation_answers import ValidationAnswers
 
@@ -21,25 +21,23 @@ class Validator:
     def __init__(self, opened: OpenRun, log: RunLog) -> None:
         self.opened = opened
         self.log = log
-        sets = opened.inputs.validation
+        sets = opened.run.validation
         lines = read_metrics(opened.folder)
         # Somebody may have removed the best checkpoint; then the best of the others counts.
         saved = set(checkpoint.saved_steps(opened.folder))
         of_saved = [line for line in lines if line["step"] in saved]
-        self.best = BestStep(opened.config, len(sets), of_saved)
-        self.watch = RewardWatch(num_answers(opened.config, sets), lines)
+        self.best = BestStep(opened.run.config, len(sets), of_saved)
+        self.watch = RewardWatch(num_answers(opened.run.config, sets), lines)
 
     def validate(self, number: int) -> bool:
         """Evaluate the sets after step `number`; return whether training.stop_at is reached."""
-        config = self.opened.config
-        method = self.opened.method
-        inputs = self.opened.inputs
-        if not inputs.validation:
+        run = self.opened.run
+        if not run.validation:
             return False
-        kept = ValidationAnswers(config, self.opened.folder, inputs.scorer)
+        kept = ValidationAnswers(run.config, self.opened.folder, run.scorer)
         phases.begin("validating")
-        with explained_memory_errors("validate", method.ports.policy):
-            metrics = validate_sets(method, inputs.validation, kept)
+        with explained_memory_errors("validate", run.method.ports.policy):
+            metrics = validate_sets(run.method, run.validation, kept)
         kept.write(number)
         rises, warning = self.watch.add_validation(number, metrics)
         metrics |= rises
@@ -48,11 +46,11 @@ class Validator:
         self.opened.reporter.validated(number, metrics)
         if warning:
             self.opened.reporter.note(f"warning: {warning}")
-        return goal_met(config, [metrics])
+        return goal_met(run.config, [metrics])
 
     def reached_at(self, start: int) -> bool:
         """Validate a new run; for a resumed one read whether training.stop_at was reached."""
         if start == 0:
             return self.validate(0)
         lines = [line for line in read_metrics(self.opened.folder) if line["step"] == start]
-        return goal_met(self.opened.config, lines)
+        return goal_met(self.opened.run.config, lines)

@@ -14,7 +14,6 @@ from postgrad.methods import find_method
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 from postgrad.training.result import Result
-from postgrad.user_code import PythonObject
 from postgrad.verifiers.model_terms import asks_judge
 
 SHARED_SECTIONS = ("model", "data", "reward", "cluster")  # the warm-up run takes these over
@@ -47,16 +46,16 @@ def run_warmup(config: Config, reporter: Reporter) -> Config | Result:
 
 def warmup_config(config: Config) -> Config:
     """Return the configuration of the warm-up run: its own recipe on this run's model and data."""
-    shared = {name: dataclasses.asdict(getattr(config, name)) for name in SHARED_SECTIONS}
-    shared["rollout"] = {"max_response_tokens": config.rollout.max_response_tokens}
-    overrides = list(_leaves(shared, ""))
+    overrides: list[tuple[str, Any]] = []
+    for name in SHARED_SECTIONS:
+        overrides += _leaves(getattr(config, name), f"{name}.")
+    overrides.append(("rollout.max_response_tokens", config.rollout.max_response_tokens))
     overrides += [("seed", config.seed), ("runs", config.runs), ("name", f"{config.name}-warmup")]
     warmup = compose(
         config.warmup.recipe,
         [*overrides, *config.warmup.overrides],
         lambda name: find_method(name).Settings,
     )
-    _keep_objects(config, warmup)
     if not find_method(warmup.method.name).traits.thoughts:
         warmup.reward.judge.monitor = ""  # only the main run has thoughts to monitor
     if not asks_judge(warmup.reward.verifier):  # the other judge settings are the main run's
@@ -64,19 +63,11 @@ def warmup_config(config: Config) -> Config:
     return warmup
 
 
-def _keep_objects(config: Config, warmup: Config) -> None:
-    """Put Python objects of the shared sections in the place of their texts."""
-    for name in SHARED_SECTIONS:
-        section = getattr(warmup, name)
-        for key, value in vars(getattr(config, name)).items():
-            if isinstance(value, PythonObject) and getattr(section, key) == value:
-                setattr(section, key, value)
-
-
-def _leaves(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of every leaf of nested dictionaries."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
+def _leaves(section: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of every setting of a section."""
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _leaves(value, f"{prefix}{field.name}.")
         else:
-            yield f"{prefix}{key}", value
+            yield f"{prefix}{field.name}", value

@@ -18,7 +18,8 @@ from postgrad.model.passes.recompute import (
     keep_result,
     take_result,
 )
-from postgrad.training.prepare import make_method, resolve
+from postgrad.training.prepare import prepare
+from postgrad.training.resolve import resolve
 
 computed: list[str] = []
 
@@ -105,7 +106,7 @@ def test_the_last_blocks_keep_theirs(tiny) -> None:
 )
 def test_settings_without_effect_are_refused(tiny, settings: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=r"model\.kept_attention_blocks=2"):
-        make_method(config_of("grpo", tiny, "model.kept_attention_blocks=2", *settings))
+        prepare(config_of("grpo", tiny, "model.kept_attention_blocks=2", *settings))
 
 
 def test_a_cpu_keeps_nothing(tiny) -> None:

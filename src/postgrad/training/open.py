@@ -7,14 +7,13 @@ from pathlib import Path
 
 from postgrad import phases
 from postgrad.cluster.backends import open_models
-from postgrad.config.schema import Config
-from postgrad.methods.method import Method, Ports
+from postgrad.methods.ports import Ports
 from postgrad.methods.support.judging import connect_scorer
 from postgrad.training import input_files, run
 from postgrad.training.engine_gap import check_engine_gap
 from postgrad.training.events import Events
 from postgrad.training.log import RunLog, missing_steps
-from postgrad.training.prepare import Inputs
+from postgrad.training.prepare import Prepared
 from postgrad.training.report import MultiReporter, Reporter
 from postgrad.training.stage_checks import check_stages
 from postgrad.training.trackers import tracker_reporters
@@ -22,48 +21,45 @@ from postgrad.training.trackers import tracker_reporters
 
 @dataclass
 class OpenRun:
-    """A locked run folder and a method that is connected to its models."""
+    """A prepared run with a locked folder, whose method is connected to its models."""
 
-    config: Config
-    method: Method
-    inputs: Inputs
+    run: Prepared
     folder: Path
     reporter: Reporter
 
 
 @contextmanager
-def open_run(method: Method, inputs: Inputs, reporter: Reporter) -> Iterator[OpenRun]:
-    """Yield the run of `method.config`: folder locked, models loaded, reporters connected.
+def open_run(prepared: Prepared, reporter: Reporter) -> Iterator[OpenRun]:
+    """Yield a prepared run: folder locked, models loaded, reporters connected.
 
     A new run folder is created only after the models have loaded, so a run that cannot start
     writes nothing. Raises ConfigError.
     """
-    config = method.config
+    config = prepared.config
     folder = run.run_folder(config)
     with ExitStack() as stack:
         exists = folder.is_dir()
         if exists:
             stack.enter_context(run.locked_folder(config))
-        scorer = stack.enter_context(inputs.scorer)
-        if inputs.turns is not None:
-            stack.callback(inputs.turns.close)
+        scorer = stack.enter_context(prepared.scorer)
+        if prepared.turns is not None:
+            stack.callback(prepared.turns.close)
         config.method.freeze()
         phases.begin(f"loading {config.model.path}")
         models = stack.enter_context(open_models(config))
-        ports = Ports(
-            models.policy, models.engine, scorer, inputs.prompts, models.models, inputs.turns
-        )
-        method.bind(ports)
-        check_stages(method)
+        prompts = prepared.prompts
+        ports = Ports(models.policy, models.engine, scorer, prompts, models.models, prepared.turns)
+        prepared.method.bind(ports)
+        check_stages(prepared.method)
         if not exists:
             stack.enter_context(run.locked_folder(config, new=True))
         run.create_folder(config)
         input_files.record(folder, config)
-        inputs.prompts.save(folder / "tokenizer.json")
+        prompts.save(folder / "tokenizer.json")
         events = stack.enter_context(Events(folder))
         connect_scorer(config, scorer, models.models, folder)
         reporters = MultiReporter(events, reporter, *tracker_reporters(config))
-        yield OpenRun(config, method, inputs, folder, reporters)
+        yield OpenRun(prepared, folder, reporters)
 
 
 @contextmanager
@@ -72,25 +68,26 @@ def announced(opened: OpenRun, log: RunLog, start: int) -> Iterator[None]:
 
     Raises RunError if the engine does not sample from the policy that is trained.
     """
+    config = opened.run.config
     reporter = opened.reporter
     with closing(log):
         try:
-            reporter.started(opened.folder, opened.config, start)
-            for note in opened.inputs.notes if start == 0 else ():
+            reporter.started(opened.folder, config, start)
+            for note in opened.run.notes if start == 0 else ():
                 reporter.note(note)
             if missing := missing_steps(opened.folder, start):
                 reporter.note(
                     f"metrics.jsonl has no line for {len(missing)} of the {start} steps so far; "
                     f"the first is step {missing[0]}"
                 )
-            is_finished = start >= opened.config.training.steps
+            is_finished = start >= config.training.steps
             if start and not is_finished:
-                for file in input_files.changed(opened.folder, opened.config):
+                for file in input_files.changed(opened.folder, config):
                     effect = f"steps from {start + 1} on use the new content"
-                    if file == opened.config.model.path:
+                    if file == config.model.path:
                         effect = f"the policy continues from the checkpoint of step {start}"
                     reporter.note(f"{file} has changed since the run began; {effect}")
-            gap = check_engine_gap(opened.config, opened.method.ports, opened.inputs.train)
+            gap = check_engine_gap(config, opened.run.method.ports, opened.run.train)
             if gap is not None:
                 reporter.note(str(gap))
                 if start == 0:

@@ -1,0 +1,280 @@
+"""Replaces every automatic setting by what this machine offers: device, threads, rows, passes."""
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from postgrad.cluster.remote_roles import is_remote_role
+from postgrad.config.schema import ClusterConfig, Config, copy_settings, engine_config
+from postgrad.data.styles import stop_strings
+from postgrad.errors import ConfigError, RunError
+from postgrad.machine import available_cores
+from postgrad.methods.method import Method
+from postgrad.model.device import (
+    DTYPES,
+    KERNEL_DEVICE,
+    choose_device,
+    choose_dtype,
+    has_own_memory,
+    is_gpu,
+    memory_info,
+    supports_triton,
+    total_memory_bytes,
+)
+from postgrad.model.load.load import model_config, model_hidden_size
+
+if TYPE_CHECKING:  # the estimate is imported where a GPU is
+    from postgrad.sizing.choose import RowKinds
+    from postgrad.sizing.devices import GpuSpec
+    from postgrad.sizing.plan import Plan
+
+MAX_ROWS_CPU = 256  # default of rollout.max_rows
+MAX_ROWS_GPU = 2048
+
+
+def resolve(
+    config: Config, method: Method | None = None, planned: "GpuSpec | None" = None
+) -> Config:
+    """Return a copy of the settings in which nothing is automatic. Raises ConfigError.
+
+    config.yaml keeps the values, and a resumed run uses them.
+
+    Args:
+        config: the settings; they are not changed.
+        method: says which models load besides the policy.
+        planned: the GPU of a run that is only estimated; None: this machine.
+    """
+    config = copy_settings(config)
+    config.cluster = resolve_cluster(config.cluster)
+    if config.cluster.backend == "ray":
+        from postgrad.cluster.meshes import check_meshes
+
+        check_meshes(config, method.all_roles() if method else {})
+    if config.training.profile_steps and config.cluster.backend != "local":
+        raise ConfigError(
+            f"training.profile_steps profiles this process only, but cluster.backend="
+            f"{config.cluster.backend} runs the models in others; use cluster.backend=local"
+        )
+    if not planned:
+        from postgrad.rollout.kinds import check_engine
+
+        check_engine(engine_config(config))
+    device = _resolve_device(config, planned)
+    if config.model.kept_attention_blocks and not (planned or supports_triton(device)):
+        raise ConfigError(
+            f"model.kept_attention_blocks={config.model.kept_attention_blocks} needs a device with "
+            f"Triton's kernels, and model.device={device.type}; remove it"
+        )
+    if config.model.threads == 0:
+        config.model.threads = 1 if planned else choose_threads(config, device)
+    if config.rollout.max_rows == 0:
+        config.rollout.max_rows = MAX_ROWS_CPU if device.type == "cpu" else MAX_ROWS_GPU
+    config.rollout.stop = stop_strings(config.rollout.stop, config.data.prompt_style)
+    _resolve_passes(config, method, device, planned)
+    return config
+
+
+def resolve_cluster(cluster: ClusterConfig) -> ClusterConfig:
+    """Return a copy in which both settings of separate engines agree.
+
+    Raises ConfigError for settings that the chosen cluster.backend does not have.
+    """
+    if cluster.engine_apart and cluster.backend == "local":
+        raise ConfigError(
+            "cluster.engine_apart=true needs a process for the engine; add cluster.backend=process"
+        )
+    if cluster.backend == "ray":
+        for name, size in cluster.pools.items():
+            if size < 1:
+                raise ConfigError(
+                    f"cluster.pools.{name}={size} is out of range; it must be at least 1"
+                )
+        engines = cluster.engines or int(cluster.engine_apart)
+        return replace(cluster, engines=engines, engine_apart=engines > 0)
+    ray_settings = {
+        "workers": cluster.workers > 1,
+        "tensor_parallel": cluster.tensor_parallel > 1,
+        "expert_parallel": cluster.expert_parallel > 1,
+        "sequence_parallel": cluster.sequence_parallel > 1,
+        "shard_workers": cluster.shard_workers > 0,
+        "engines": cluster.engines > 0,
+        "pools": bool(cluster.pools),
+        "offload": bool(cluster.offload),
+        "address": bool(cluster.address),
+    }
+    for key, is_set in ray_settings.items():
+        if is_set:
+            raise ConfigError(
+                f"cluster.{key} is a setting of Ray, and cluster.backend={cluster.backend}; "
+                "add cluster=ray"
+            )
+    return replace(cluster)
+
+
+def _resolve_device(config: Config, planned: "GpuSpec | None") -> torch.device:
+    """Set model.device and model.dtype; return the device."""
+    model = config.model
+    if planned:
+        model.device = KERNEL_DEVICE
+    if planned or (config.cluster.address and is_gpu(model.device)):
+        # The workers of the Ray cluster have the GPU; this machine need not have one.
+        device = torch.device(model.device)
+        if model.dtype == "auto":
+            model.dtype = "bfloat16"
+    else:
+        device = choose_device(model.device)
+    model.device = device.type
+    model.dtype = choose_dtype(model.dtype, device)
+    return device
+
+
+def choose_threads(config: Config, device: torch.device) -> int:
+    """Return the CPU threads per process; Ray workers share the cores of a machine.
+
+    Where a GPU computes, threads serve little but an optimizer on the host: all cores.
+    """
+    if device.type == "cpu":
+        from postgrad.model.threads import probe_threads
+
+        width = model_hidden_size(config.model, config.seed)
+        threads = probe_threads(width, config.model.dtype)
+    else:
+        threads = available_cores()
+    cluster = config.cluster
+    if cluster.backend != "ray":
+        return threads
+    num_workers = cluster.workers + sum(cluster.pools.values())
+    num_workers += cluster.engines * config.rollout.tensor_parallel
+    return max(1, min(threads, available_cores() // num_workers))
+
+
+# ---- passes: tokens, checkpointing and kept attention, on one GPU by the estimated memory
+
+
+def local_roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
+    """Return (kind, transformers configuration) of the models that load besides the policy."""
+    from postgrad.cluster.host import is_base_model
+    from postgrad.model.synced import needs_masters
+    from postgrad.sizing.plan import AVERAGED_WEIGHTS, SHARED_WEIGHTS
+
+    roles: dict[str, tuple[str, Any]] = {}
+    for name, role in method.all_roles().items():
+        if not is_remote_role(role.path):
+            model = replace(config.model, path=role.path or config.model.path)
+            kind = role.kind
+            if is_base_model(config, role):
+                kind = SHARED_WEIGHTS
+            elif kind == "synced" and needs_masters(role.share, DTYPES[config.model.dtype]):
+                kind = AVERAGED_WEIGHTS
+            roles[name] = (kind, model_config(model, config.seed))
+    return roles
+
+
+def _resolve_passes(
+    config: Config, method: Method | None, device: torch.device, planned: "GpuSpec | None"
+) -> None:
+    """Set what is auto: tokens per pass, activation checkpointing and kept attention.
+
+    On one GPU they follow from the estimated memory of the run.
+    """
+    from postgrad.model.passes.layout import default_token_budget
+
+    model = config.model
+    training = config.training
+    # Passes with LoRA or checkpointing are not captured as graphs; see model/passes/captured.py.
+    is_eager = bool(model.lora.rank or model.activation_checkpointing)
+    default = default_token_budget(device, eager=is_eager)
+    chosen = training.token_budget or default, bool(model.activation_checkpointing)
+    is_auto = training.token_budget == 0 or model.activation_checkpointing is None
+    if is_auto and config.cluster.backend != "ray" and has_own_memory(device):
+        chosen = _passes_that_fit(config, method, device, planned, chosen)
+    training.token_budget, model.activation_checkpointing = chosen
+    if model.kept_attention_blocks is None:
+        model.kept_attention_blocks = _kept_attention(config, method, device, planned)
+
+
+def _kept_attention(
+    config: Config, method: Method | None, device: torch.device, planned: "GpuSpec | None"
+) -> int:
+    """Return how many recomputed blocks keep their attention: those for which memory is left."""
+    if not config.model.activation_checkpointing:
+        return 0
+    if config.cluster.backend == "ray" or not has_own_memory(device):
+        return 0
+    from postgrad.sizing.choose import choose_kept_attention
+
+    try:
+        plan_and_gpu = _plan_on_gpu(config, method, device, planned)
+        return choose_kept_attention(*plan_and_gpu) if plan_and_gpu else 0
+    except (ConfigError, RunError):  # a model that cannot be simulated
+        return 0
+
+
+def _passes_that_fit(
+    config: Config,
+    method: Method | None,
+    device: torch.device,
+    planned: "GpuSpec | None",
+    defaults: tuple[int, bool],
+) -> tuple[int, bool]:
+    """Return token budget and checkpointing by the estimate, or `defaults` without an estimate."""
+    from postgrad.model.passes.layout import default_token_budget
+    from postgrad.sizing.choose import choose_passes
+
+    eager = bool(config.model.lora.rank)
+    budgets = default_token_budget(device, eager), default_token_budget(device, True)
+    try:
+        plan_and_gpu = _plan_on_gpu(config, method, device, planned)
+        if plan_and_gpu is None:
+            return defaults
+        plan, gpu = plan_and_gpu
+        best = choose_passes(plan, gpu, *budgets)
+    except (ConfigError, RunError):  # a model that cannot be simulated; the run shows if it fits
+        return defaults
+    if best != defaults and not planned:
+        budget, checkpointing = best
+        changed = f"training.token_budget={budget}"
+        if checkpointing:
+            changed += " model.activation_checkpointing=true"
+        line = f"the defaults would not fit into {gpu.usable / 2**30:.1f} GiB"
+        print(f"{changed}: {line} (postgrad doctor --fit shows the estimate)", file=sys.stderr)
+    return best
+
+
+def _plan_on_gpu(
+    config: Config, method: Method | None, device: torch.device, planned: "GpuSpec | None"
+) -> "tuple[Plan, GpuSpec] | None":
+    """Return the run and the GPU that its memory is estimated for; None if it has no estimate."""
+    from postgrad.sizing.choose import plan_of_settings
+    from postgrad.sizing.devices import GpuSpec
+    from postgrad.sizing.packed import runs_packed
+
+    transformers_config = model_config(config.model, config.seed)
+    if not runs_packed(config, transformers_config):
+        return None
+    # A driver whose models are in another process does not open the GPU to ask what is free.
+    is_local = config.cluster.backend == "local"
+    gpu = planned
+    if gpu is None:
+        free = memory_info(device)[0] if is_local else total_memory_bytes(device)
+        gpu = GpuSpec(device.type, free)
+    roles = {} if method is None else local_roles(config, method)
+    return plan_of_settings(config, transformers_config, roles, row_kinds(method)), gpu
+
+
+def row_kinds(method: Method | None) -> "RowKinds":
+    """Return which rows the method trains on; sampled ones if there is none."""
+    from postgrad.sizing.choose import SAMPLED, RowKinds
+
+    if method is None:
+        return SAMPLED
+    traits = method.traits
+    if traits.samples:
+        return RowKinds(rows_per_loss=traits.rows_per_loss)
+    return RowKinds(
+        traits.given_per_problem,
+        traits.rows_per_loss,
+        samples_in_validation=method.needs_verifier(),
+    )
