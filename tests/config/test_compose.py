@@ -23,12 +23,7 @@ from postgrad.config.compose import (
     recipe_names,
     to_yaml,
 )
-from postgrad.config.foreign_names import (
-    FOREIGN_KEYS,
-    FOREIGN_NAMES,
-    FOREIGN_RECIPES,
-    FOREIGN_VALUES,
-)
+from postgrad.config.foreign_names import foreign_names
 from postgrad.config.schema import Config
 from postgrad.config.stored import read_stored_config
 from postgrad.errors import ConfigError
@@ -714,7 +709,7 @@ def test_an_unknown_recipe_gets_a_hint(recipe, hint):
 
 
 def test_every_hint_of_a_value_or_a_recipe_exists():
-    assert {hint.split()[0] for hint in FOREIGN_RECIPES.values()} <= set(recipe_names())
+    assert {hint.split()[0] for hint in foreign_names().recipes.values()} <= set(recipe_names())
     schemas = [(Config, ""), *((find_settings(name), "method.") for name in ("grpo", "ppo", "dpo"))]
     choices: dict[str, set[str]] = {}
     for schema, prefix in schemas:
@@ -725,7 +720,7 @@ def test_every_hint_of_a_value_or_a_recipe_exists():
                     sections.append((field.type, f"{start}{field.name}."))  # type: ignore[arg-type]
                 known = choices.setdefault(f"{start}{field.name}", set())
                 known |= set(field.metadata.get("choices") or ())
-    for key, hints in FOREIGN_VALUES.items():
+    for key, hints in foreign_names().values.items():
         for foreign, hint in hints.items():
             assert hint.split()[0].rstrip(",") in choices[key], (key, foreign)
 
@@ -740,10 +735,10 @@ def test_every_hint_names_an_existing_setting():
     known = {*_all_keys(Config), "data.template_options.enable_thinking"}
     for method in ("grpo", "ppo", "dpo", "kto", "sft", "distill"):
         known |= {f"method.{key}" for key in _all_keys(find_settings(method))}
-    hints = [*FOREIGN_NAMES.values(), *FOREIGN_KEYS.values()]
+    hints = [*foreign_names().names.values(), *foreign_names().keys.values()]
     assert {hint.split()[0] for hint in hints} <= known
     own_names = {key.rpartition(".")[2] for key in _all_keys(Config)}
-    assert not FOREIGN_NAMES.keys() & own_names, "a name that exists here needs no hint"
+    assert not foreign_names().names.keys() & own_names, "a name that exists here needs no hint"
 
 
 def test_all_missing_settings_are_named_in_one_error():

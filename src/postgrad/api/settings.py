@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.api.objects import as_setting
-from postgrad.config.foreign_names import FOREIGN_NAMES, NOT_NEEDED_NAMES
+from postgrad.config.foreign_names import foreign_names
 from postgrad.config.overrides import SHORT_FORMS
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.user_code import PythonObject
@@ -115,11 +115,12 @@ def full_key(name: str, known: Sequence[str]) -> str:
 
 def _suggest(name: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown short name."""
-    foreign = FOREIGN_NAMES.get(name, "")
+    hints = foreign_names()
+    foreign = hints.names.get(name, "")
     if foreign:
         return f"the nearest here is {short_name(foreign)}"
-    if name in NOT_NEEDED_NAMES:
-        return f"leave it out: {NOT_NEEDED_NAMES[name]}"
+    if name in hints.not_needed:
+        return f"leave it out: {hints.not_needed[name]}"
     if name in ("args", "config"):
         return "write its settings as arguments, such as lr=1e-6, steps=100"
     leaves = {key.rpartition(".")[2] for key in known}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from postgrad.config.foreign_names import FOREIGN_NAMES
+from postgrad.config.foreign_names import foreign_names
 from postgrad.errors import ConfigError, did_you_mean
 
 MAX_PORT = 65535
@@ -129,7 +129,7 @@ class Parser(argparse.ArgumentParser):
         if self.takes_overrides:
             # As in `trl grpo --num_generations 8`; the last part of OpenRLHF's --actor.adam.lr.
             name = option.lstrip("-").rpartition(".")[2].replace("-", "_")
-            foreign = FOREIGN_NAMES.get(name, "")
+            foreign = foreign_names().names.get(name, "")
             hint = f"; the nearest here is {foreign}" if foreign else ""
             self.error(
                 f"unknown option {option}; settings are written key=value, without dashes{hint}"

@@ -23,10 +23,8 @@ def make_parser() -> Parser:
 
 def run(argv: list[str]) -> int:
     arguments = make_parser().parse(argv, help_if_empty=True)
-    from postgrad.config.import_defaults import defaults_of
-    from postgrad.config.import_result import SET_IT, has_variable
-    from postgrad.config.import_script import read_settings, translate
     from postgrad.methods import find_method
+    from postgrad.translate import SET_IT, defaults_of, has_variable, read_settings, translate
 
     path = Path(arguments.script).expanduser()
     kind, settings, notes = read_settings(_read(path), path.suffix == ".py", path.parent)

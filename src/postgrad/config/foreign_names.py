@@ -1,326 +1,48 @@
 """Settings of verl, TRL, OpenRLHF and transformers, and what to type here instead.
 
-Each value starts with a setting, a value or a recipe; a note may follow.
+They are data (foreign_names.yaml, and the tables of translate/), read on an unknown name only.
 """
 
-from postgrad.config.import_names import ADVANTAGES, KL_TYPES, LOSSES, TRL_AGGREGATIONS
+import functools
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
 
-# Full names, or their last two parts. The last part alone would be mistaken for another setting.
-FOREIGN_KEYS = {
-    "max_tokens": "rollout.max_response_tokens",
-    "actor_rollout_ref.rollout.name": "rollout.engine",
-    "actor_rollout_ref.rollout.mode": "rollout.stream (true samples without pauses)",
-    "megatron.tensor_model_parallel_size": "cluster.tensor_parallel",
-    "megatron.expert_model_parallel_size": "cluster.expert_parallel",
-    "actor_rollout_ref.rollout.multi_turn.enable": "rollout.tools (or environment)",
-    "custom_reward_function.path": "reward.verifier (file.py:function)",
-    "custom_reward_function.name": "reward.verifier (file.py:function)",
-    "reward.custom_reward_function.path": "reward.verifier (file.py:function)",
-    "reward.custom_reward_function.name": "reward.verifier (file.py:function)",
-    "reward_model.model.path": "reward.verifier (model:PATH)",
-    "reward.reward_model.model_path": "reward.verifier (model:PATH)",
-    "reward_model.overlong_buffer.enable": "method.overlong_buffer (a number of tokens)",
-    "reward_model.overlong_buffer.len": "method.overlong_buffer (a number of tokens)",
-    "algorithm.kl_ctrl.type": "method.kl_target (adapts the coefficient to this KL)",
-    "algorithm.filter_groups.enable": "method.max_refills",
-    "algorithm.filter_groups.metric": "method.refill_by",
-    "data.apply_chat_template_kwargs.enable_thinking": "data.template_options.enable_thinking",
-    "chat_template_kwargs.enable_thinking": "data.template_options.enable_thinking",
-}
 
-# The last part of a name.
-FOREIGN_NAMES = {
-    # Arguments of postgrad.train().
-    "group_size": "rollout.samples",
-    "lora_rank": "model.lora.rank",
-    # optimizer
-    "learning_rate": "optimizer.lr",
-    "actor_learning_rate": "optimizer.lr",
-    "critic_learning_rate": "method.critic_lr (of ppo)",
-    "grad_clip": "optimizer.max_grad_norm",
-    "clip_grad": "optimizer.max_grad_norm",
-    "max_norm": "optimizer.max_grad_norm",
-    "optim": "optimizer.kind",
-    "adam_beta1": "optimizer.betas",
-    "adam_beta2": "optimizer.betas",
-    "adam_epsilon": "optimizer.eps",
-    "adam_offload": "optimizer.kind (adamw_offloaded)",
-    "optimizer_offload": "optimizer.kind (adamw_offloaded), or cluster.offload",
-    "param_offload": "cluster.offload",
-    "offload_policy": "cluster.offload",
-    "lr_scheduler_type": "optimizer.schedule",
-    "lr_scheduler": "optimizer.schedule",
-    "lr_warmup_steps": "optimizer.warmup_steps",
-    "lr_warmup_ratio": "optimizer.warmup_ratio",
-    "lr_warmup_steps_ratio": "optimizer.warmup_ratio",
-    "sync_ref_model": "method.reference_sync_every (in steps)",
-    "ref_model_sync_steps": "method.reference_sync_every",
-    "ref_model_mixup_alpha": "method.reference_mixup",
-    # rollout
-    "n": "rollout.samples",
-    "num_generations": "rollout.samples",
-    "n_samples_per_prompt": "rollout.samples",
-    "rloo_k": "rollout.samples",
-    "max_completion_length": "rollout.max_response_tokens",
-    "max_response_length": "rollout.max_response_tokens",
-    "response_length": "rollout.max_response_tokens",
-    "generate_max_len": "rollout.max_response_tokens",
-    "max_new_tokens": "rollout.max_response_tokens",
-    "use_vllm": "rollout.engine (vllm)",
-    "vllm_mode": "rollout.engine (vllm; sglang and http for a server)",
-    "vllm_server_base_url": "rollout.url (with rollout.engine=http)",
-    "vllm_num_engines": "cluster.engines",
-    "tensor_model_parallel_size": "rollout.tensor_parallel",
-    "vllm_tensor_parallel_size": "rollout.tensor_parallel",
-    "gpu_memory_utilization": "rollout.cache_gib (of the KV cache, in GiB)",
-    "vllm_gpu_memory_utilization": "rollout.cache_gib (of the KV cache, in GiB)",
-    "max_num_seqs": "rollout.max_rows",
-    "staleness_threshold": "rollout.staleness (in steps)",
-    "max_assistant_turns": "rollout.max_turns",
-    "tool_config_path": "rollout.tools",
-    "max_tool_response_length": "rollout.tool_chars",
-    # data
-    "max_prompt_length": "data.max_prompt_tokens",
-    "prompt_max_len": "data.max_prompt_tokens",
-    "max_length": "rollout.max_response_tokens (of prompts: data.max_prompt_tokens)",
-    "max_seq_length": "rollout.max_response_tokens (of prompts: data.max_prompt_tokens)",
-    "max_len": "rollout.max_response_tokens (of prompts: data.max_prompt_tokens)",
-    "truncation": "data.overlong",
-    "filter_overlong_prompts": "data.overlong",
-    "train_files": "data.train",
-    "train_dataset": "data.train",
-    "dataset": "data.train",
-    "dataset_name": "data.train",
-    "prompt_data": "data.train",
-    "input_key": "data.train (FILE:OLD=NEW renames a column)",
-    "prompt_key": "data.train (FILE:OLD=NEW renames a column)",
-    "label_key": "data.train (FILE:OLD=NEW renames a column)",
-    "val_files": "data.validation",
-    "eval_dataset": "data.validation",
-    "val_max_samples": "training.validation_problems",
-    "apply_chat_template": "data.template",
-    "chat_template_kwargs": "data.template_options",
-    "apply_chat_template_kwargs": "data.template_options",
-    # training
-    "batch_size": "training.problems_per_step",
-    "train_batch_size": "training.problems_per_step",
-    "rollout_batch_size": "training.problems_per_step",
-    "generation_batch_size": "training.problems_per_step",
-    "per_device_train_batch_size": "training.problems_per_step",
-    "ppo_micro_batch_size_per_gpu": "training.token_budget",
-    "micro_train_batch_size": "training.token_budget",
-    "gradient_accumulation_steps": "training.token_budget",
-    "ppo_max_token_len_per_gpu": "training.token_budget",
-    "num_iterations": "training.ppo_epochs",
-    "num_ppo_epochs": "training.ppo_epochs",
-    "ppo_mini_batch_size": "training.updates_per_step",
-    "num_mini_batches": "training.updates_per_step",
-    "steps_per_generation": "training.updates_per_step",
-    "max_steps": "training.steps",
-    "total_training_steps": "training.steps",
-    "num_train_epochs": "training.epochs",
-    "num_episodes": "training.epochs",
-    "total_epochs": "training.epochs",
-    "max_epochs": "training.epochs (over the data; training.ppo_epochs over a step's rollouts)",
-    "save_steps": "training.checkpoint_every",
-    "save_freq": "training.checkpoint_every",
-    "save_every": "training.checkpoint_every",
-    "save_total_limit": "training.keep_checkpoints",
-    "max_actor_ckpt_to_keep": "training.keep_checkpoints",
-    "eval_steps": "training.validate_every",
-    "test_freq": "training.validate_every",
-    "n_gpus_per_node": "cluster.workers (with cluster=ray)",
-    "nnodes": "cluster.workers (of all nodes together, with cluster=ray)",
-    "deepspeed": "cluster.workers (FSDP2 divides the model among them)",
-    "fsdp": "cluster.workers (FSDP2 divides the model among them)",
-    "strategy": "cluster.workers (FSDP2 divides the model among them)",
-    "zero_stage": "cluster.workers (FSDP2 divides the model among them)",
-    "ulysses_sequence_parallel_size": "cluster.sequence_parallel",
-    "output_dir": "runs",
-    "save_path": "runs",
-    "ckpt_path": "runs",
-    "default_local_dir": "runs",
-    "run_name": "name",
-    "experiment_name": "name",
-    "project_name": "name",
-    "report_to": "track",
-    "wandb": "track (wandb)",
-    "tensorboard": "track (tensorboard)",
-    "num_gpus": "cluster.workers (with cluster=ray)",
-    "logger": "track",
-    # model
-    "model_name_or_path": "model.path",
-    "pretrain": "model.path",
-    "bf16": "model.dtype (bfloat16)",
-    "fp16": "model.dtype (bfloat16 or float32)",
-    "gradient_checkpointing": "model.activation_checkpointing",
-    "enable_gradient_checkpointing": "model.activation_checkpointing",
-    "load_in_4bit": "model.quantization",
-    "activation_offloading": "model.activation_checkpointing",
-    "use_peft": "model.lora.rank",
-    "peft_config": "model.lora.rank",
-    "lora_r": "model.lora.rank",
-    "lora_alpha": "model.lora.alpha",
-    "torch_dtype": "model.dtype",
-    "lora_target_modules": "model.lora.targets",
-    "target_modules": "model.lora.targets",
-    # reward
-    "reward_funcs": "reward.verifier",
-    "reward_manager": "reward.verifier",
-    "reward_model_path": "reward.verifier (model:PATH)",
-    "reward_pretrain": "reward.verifier (model:PATH)",
-    "remote_rm_url": "reward.verifier (file.py:function may call a server)",
-    # method
-    "beta": "method.kl_coef (of dpo: method.beta)",
-    "init_kl_coef": "method.kl_coef",
-    "kl_coef": "method.kl_coef",
-    "kl_loss_coef": "method.kl_coef",
-    "use_kl_loss": "method.kl (loss)",
-    "use_kl_in_reward": "method.kl (reward)",
-    "kl_loss_type": "method.kl_estimator",
-    "kl_penalty": "method.kl_estimator",
-    "kl_estimator": "method.kl_estimator",
-    "target_kl": "method.kl_target",
-    "kl_target": "method.kl_target",
-    "epsilon": "method.clip_low",
-    "epsilon_high": "method.clip_high",
-    "clip_ratio": "method.clip_low (and method.clip_high)",
-    "cliprange": "method.clip_low (and method.clip_high)",
-    "eps_clip": "method.clip_low (and method.clip_high)",
-    "eps_clip_low_high": "method.clip_low (and method.clip_high)",
-    "clip_ratio_low": "method.clip_low",
-    "clip_ratio_high": "method.clip_high",
-    "clip_ratio_c": "method.dual_clip",
-    "dual_clip": "method.dual_clip",
-    "delta": "method.dual_clip",
-    "entropy_coeff": "method.entropy_coef",
-    "entropy_loss_coef": "method.entropy_coef",
-    "adv_estimator": "method.advantage",
-    "advantage_estimator": "method.advantage",
-    "norm_adv_by_std_in_grpo": "method.normalize_by_std",
-    "scale_rewards": "method.normalize_by_std (of batch: method.advantage=lite_ppo)",
-    "gamma": "method.gamma",
-    "lam": "method.lam (of ppo)",
-    "lambd": "method.lam (of ppo)",
-    "critic_warmup": "method.critic_warmup (of ppo)",
-    "cliprange_value": "method.critic_clip (of ppo)",
-    "value_clip": "method.critic_clip (of ppo)",
-    "loss_mode": "method.loss",
-    "importance_sampling_level": "method.loss (gspo for sequence)",
-    "loss_type": "method.aggregation (of dpo: method.loss)",
-    "loss_agg_mode": "method.aggregation",
-    "mask_truncated_completions": "method.mask_truncated",
-    "dynamic_filtering": "method.max_refills",
-    "rollout_is": "method.correction",
-    "rollout_is_threshold": "method.correction_bound",
-    "rollout_rs": "method.rejection",
-    "top_entropy_quantile": "method.top_entropy",
-    "use_bias_correction_kl": "method.kl_ratio",
-    "vllm_importance_sampling_correction": "method.correction",
-    "vllm_importance_sampling_cap": "method.correction_bound",
-    "off_policy_mask_threshold": "method.sequence_mask",
-    "reward_weights": "reward.verifier (a sum, as in 1.0*a.py:f + 0.5*a.py:g; of gdpo: "
-    "method.reward_weights)",
-    "label_smoothing": "method.label_smoothing (of dpo)",
-    "rpo_alpha": "method.sft_coef (of dpo)",
-    "simpo_gamma": "method.target_margin (of simpo)",
-    "reference_free": "method.reference_free (of dpo)",
-    "desirable_weight": "method.desirable_weight (of kto)",
-    "undesirable_weight": "method.undesirable_weight (of kto)",
-    "assistant_only_loss": "method.train_on (of sft)",
-    "teacher_model_name_or_path": "method.teacher (of distill and gkd)",
-}
+@dataclass(frozen=True)
+class ForeignNames:
+    """Hints by what was typed. A hint starts with a setting, a value or a recipe.
 
-# Names that have no setting here because a run does not need one.
-NOT_NEEDED_NAMES = {
-    "tokenizer": "the tokenizer is that of model.path",
-    "system_prompt": "rows have it in a column system, or as their first message",
-    "push_to_hub": "postgrad push RUN user/name uploads a run",
-    "packing": "rows are always packed without padding",
-    "packing_samples": "rows are always packed without padding",
-    "padding_free": "rows are always packed without padding",
-    "use_remove_padding": "rows are always packed without padding",
-    "use_dynamic_bsz": "passes are always filled up to training.token_budget",
-    "balance_batch": "rows are always balanced over workers by their length",
-    "balance_algo": "rows are always balanced over workers by their length",
-    "completion_only_loss": "the loss never reads the prompt",
-    "logging_steps": "every step is logged",
-    "log_completions": "rollouts are always kept, see postgrad view",
-    "resume_mode": "the same command continues its run",
-    "resume_from_checkpoint": "the same command continues its run",
-    "val_before_train": "a run with data.validation validates before its first step",
-    "attn_implementation": "the attention kernel is chosen for the device",
-    "flash_attn": "the attention kernel is chosen for the device",
-    "use_liger_kernel": "the kernels are chosen for the device",
-    "disable_dropout": "models are trained without dropout",
-    "remove_unused_columns": "a verifier gets all columns",
-    "colocate_all_models": "roles share the policy's workers unless cluster.pools says otherwise",
-    "val_only": "postgrad eval MODEL data=FILE evaluates",
-    "val_batch_size": "validations choose their own sizes",
-    "per_device_eval_batch_size": "validations choose their own sizes",
-    "micro_rollout_batch_size": "rollouts choose their own sizes",
-    "return_raw_chat": "messages are always kept",
-    "horizon": "the adaptive coefficient always has verl's horizon of 10,000 rows",
-    "precompute_ref_log_probs": "the reference's log-probs are computed once per step",
-}
+    Attributes:
+        keys: by full names or their last two parts.
+        names: by the last part of a name.
+        not_needed: by the last part of a name: why a run does not need the setting.
+        values: of settings with choices, by the value there.
+        recipes: by names of trainers and algorithms.
+        verl: by full names of verl's settings.
+    """
 
-# Values of settings with choices. A hint is given where its first word is one of the choices.
-FOREIGN_VALUES: dict[str, dict[str, str]] = {
-    "method.advantage": ADVANTAGES
-    | {
-        "group_norm": "grpo",
-        "dr_grpo": "drgrpo",
-        "reinforce": "reinforce_pp (as in OpenRLHF; without normalization: no_baseline)",
-        "reinforce_baseline": "reinforce_pp_baseline",
-    },
-    "method.loss": LOSSES
-    | {
-        "grpo": "ppo_clip",
-        "dapo": "ppo_clip (DAPO is the recipe dapo)",
-        "bnpo": "ppo_clip (with method.aggregation=token-mean)",
-        "dr_grpo": "ppo_clip (Dr. GRPO is the recipe drgrpo)",
-        "luspo": "gspo (with method.aggregation=seq-mean-token-sum)",
-        "dpo": "sigmoid",
-        "simpo": "sigmoid (SimPO is the recipe simpo)",
-        "orpo": "odds_ratio (ORPO is the recipe orpo)",
-        "slic": "hinge",
-    },
-    "method.kl_estimator": KL_TYPES,
-    "method.aggregation": TRL_AGGREGATIONS
-    | {
-        "seq-mean": "seq-mean-token-mean",
-        "sample-mean": "seq-mean-token-mean",
-    },
-    "method.correction": {
-        "tis": "token",
-        "icepop": "token (with method.correction_bound=0.5_5.0)",
-        "seq": "sequence",
-    },
-    "optimizer.kind": {
-        "adam": "adamw",
-        "adamw_torch": "adamw",
-        "adamw_torch_fused": "adamw_fused",
-        "adamw_bnb_8bit": "adamw_8bit",
-        "paged_adamw_8bit": "adamw_8bit",
-    },
-    "data.overlong": {"filter": "drop", "delete": "drop", "truncate": "left, right or middle"},
-    "cluster.backend": {"fsdp": "ray (FSDP2)", "fsdp2": "ray (FSDP2)", "deepspeed": "ray (FSDP2)"},
-}
+    keys: dict[str, str]
+    names: dict[str, str]
+    not_needed: dict[str, str]
+    values: dict[str, dict[str, str]]
+    recipes: dict[str, str]
+    verl: dict[str, str]
 
-# Names of trainers and algorithms, and the recipes here.
-FOREIGN_RECIPES = {
-    "grpo_trainer": "grpo",
-    "ppo_trainer": "ppo",
-    "sft_trainer": "sft",
-    "dr_grpo": "drgrpo",
-    "reinforce++": "reinforce_pp",
-    "reinforce_plus_plus": "reinforce_pp",
-    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
-    "reward": "reward_model",
-    "rm": "reward_model",
-    "prm": "reward_model",
-    "cpo": "simpo",
-    "iterative_dpo": "online_dpo",
-    "rejection_sampling": "sft (after postgrad data from-rollouts)",
-    "expert_iteration": "sft (after postgrad data from-rollouts)",
-}
+
+@functools.cache
+def foreign_names() -> ForeignNames:
+    """Return all hints."""
+    own = _read("config/foreign_names.yaml")
+    verl, trl = _read("translate/verl.yaml"), _read("translate/trl.yaml")
+    for key, hints in own["values"].items():
+        choices = verl["choices"].get(key, {}) | trl["choices"].get(key, {})
+        own["values"][key] = {name: here for name, here in choices.items() if here} | hints
+    return ForeignNames(**own, verl=verl["names"])
+
+
+def _read(path: str) -> dict[str, Any]:
+    import yaml  # here, since every command imports this file
+
+    text = resources.files("postgrad").joinpath(path).read_text("utf-8")
+    return yaml.load(text, Loader=yaml.BaseLoader)  # all scalars are texts

@@ -3,14 +3,7 @@
 import difflib
 from collections.abc import Sequence
 
-from postgrad.config.foreign_names import (
-    FOREIGN_KEYS,
-    FOREIGN_NAMES,
-    FOREIGN_RECIPES,
-    FOREIGN_VALUES,
-    NOT_NEEDED_NAMES,
-)
-from postgrad.config.import_names import NAMES
+from postgrad.config.foreign_names import foreign_names
 from postgrad.errors import did_you_mean
 
 MAX_LISTED = 40  # keys in an error message
@@ -18,7 +11,7 @@ FOREIGN_SECTIONS = ("actor_rollout_ref", "algorithm", "critic", "reward_model", 
 
 
 def suggest(key: str, known: list[str]) -> str:
-    """Returns a hint for an unknown key.
+    """Return a hint for an unknown key.
 
     In this order: the name in another trainer, all of it or its last two parts, a known key with
     the same last part, the last part in another trainer, a similar spelling, all keys of the
@@ -26,17 +19,18 @@ def suggest(key: str, known: list[str]) -> str:
     """
     section, _, leaf = key.rpartition(".")
     two_parts = ".".join(key.split(".")[-2:])
-    foreign = FOREIGN_KEYS.get(key) or FOREIGN_KEYS.get(two_parts) or NAMES.get(key, "")
+    hints = foreign_names()
+    foreign = hints.keys.get(key) or hints.keys.get(two_parts) or hints.verl.get(key, "")
     if _is_known(foreign, known):
         return f"the nearest here is {foreign}"
     same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
     if same_leaf:
         return f"did you mean {same_leaf[0]}?"
-    foreign = FOREIGN_NAMES.get(leaf, "")
+    foreign = hints.names.get(leaf, "")
     if _is_known(foreign, known):
         return f"the nearest here is {foreign}"
-    if leaf in NOT_NEEDED_NAMES:
-        return f"leave it out: {NOT_NEEDED_NAMES[leaf]}"
+    if leaf in hints.not_needed:
+        return f"leave it out: {hints.not_needed[leaf]}"
     siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
     similar = difflib.get_close_matches(leaf, siblings, n=1)
     if similar:
@@ -70,8 +64,8 @@ def _similar_key(key: str, known: list[str]) -> str:
 
 
 def suggest_value(key: str, value: str, choices: Sequence[str]) -> str:
-    """Returns a hint for a value that a setting does not have."""
-    foreign = FOREIGN_VALUES.get(key, {}).get(value, "")
+    """Return a hint for a value that a setting does not have."""
+    foreign = foreign_names().values.get(key, {}).get(value, "")
     if foreign and foreign.partition(" ")[0].rstrip(",") in choices:
         return f"the nearest here is {foreign}"
     named = [choice for choice in choices if choice]
@@ -82,12 +76,13 @@ def suggest_value(key: str, value: str, choices: Sequence[str]) -> str:
 
 
 def suggest_recipe(name: str, recipes: Sequence[str]) -> str:
-    """Returns a hint for a recipe that does not exist."""
+    """Return a hint for a recipe that does not exist."""
     plain = name.lower().replace("-", "_")
     if plain in recipes:
         return f"did you mean {plain}?"
-    if plain in FOREIGN_RECIPES:
-        return f"the nearest here is {FOREIGN_RECIPES[plain]}"
+    foreign = foreign_names().recipes.get(plain)
+    if foreign:
+        return f"the nearest here is {foreign}"
     swapped = [recipe for recipe in recipes if sorted(recipe) == sorted(plain)]
     similar = difflib.get_close_matches(plain, swapped or recipes, n=1, cutoff=0.7)
     return f"did you mean {similar[0]}?" if similar else "postgrad recipes lists them"

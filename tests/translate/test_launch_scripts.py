@@ -7,8 +7,8 @@ import pytest
 
 from postgrad.cli.main import main
 from postgrad.config.compose import compose
-from postgrad.config.import_script import read_settings, translate
 from postgrad.methods import find_method
+from postgrad.translate import read_settings, translate
 
 BUPO = """
 #!/usr/bin/env bash

@@ -1,4 +1,4 @@
-"""Reads launch scripts: which program a shell script starts, and with which arguments.
+"""Shell scripts: which programs they start, and with which arguments.
 
 Nothing of a script is executed. Variables that the script sets itself are filled in.
 """
@@ -65,7 +65,7 @@ class Script:
     several: dict[str, list[str]] = field(default_factory=dict)
 
     def settings(self, program: str) -> dict[str, str]:
-        """The section.key=value arguments, except those of other programs than `program`."""
+        """Return the section.key=value arguments, except those of other programs than `program`."""
         found: dict[str, str] = {}
         for line in self.text.splitlines():
             match = _PROGRAM.search(line)
@@ -80,25 +80,28 @@ class Script:
         }
 
     def flags(self, command: Command) -> dict[str, str]:
-        """The --name value arguments of a command; several values are joined by spaces."""
+        """Return the --name value arguments of a command; several values are joined by spaces.
+
+        A flag alone is True.
+        """
         text = _END_OF_COMMAND.split(command.arguments)[0]
         text = expand(text, self.variables)
         try:
             words = shlex.split(text)
         except ValueError:  # an open quote
             words = text.split()
-        found: dict[str, str] = {}
+        found: dict[str, list[str]] = {}
         name = ""
         for word in words:
             if word.startswith("--") and len(word) > 2:
                 name, equals, value = word.removeprefix("--").partition("=")
-                found[name] = value if equals else ""
+                found[name] = [value] if equals else []
             elif name and word != "EOF":
-                found[name] = f"{found[name]} {word}".strip()
-        return found
+                found[name].append(word)
+        return {name: " ".join(values) if values else "True" for name, values in found.items()}
 
     def notes(self) -> list[str]:
-        """Lines about variables whose value depends on what the script runs."""
+        """Return lines about variables whose value depends on what the script runs."""
         lines: list[str] = []
         for name, values in self.several.items():
             if re.search(rf"\$\{{?{name}\b", self.text):
@@ -110,7 +113,7 @@ class Script:
 
 
 def read_script(text: str) -> Script:
-    """The commands and variables of a shell script."""
+    """Return the commands and variables of a shell script."""
     text = re.sub(r"(?m)^\s*#.*$", "", text)
     script = Script(_QUOTED_ARRAY.sub(r"\1", text.replace("\\\n", " ")))
     for line in text.splitlines():
@@ -143,7 +146,7 @@ def _name(match: re.Match[str]) -> str:
 
 
 def expand(value: str, variables: dict[str, str]) -> str:
-    """The value with variables and arithmetic filled in, where they are known."""
+    """Return the value with variables and arithmetic filled in, where they are known."""
 
     def replace(match: re.Match[str]) -> str:
         name = match[1] or match[3]
@@ -162,7 +165,7 @@ def expand(value: str, variables: dict[str, str]) -> str:
 
 
 def _value(node: ast.expr) -> int:
-    """The value of a shell expression of whole numbers."""
+    """Return the value of a shell expression of whole numbers."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

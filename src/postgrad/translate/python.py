@@ -1,25 +1,27 @@
-"""Reads a Python script of TRL: the literal arguments of its config, its LoRA and its trainer.
+"""Python scripts of TRL: the literal arguments of their config, their LoRA and their trainer.
 
-Nothing of the script is executed or followed. An argument whose value is no literal has a line.
+Nothing of a script is executed or followed. An argument whose value is no literal has a line.
 """
 
 import ast
 import re
 
-from postgrad.config.import_names import (
-    PEFT_NAMES,
-    TRL_NAMES,
-    TRL_NOT_NEEDED,
-    TRL_RECIPES,
-    TRL_TRAINER_ARGUMENTS,
-)
-from postgrad.config.import_result import SET_IT
-from postgrad.config.import_trl import BATCH, IN_UPDATES, SIZES
 from postgrad.errors import ConfigError
+from postgrad.translate.result import SET_IT
+from postgrad.translate.table import read_table
+from postgrad.translate.trl import COUNTS, RECIPES, SIZES
 
-_CONFIG_CALL = re.compile(rf"\b(?:{'|'.join(TRL_RECIPES)})\(")
+_CONFIG_CALL = re.compile(rf"\b(?:{'|'.join(RECIPES)})\(")
 # The first arguments of the trainers; those of other trainers are objects too.
 _POSITIONS = {"GRPO": ("model", "reward_funcs"), "RLOO": ("model", "reward_funcs")}
+# Arguments of PEFT's LoraConfig, and their names in TRL's ModelConfig.
+_PEFT_NAMES = {
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+}
+_PEFT_DEFAULTS = {"lora_r": "8", "lora_alpha": "8", "lora_dropout": "0"}
 
 
 def read_trl_python(
@@ -44,7 +46,7 @@ def read_trl_python(
     except (ValueError, RecursionError, MemoryError):
         return None
     calls = [(_name(node), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    configs = [(name, call) for name, call in calls if name in TRL_RECIPES]
+    configs = [(name, call) for name, call in calls if name in RECIPES]
     if not configs:
         return None
     if len(configs) > 1:
@@ -52,12 +54,13 @@ def read_trl_python(
         raise ConfigError(f"the file has {len(configs)} configs ({names}); keep one of them")
     kind, config = configs[0]
     settings, unread = _read_config(config)
-    notes = [_to_set(key) for key in [*unread, *_assigned(tree)] if key not in TRL_NOT_NEEDED]
+    table = read_table("trl")
+    notes = [_to_set(key) for key in [*unread, *_assigned(tree)] if not table.is_not_needed(key)]
     for name, call in calls:
         if name == "LoraConfig":
             _read_lora(call, settings, notes)
     for name, call in calls:
-        if name.removesuffix("Trainer") + "Config" in TRL_RECIPES:
+        if f"{name.removesuffix('Trainer')}Config" in RECIPES:
             _read_trainer(call, name.removesuffix("Trainer"), settings, notes)
     return kind, settings, list(dict.fromkeys(notes))
 
@@ -68,7 +71,7 @@ def _name(call: ast.Call) -> str:
 
 def _to_set(key: str, here: str = "") -> str:
     """Return the line of an argument that has no literal value, with its setting here."""
-    here = here or TRL_NAMES.get(key, "")
+    here = here or read_table("trl").names.get(key, "")
     return f"{SET_IT}{key} ({here})" if here else f"{SET_IT}{key}"
 
 
@@ -92,7 +95,7 @@ def _read_config(call: ast.Call) -> tuple[dict[str, str], list[str]]:
         else:
             unread.append("output_dir" if i == 0 else ast.unparse(value))
     if set(unread) & set(SIZES):  # without one of them, the other sizes mean something else
-        unread += [key for key in (*BATCH, *IN_UPDATES) if settings.pop(key, None) is not None]
+        unread += [key for key in COUNTS if settings.pop(key, None) is not None]
     return settings, unread
 
 
@@ -102,30 +105,30 @@ def _assigned(tree: ast.AST) -> list[str]:
         node.attr
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if node.attr in (*TRL_NAMES, *BATCH, *IN_UPDATES)
+        if node.attr in (*read_table("trl").names, *COUNTS)
     ]
 
 
 def _read_lora(call: ast.Call, settings: dict[str, str], notes: list[str]) -> None:
     """Add the arguments of PEFT's LoraConfig by the names of TRL's ModelConfig."""
-    settings |= {"lora_r": "8", "lora_alpha": "8", "lora_dropout": "0"}  # PEFT's defaults
+    settings |= _PEFT_DEFAULTS
     given, unread = _literals(call)
+    names = read_table("trl").names
     for key, value in given.items():
-        if key in PEFT_NAMES and value != "None":
-            settings[PEFT_NAMES[key]] = value
+        if key in _PEFT_NAMES and value != "None":
+            settings[_PEFT_NAMES[key]] = value
         elif key != "task_type" and value not in ("None", "False", "none"):
             notes.append(f"{key}={value} of LoraConfig")
     for key in unread:
         if key != "task_type":
-            notes.append(
-                _to_set(f"{key} of LoraConfig", TRL_NAMES.get(PEFT_NAMES.get(key, ""), ""))
-            )
+            here = names.get(_PEFT_NAMES.get(key, ""), "")
+            notes.append(_to_set(f"{key} of LoraConfig", here))
 
 
 def _read_trainer(call: ast.Call, kind: str, settings: dict[str, str], notes: list[str]) -> None:
     """Add the name of the model; what else the trainer is given has a line."""
-    positions = _POSITIONS.get(kind, ("model",))
-    given = dict(zip(positions, call.args, strict=False))
+    objects = read_table("trl").objects
+    given = dict(zip(_POSITIONS.get(kind, ("model",)), call.args, strict=False))
     given |= {word.arg: word.value for word in call.keywords if word.arg}
     model = given.get("model")
     if isinstance(model, ast.Constant) and isinstance(model.value, str):
@@ -134,5 +137,5 @@ def _read_trainer(call: ast.Call, kind: str, settings: dict[str, str], notes: li
     if "lora_r" in settings:
         given.pop("peft_config", None)
     for key, value in given.items():
-        if key in TRL_TRAINER_ARGUMENTS and ast.unparse(value) != "None":
-            notes.append(_to_set(key, TRL_TRAINER_ARGUMENTS[key]))
+        if key in objects and ast.unparse(value) != "None":
+            notes.append(_to_set(key, objects[key]))
