@@ -12,14 +12,14 @@ from packaging.version import Version
 from tiny_runs import config_of, random_batch
 
 from postgrad.cluster.host import load_role
-from postgrad.model.critic import LocalCritic
 from postgrad.model.load.load import load
 from postgrad.model.lora import adapter_parameters, add_adapters
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.parallel.ranks import Ranks
-from postgrad.model.parallel.sharded import ShardedCritic, ShardedPolicy
+from postgrad.model.parallel.sharded import ShardedModel
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL, after
+from postgrad.model.scored import LocalCritic
 
 CPU = torch.device("cpu")
 BATCH = random_batch(1, groups=5, samples=4, longest_prompt=9, longest=12)
@@ -80,22 +80,22 @@ def local_policy(
 
 def sharded_policy(
     folder, settings, objective=LogprobsAndEntropy, device: torch.device = CPU
-) -> ShardedPolicy:
+) -> LocalPolicy:
     """Return a policy on the ranks; each of them loads the model on its device."""
     config = make_config(folder, ["cluster=ray", *settings], device)
     loaded = with_adapters(config, load(config.model, device))
     ranks = Ranks.from_process_group(device, config.cluster)
-    return ShardedPolicy(config, loaded, objective(), ranks)
+    return LocalPolicy(config, loaded, objective(), ranks)
 
 
 def rank_policy(
     folder, settings, device: torch.device, objective=LogprobsAndEntropy
-) -> ShardedPolicy:
+) -> LocalPolicy:
     """Return a policy on the ranks, loaded as by a run: in host memory, by the first rank only."""
     config = make_config(folder, ["cluster=ray", *settings], device)
     ranks = Ranks.from_process_group(device, config.cluster)
-    loaded = load_role(config, "policy", config.model.path, "cpu", ranks)
-    return ShardedPolicy(config, with_adapters(config, loaded), objective(), ranks)
+    loaded = load_role(config, "policy", config.model.path, ranks)
+    return LocalPolicy(config, with_adapters(config, loaded), objective(), ranks)
 
 
 class SquaredError:
@@ -113,12 +113,12 @@ def local_critic(folder, settings=(), device: torch.device = CPU) -> LocalCritic
     return LocalCritic(config, load(config.model, device), SquaredError(), 1e-2)
 
 
-def rank_critic(folder, settings, device: torch.device = CPU) -> ShardedCritic:
+def rank_critic(folder, settings, device: torch.device = CPU) -> LocalCritic:
     """Return a critic on the ranks that is loaded as a run does."""
     config = make_config(folder, ["cluster=ray", *settings], device)
     ranks = Ranks.from_process_group(device, config.cluster)
-    loaded = load_role(config, "critic", config.model.path, "cpu", ranks)
-    return ShardedCritic(config, loaded, SquaredError(), 1e-2, ranks)
+    loaded = load_role(config, "critic", config.model.path, ranks)
+    return LocalCritic(config, loaded, SquaredError(), 1e-2, ranks=ranks)
 
 
 def compute_critic(critic, batch=BATCH) -> dict[str, torch.Tensor]:
@@ -141,8 +141,8 @@ def compute(policy, batch=BATCH) -> dict[str, torch.Tensor]:
     results["norm"] = policy.optimizer.norm(list(gradients.values()))
     for name, gradient in gradients.items():
         full = gradient
-        if isinstance(policy, ShardedPolicy):
-            full = policy.ranks.full_tensor(gradient, policy.optimizer.sharded_params[name])
+        if isinstance(policy.ranks, ShardedModel):
+            full = policy.ranks.full_tensor(policy.optimizer.sharded_params[name], gradient)
         results[f"gradient of {name}"] = full
     return {name: value.detach().clone() for name, value in results.items()}
 

@@ -182,7 +182,7 @@ def test_a_run_loads_what_its_settings_name(recipe, most, tmp_path):
         "sandbox",
         "view",
         "rollout.http",
-        "model.critic",
+        "model.scored",
         "sizing.choose",
     )
     found = {name for name in modules if name.startswith(tuple(f"postgrad.{f}" for f in others))}

@@ -12,7 +12,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods.ports import Role
 from postgrad.model.load.load import load
 from postgrad.model.parallel.ranks import Ranks
-from postgrad.model.parallel.sharded import ShardedFrozen
+from postgrad.model.parallel.sharded import ShardedModel
 from postgrad.model.policy import FrozenPolicy
 
 
@@ -36,8 +36,10 @@ def logprobs_on_ranks(policy_folder, dense_folder, meshes):
     for settings in meshes:
         policy = sharded_policy(policy_folder, settings)
         config = make_config(dense_folder, *settings)
-        reference = ShardedFrozen(config, load(config.model, CPU), policy.ranks)
-        assert policy.ranks.by_expert or policy.ranks.expert.size == 2
+        assert isinstance(policy.ranks, ShardedModel)
+        mesh = policy.ranks.mesh
+        reference = FrozenPolicy(config, load(config.model, CPU), mesh)
+        assert mesh.by_expert or mesh.expert.size == 2
         results.append((policy.logprobs(BATCH)["logprobs"], reference.logprobs(BATCH)["logprobs"]))
     return results
 

@@ -17,12 +17,12 @@ from postgrad.algorithms.kl import KL_ESTIMATORS
 from postgrad.cluster.host import POLICY_CLASSES
 from postgrad.methods import find_method
 from postgrad.methods.support.policy_objective import PolicyObjective
-from postgrad.model.critic import LocalCritic
 from postgrad.model.load.load import load
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL
+from postgrad.model.scored import LocalCritic
 from postgrad.types import DEMONSTRATION, Batch, Trajectory
 from postgrad.user_code import import_named
 

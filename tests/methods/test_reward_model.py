@@ -17,7 +17,7 @@ from postgrad.methods.reward_model import RewardModel as Method
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.load import load, load_tokenizer
 from postgrad.model.load.tiny import make_tiny
-from postgrad.model.reward_model import RewardModel, RewardPolicy
+from postgrad.model.scored import RewardModel, RewardPolicy
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.model_terms import ModelTerm, add_score, model_terms, rules_of
 from postgrad.verifiers.scorer import Scorer

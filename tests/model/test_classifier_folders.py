@@ -15,7 +15,7 @@ from postgrad.errors import ConfigError
 from postgrad.model.load.load import load
 from postgrad.model.load.tiny import make_tiny, tiny_tokenizer
 from postgrad.model.parallel.ranks import Ranks
-from postgrad.model.parallel.sharded import ShardedCritic
+from postgrad.model.scored import LocalCritic
 
 CPU = torch.device("cpu")
 
@@ -120,8 +120,8 @@ def values_on_rank(folder, batch):
     config = make_config(folder, ["cluster=ray"])
     ranks = Ranks.from_process_group(CPU, config.cluster)
     path = config.model.path
-    loaded = load_role(config, "critic", path, "cpu", ranks, uses_lm_head=False)
-    return ShardedCritic(config, loaded, SquaredError(), 1e-2, ranks, path).values(batch)
+    loaded = load_role(config, "critic", path, ranks, uses_lm_head=False)
+    return LocalCritic(config, loaded, SquaredError(), 1e-2, path, ranks).values(batch)
 
 
 @pytest.mark.slow

@@ -201,7 +201,7 @@ def test_the_reference_is_the_policys_base_model(tiny):
     host = build_host(config)
     batch = random_batch(3)
     reference = host.models["reference"]
-    assert reference.model is host.policy.model, "no second copy"
+    assert reference.policy is host.policy, "no second copy"
     before = reference.logprobs(batch)["logprobs"]
     batch.tokens["reference_logprobs"] = before
     train_steps(host, batch)

@@ -38,8 +38,9 @@ from postgrad.model.lora import add_adapters
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.parallel import groups, tensor_parallel
 from postgrad.model.parallel.ranks import Ranks, check_mesh
-from postgrad.model.parallel.sharded import ShardedCritic, ShardedPolicy
+from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL
+from postgrad.model.scored import LocalCritic
 from postgrad.types import Batch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
@@ -188,12 +189,12 @@ def results_of_meta_models(cases) -> list[dict[str, torch.Tensor]]:
         config = config_of("grpo", folder, "training.token_budget=60", "cluster=ray", *settings)
         ranks = Ranks.from_process_group(CPU, config.cluster)
         method = find_method("grpo")(config)
-        loaded = load_policy(config, method, method.objective, "cpu", ranks)
+        loaded = load_policy(config, method, method.objective, ranks)
         is_empty = [p.is_meta for p in loaded.model.parameters()]
         assert all(is_empty) if ranks.rank else not any(is_empty)
-        results.append(compute(ShardedPolicy(config, loaded, LogprobsAndEntropy(), ranks)))
-        loaded = load_role(config, "critic", config.model.path, "cpu", ranks)
-        critic = ShardedCritic(config, loaded, SumOfLogprobs(), 1e-3, ranks)
+        results.append(compute(LocalPolicy(config, loaded, LogprobsAndEntropy(), ranks)))
+        loaded = load_role(config, "critic", config.model.path, ranks)
+        critic = LocalCritic(config, loaded, SumOfLogprobs(), 1e-3, ranks=ranks)
         assert torch.equal(critic.values(BATCH), torch.zeros(BATCH.num_tokens))
     return results
 

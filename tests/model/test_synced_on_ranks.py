@@ -9,7 +9,6 @@ from ranks import run_on_ranks
 from postgrad.cluster.host import load_role
 from postgrad.model.load.load import load
 from postgrad.model.parallel.ranks import Ranks
-from postgrad.model.parallel.sharded_synced import ShardedSynced
 from postgrad.model.policy import read_weights
 from postgrad.model.synced import SyncedPolicy
 
@@ -26,8 +25,8 @@ def sharded_copy(folder, settings, share=SHARE):
     """Return a copy on the ranks, loaded as by a run: by the first rank only."""
     config = make_config(folder, ["cluster=ray", *settings])
     ranks = Ranks.from_process_group(CPU, config.cluster)
-    loaded = load_role(config, "reference", config.model.path, "cpu", ranks)
-    return ShardedSynced(config, loaded, ranks, "reference", share)
+    loaded = load_role(config, "reference", config.model.path, ranks)
+    return SyncedPolicy(config, loaded, "reference", share, ranks)
 
 
 def targets(folder, dtype):

@@ -25,13 +25,13 @@ from postgrad.user_code import import_named
 
 if TYPE_CHECKING:
     from postgrad.model.parallel.ranks import Ranks
-    from postgrad.model.reward_model import RewardModel
+    from postgrad.model.scored import RewardModel
 
 GENERATING = ("engine", "chat")  # kinds of roles that generate text
 # Traits.scores -> class of the trained model
 POLICY_CLASSES = {
     False: "postgrad.model.policy:LocalPolicy",
-    True: "postgrad.model.reward_model:RewardPolicy",
+    True: "postgrad.model.scored:RewardPolicy",
 }
 
 
@@ -54,27 +54,23 @@ def build_host(config: Config) -> Host:
     objective = method.objective
     loaded = load_policy(config, method, objective)
     engine = None if is_remote(config) else build_engine(config, loaded)
+    policy = import_named(POLICY_CLASSES[method.traits.scores])(config, loaded, objective)
     models: dict[str, Any] = {}
     for name, role in method.all_roles().items():
         if not is_remote_role(role.path):
-            models[name] = build_role(config, method, name, role, loaded)
-    policy_class = import_named(POLICY_CLASSES[method.traits.scores])
-    return Host(policy_class(config, loaded, objective), engine, models)
+            models[name] = build_role(config, method, name, role, policy)
+    return Host(policy, engine, models)
 
 
 def load_policy(
-    config: Config,
-    method: Method,
-    objective: Objective,
-    device: str | None = None,
-    ranks: "Ranks | None" = None,
+    config: Config, method: Method, objective: Objective, ranks: "Ranks | None" = None
 ) -> Loaded:
     """Returns the model to train, checked by the objective, with new LoRA adapters if configured.
 
     With `ranks` only the first one reads the weights.
     """
     loaded = load_role(
-        config, "policy", config.model.path, device, ranks, uses_lm_head=not method.traits.scores
+        config, "policy", config.model.path, ranks, uses_lm_head=not method.traits.scores
     )
     if ranks is None or ranks.is_first:
         objective.check_model(loaded.model)
@@ -91,41 +87,50 @@ def is_base_model(config: Config, role: Role) -> bool:
 
 
 def build_role(
-    config: Config, method: Method, name: str, role: Role, policy: Loaded | None = None
+    config: Config,
+    method: Method,
+    name: str,
+    role: Role,
+    policy: LocalPolicy | None = None,
+    ranks: "Ranks | None" = None,
 ) -> Any:
     """Returns the model of a role behind its port.
 
-    `policy` is the trained model in this process, if there is one.
+    `policy` is the trained model in this process, if there is one. With `ranks` the model is
+    sharded over them, unless it generates text or is a reward model.
 
     Raises: ConfigError that names the role.
     """
     if policy is not None and is_base_model(config, role):
-        return BaseModelPolicy(config, policy)
+        return BaseModelPolicy(policy)
     if role.kind == "scores":
         return load_reward_model(config, role.path)
+    if role.kind in GENERATING:
+        ranks = None
     path = role.path or config.model.path
-    loaded = load_role(config, name, path, uses_lm_head=role.kind != "critic")
+    loaded = load_role(config, name, path, ranks, uses_lm_head=role.kind != "critic")
     if role.kind == "critic":
-        from postgrad.model.critic import LocalCritic
+        from postgrad.model.scored import LocalCritic
 
-        return LocalCritic(config, loaded, method.objective, role.lr, path)
-    loaded.model.requires_grad_(False)
+        return LocalCritic(config, loaded, method.objective, role.lr, path, ranks)
     if role.kind in GENERATING:
         from postgrad.rollout.native.engine import NativeEngine
 
+        loaded.model.requires_grad_(False)
         return NativeEngine(loaded, config.rollout)
     if role.kind == "synced":
         from postgrad.model.synced import SyncedPolicy
 
         if config.model.quantization == "4bit":  # it starts as the policy's base model
             round_linears(loaded.model)
-        return SyncedPolicy(config, loaded, name, role.share)
-    return FrozenPolicy(config, loaded)
+        return SyncedPolicy(config, loaded, name, role.share, ranks)
+    loaded.model.requires_grad_(False)
+    return FrozenPolicy(config, loaded, ranks)
 
 
 def load_reward_model(config: Config | EngineConfig, path: str) -> "RewardModel":
     """Returns the reward model at a path. Raises: ConfigError that names its setting."""
-    from postgrad.model.reward_model import RewardModel
+    from postgrad.model.scored import RewardModel
 
     settings = dataclasses.replace(config.model, path=path)
     try:
@@ -140,16 +145,16 @@ def load_role(
     config: Config | EngineConfig,
     name: str,
     path: str,
-    device: str | None = None,
     ranks: "Ranks | None" = None,
     uses_lm_head: bool = True,
 ) -> Loaded:
-    """Returns the model of a role, on `device` or else on the configured device.
+    """Returns the model of a role on the configured device.
 
     A model that `uses_lm_head` is no reward model.
 
-    With `ranks` only the first one reads the weights; the others get a model without weights,
-    which sharding fills. LoRA adapters are made on every rank, which needs the whole model.
+    With `ranks` only the first one reads the weights, into host memory: devices and other ranks
+    get shards only. The others get a model without weights, which sharding fills. LoRA adapters
+    are made on every rank, which needs the whole model.
 
     Raises: ConfigError that names the role.
     """
@@ -161,8 +166,8 @@ def load_role(
         settings.kept_attention_blocks = 0
 
     def load_full() -> Loaded:
-        on_device = choose_device(device or config.model.device)
-        loaded = load(settings, on_device, config.seed, uses_lm_head)
+        device = choose_device(config.model.device if ranks is None else "cpu")
+        loaded = load(settings, device, config.seed, uses_lm_head)
         # On several ranks an MLP has collectives, which all ranks must call equally often.
         if ranks is None and config.model.activation_checkpointing:
             from postgrad.model.passes.recompute import chunk_mlps

@@ -107,7 +107,7 @@ class RankActor:
         from postgrad.cluster.wire import encode
 
         _, model = self.ports[port]
-        status, result = attempt(lambda: store_weights(ray, model.own_weights()))
+        status, result = attempt(lambda: store_weights(ray, model.ranks.own_weights()))
         if status != "ok":
             return encode([status, result]), []
         return encode(["ok", None]), result
@@ -136,11 +136,11 @@ class RankActor:
         config.method.freeze()
         set_threads(config.model.threads)
         if address is None:
-            return _build_generating(config, port_names)
+            return _build_models(config, port_names, None)
         device = self._init_process_group(config, rank, size, address)
         method = find_method(config.method.name)(config)
         cluster = worker_mesh(config, method.all_roles(), port_names, size)
-        return _build_sharded(config, port_names, Ranks.from_process_group(device, cluster))
+        return _build_models(config, port_names, Ranks.from_process_group(device, cluster))
 
     def _init_process_group(
         self, config: Any, rank: int, size: int, address: tuple[str, int]
@@ -210,7 +210,7 @@ class SyncedEngine:
 
     def generate(self, requests: Sequence[Any], sampling: Any) -> list[Any]:
         if self.weights_version != self.policy.weights_version:
-            self.policy.copy_weights_to(self.model)
+            self.policy.ranks.copy_weights_to(self.model)
             self.weights_version = self.policy.weights_version
         return self.engine.generate(requests, sampling)
 
@@ -218,48 +218,30 @@ class SyncedEngine:
         """Does nothing: `generate` copies the policy's weights."""
 
 
-def _build_generating(config: Any, port_names: list[str]) -> Ports:
-    """Returns the ports of roles that generate text, each with a full copy of its model."""
-    from postgrad.cluster.host import build_role
-    from postgrad.methods import find_method
-
-    method = find_method(config.method.name)(config)
-    roles = method.all_roles()
-    ports: Ports = {}
-    for name in port_names:
-        ports[name] = (roles[name].kind, build_role(config, method, name, roles[name]))
-    return ports
-
-
-def _build_sharded(config: Any, port_names: list[str], ranks: Any) -> Ports:
-    """Returns the ports of models that are sharded over the ranks.
+def _build_models(config: Any, port_names: list[str], ranks: Any) -> Ports:
+    """Returns the ports; models are sharded over the ranks, or None: they generate text.
 
     Models that generate text are not sharded: each rank has a full copy.
     """
+    from postgrad.cluster.host import build_role, load_policy
     from postgrad.methods import find_method
+    from postgrad.model.policy import LocalPolicy
 
     method = find_method(config.method.name)(config)
     roles = method.all_roles()
     ports: Ports = {}
+    policy: LocalPolicy | None = None
     if POLICY in port_names:
-        ports[POLICY] = ("policy", _build_sharded_policy(config, method, ranks))
+        loaded = load_policy(config, method, method.objective, ranks)
+        policy = LocalPolicy(config, loaded, method.objective, ranks)
+        ports[POLICY] = ("policy", policy)
     for name in port_names:
         if name == ENGINE:
-            ports[ENGINE] = ("engine", _build_synced_engine(config, ports[POLICY][1]))
+            ports[ENGINE] = ("engine", _build_synced_engine(config, policy))
         elif name != POLICY:
-            policy = ports[POLICY][1] if POLICY in ports else None
-            model = _build_sharded_role(config, method, name, roles[name], ranks, policy)
+            model = build_role(config, method, name, roles[name], policy, ranks)
             ports[name] = (roles[name].kind, model)
     return ports
-
-
-def _build_sharded_policy(config: Any, method: Any, ranks: Any) -> Any:
-    from postgrad.cluster.host import load_policy
-    from postgrad.model.parallel.sharded import ShardedPolicy
-
-    # Loaded into the first rank's host memory: devices and other ranks get their shards only.
-    loaded = load_policy(config, method, method.objective, device="cpu", ranks=ranks)
-    return ShardedPolicy(config, loaded, method.objective, ranks)
 
 
 def _build_synced_engine(config: Any, policy: Any) -> Any:
@@ -269,25 +251,3 @@ def _build_synced_engine(config: Any, policy: Any) -> Any:
     if loaded is None:  # the engine keeps its own weights
         return engine
     return SyncedEngine(engine, loaded.model, policy)
-
-
-def _build_sharded_role(
-    config: Any, method: Any, name: str, role: Any, ranks: Any, policy: Any
-) -> Any:
-    """Returns the model of a role; `policy` is the sharded policy of this actor, or None."""
-    from postgrad.cluster.host import GENERATING, build_role, is_base_model, load_role
-    from postgrad.model.parallel.sharded import ShardedBaseModel, ShardedCritic, ShardedFrozen
-    from postgrad.model.parallel.sharded_synced import ShardedSynced
-
-    if role.kind in GENERATING or role.kind == "scores":
-        return build_role(config, method, name, role)
-    if policy is not None and is_base_model(config, role):
-        return ShardedBaseModel(policy)
-    path = role.path or config.model.path
-    is_critic = role.kind == "critic"
-    loaded = load_role(config, name, path, "cpu", ranks, uses_lm_head=not is_critic)
-    if is_critic:
-        return ShardedCritic(config, loaded, method.objective, role.lr, ranks, path)
-    if role.kind == "synced":
-        return ShardedSynced(config, loaded, ranks, name, role.share)
-    return ShardedFrozen(config, loaded, ranks)

@@ -212,7 +212,7 @@ class AdapterFile:
     path: Path
 
     def write(self) -> None:
-        save_adapter(self.loaded.model, self.path, self.weights)
+        save_adapter(self.loaded.model, self.weights, self.path)
 
 
 File = WeightsFile | TensorsFile | AdapterFile | ModelFiles

@@ -24,7 +24,6 @@ from postgrad.config.schema import LoraConfig, ModelConfig
 from postgrad.errors import ConfigError, did_you_mean, first_line
 from postgrad.machine import is_installed
 from postgrad.model.load.folder_checks import check_folder
-from postgrad.model.load.formats import Loaded, save_tokenizer
 from postgrad.model.quantized import QuantizedLinear, quantized_modules
 
 FILE_PREFIX = "base_model.model."  # prefix of all parameter names in peft's files
@@ -191,17 +190,15 @@ def stock_name(name: str) -> str:
 
 
 @torch.no_grad()
-def merged_weights(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]:
+def merged_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return all weights under the stock model's names, with the adapters merged.
 
     4-bit weights are dequantized. Adapters are added in float32 and rounded once. A tied head is
-    listed once. `buffers` adds what a stock save would write besides the weights.
+    listed once.
     """
     modules = adapted_modules(model)
     adapter_names = adapter_parameters(model).keys()
     weights = {name: p.detach() for name, p in model.named_parameters()}
-    if buffers:
-        weights |= model.state_dict()
     quantized = {f"{name}.weight": module for name, module in quantized_modules(model).items()}
     merged: dict[str, Tensor] = {}
     for name in [*weights, *quantized]:
@@ -229,24 +226,12 @@ def merge(weight: Tensor, module: Any, first: Tensor, second: Tensor) -> Tensor:
 # ---- files
 
 
-def save_adapter(model: Any, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
-    """Write the adapter in peft's format, which PeftModel.from_pretrained reads.
-
-    `weights` are the adapter's weights if the model itself holds only shards of them.
-    """
+def save_adapter(model: Any, weights: dict[str, Tensor], folder: Path) -> None:
+    """Write an adapter in peft's format, which PeftModel.from_pretrained reads."""
     folder.mkdir(parents=True, exist_ok=True)
-    if weights is None:
-        weights = {name: p.detach() for name, p in adapter_parameters(model).items()}
     tensors = {_file_name(name): t.contiguous().cpu() for name, t in weights.items()}
     save_file(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
     model.peft_config[ADAPTER_NAME].save_pretrained(str(folder))
-
-
-@torch.no_grad()
-def load_adapter(model: nn.Module, folder: Path) -> None:
-    """Copy a saved adapter into the model's adapter."""
-    for name, tensor in read_adapter(model, folder).items():
-        model.get_parameter(name).copy_(tensor)
 
 
 def read_adapter(model: nn.Module, folder: Path) -> dict[str, Tensor]:
@@ -325,12 +310,6 @@ def _adapter_names(model: Any) -> dict[str, str]:
     if any(name.startswith("model.language_model.layers.") for name, _ in model.named_modules()):
         names[r"^model\.layers\."] = "model.language_model.layers."
     return names
-
-
-def save_merged(loaded: Loaded, folder: Path) -> None:
-    """Write a stock Hugging Face folder with the adapters merged."""
-    loaded.model.save_pretrained(folder, state_dict=merged_weights(loaded.model, buffers=True))
-    save_tokenizer(loaded, folder)
 
 
 # ---- what an adapter computes, for passes that call the products themselves

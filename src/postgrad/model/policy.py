@@ -6,8 +6,9 @@ a method implements; this file knows no loss by name.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from safetensors.torch import load_file
@@ -15,23 +16,16 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError, did_you_mean
-from postgrad.model.checkpoint_files import AsyncWriter, TensorsFile, WeightsFile, copy_to_host
-from postgrad.model.device import copy_async, peak_memory_bytes
+from postgrad.model.checkpoint_files import AdapterFile, AsyncWriter, File, write_files
+from postgrad.model.device import DTYPES, copy_async, peak_memory_bytes
 from postgrad.model.load.formats import Loaded, auto_class_of
-from postgrad.model.load.load import save
-from postgrad.model.lora import (
-    adapter_parameters,
-    adapters_disabled,
-    load_adapter,
-    merged_weights,
-    save_adapter,
-    save_merged,
-)
+from postgrad.model.lora import adapter_parameters, adapters_disabled, read_adapter
 from postgrad.model.metrics import MetricAccumulator, TokenStats
-from postgrad.model.optimizers.optimizer import Optimizer, learning_rate
+from postgrad.model.one_rank import hold
+from postgrad.model.optimizers.optimizer import learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
 from postgrad.model.passes.head import head_of, model_outputs, top_logprobs
-from postgrad.model.passes.layout import MicroBatch, make_micro_batches
+from postgrad.model.passes.layout import MicroBatch
 from postgrad.model.passes.sampled_support import KeptIds
 from postgrad.model.passes.support import support_of
 from postgrad.model.passes.vocabulary import vocabulary_of
@@ -39,6 +33,9 @@ from postgrad.model.port import FULL, TokenOutputs, View
 from postgrad.model.views import unused_parameters
 from postgrad.types import Batch, MissingColumnError
 from postgrad.user_code import place_of
+
+if TYPE_CHECKING:
+    from postgrad.model.parallel.ranks import Ranks
 
 
 class Objective(Protocol):
@@ -57,20 +54,36 @@ class Objective(Protocol):
     def lr_scales(self, names: Sequence[str]) -> dict[str, float]: ...
 
 
+class TopTokens(NamedTuple):
+    """The most likely tokens at each response token, (tokens, num_top) each."""
+
+    ids: Tensor
+    logprobs: Tensor
+
+
 class FrozenPolicy:
     """A model that computes log-probs and is never trained, such as the reference model.
 
-    It is also the part of a trainable policy that computes log-probs.
+    It is also the part of a trainable policy that computes log-probs. With `ranks` the model is
+    sharded over them; `masters` and `head` are those of `hold`.
     """
 
     Outputs: ClassVar[Any] = TokenOutputs  # what forward() returns, one column per field
 
-    def __init__(self, config: Config, loaded: Loaded) -> None:
+    def __init__(
+        self,
+        config: Config,
+        loaded: Loaded,
+        ranks: "Ranks | None" = None,
+        masters: bool = False,
+        head: nn.Module | None = None,
+    ) -> None:
         self.config = config
         self.loaded = loaded
         self.model = loaded.model
-        self.device = next(self.model.parameters()).device
         self.width = int(self.model.config.get_text_config().hidden_size)
+        self.ranks = hold(config, loaded, ranks, masters, head)
+        self.device = self.ranks.device
         self.graph_cache = GraphCache(self.model)
 
     @torch.no_grad()
@@ -83,7 +96,7 @@ class FrozenPolicy:
             outputs = self.forward(micro.to(self.device), targets, view, kept)
             for name, values in outputs._asdict().items():
                 columns[name][positions] = values.cpu()
-        return self.gather(columns)
+        return self.ranks.gather(columns)
 
     @torch.no_grad()
     def top_logprobs(self, batch: Batch, num_top: int) -> dict[str, Tensor]:
@@ -92,79 +105,87 @@ class FrozenPolicy:
         At the rollout temperature, without gradient; fewer columns if the vocabulary is smaller.
         """
         vocabulary = vocabulary_of(self.model)
-        num_rows = len(head_of(self.model).weight)
-        num_ids = min(len(self.loaded.tokenizer), vocabulary.total if vocabulary else num_rows)
+        num_rows = vocabulary.total if vocabulary else len(head_of(self.model).weight)
+        num_ids = min(len(self.loaded.tokenizer), num_rows)
         shape = (batch.num_tokens, min(num_top, num_ids))
+
+        def compute(micro: MicroBatch, targets: Tensor, kept: KeptIds | None) -> TopTokens:
+            head = head_of(self.model)
+            top = top_logprobs(
+                self.response_states(micro, FULL),
+                head.weight,
+                shape[1],
+                num_ids,
+                self.config.rollout.temperature,
+                support_of(self.model).transform,
+                vocabulary,
+                head.bias,
+            )
+            return TopTokens(*top)
+
         table = {"ids": torch.zeros(shape, dtype=torch.int64), "logprobs": torch.zeros(shape)}
         for micro in self.micro_batches(batch):
             positions = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
-            results = self.forward_top(micro.to(self.device), shape[1], num_ids)
-            for name, values in zip(table, results, strict=True):
+            targets = batch.response.values[positions].to(self.device)
+            top = self.ranks.run(compute, micro.to(self.device), targets)
+            for name, values in top._asdict().items():
                 table[name][positions] = values.cpu()
-        return self.gather(table)
-
-    def forward_top(self, micro: MicroBatch, num_top: int, num_ids: int) -> tuple[Tensor, Tensor]:
-        """Return ids and log-probs of the most likely tokens at the micro-batch's response tokens.
-
-        Only tokens below `num_ids` count.
-        """
-        hidden = compute_hidden_states(self.model, micro, FULL, self.graph_cache)
-        head = head_of(self.model)
-        return top_logprobs(
-            hidden.flatten(0, 1)[micro.gather],
-            head.weight,
-            num_top,
-            num_ids,
-            self.config.rollout.temperature,
-            support_of(self.model).transform,
-            vocabulary_of(self.model),
-            head.bias,
-        )
+        return self.ranks.gather(table)
 
     def micro_batches(
         self, batch: Batch, row_groups: Sequence[int] | None = None
     ) -> list[MicroBatch]:
-        """Return the forward passes over the rows that this process computes: here all rows."""
-        budget = self.config.training.token_budget
-        micros = make_micro_batches(batch, budget, self.model, row_groups)
-        return self.graph_cache.plan_passes(micros)
-
-    def gather(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
-        """All-gather columns across ranks; here there is one rank, so nothing changes."""
-        return columns
+        """Return the forward passes over the rows that this process computes."""
+        return self.graph_cache.plan_passes(self.ranks.micro_batches(batch, row_groups))
 
     def forward(
         self, micro: MicroBatch, targets: Tensor, view: View, kept: KeptIds | None = None
-    ) -> TokenOutputs:
+    ) -> Any:
         """Return the outputs of the micro-batch's response tokens, in the order of its rows."""
-        hidden = compute_hidden_states(self.model, micro, view, self.graph_cache)
-        states = hidden.flatten(0, 1)[micro.gather]
+        return self.ranks.run(partial(self.compute, view), micro, targets, kept)
+
+    def compute(self, view: View, micro: MicroBatch, targets: Tensor, kept: KeptIds | None) -> Any:
+        """Return the outputs of a pass, or of this rank's tokens of it."""
+        states = self.response_states(micro, view)
         return model_outputs(self.model, states, targets, self.config.rollout.temperature, kept)
 
+    def response_states(self, micro: MicroBatch, view: View) -> Tensor:
+        """Return the (tokens, width) states that predict the response tokens."""
+        hidden = compute_hidden_states(self.model, micro, view, self.graph_cache)
+        return hidden.flatten(0, 1)[micro.gather]
 
-class BaseModelPolicy(FrozenPolicy):
+
+class BaseModelPolicy:
     """The base model of a policy with adapters: the same weights, with the adapters disabled."""
 
+    def __init__(self, policy: FrozenPolicy) -> None:
+        self.policy = policy
+
     def logprobs(self, batch: Batch, view: View = FULL) -> dict[str, Tensor]:
-        with adapters_disabled(self.model):
-            return super().logprobs(batch, view)
+        with adapters_disabled(self.policy.model):
+            return self.policy.logprobs(batch, view)
 
     def top_logprobs(self, batch: Batch, num_top: int) -> dict[str, Tensor]:
-        with adapters_disabled(self.model):
-            return super().top_logprobs(batch, num_top)
+        with adapters_disabled(self.policy.model):
+            return self.policy.top_logprobs(batch, num_top)
 
 
 class LocalPolicy(FrozenPolicy):
     """The policy in this process. The native engine samples from the same `loaded.model`.
 
     If the model has LoRA adapters, only they are trained. `weights()` and `policy/` have them
-    merged.
+    merged. With `ranks` this process holds the shards of one rank.
     """
 
-    rank = 0  # of this process among those that share the rows
-
-    def __init__(self, config: Config, loaded: Loaded, objective: Objective) -> None:
-        super().__init__(config, loaded)
+    def __init__(
+        self,
+        config: Config,
+        loaded: Loaded,
+        objective: Objective,
+        ranks: "Ranks | None" = None,
+        head: nn.Module | None = None,
+    ) -> None:
+        super().__init__(config, loaded, ranks, masters=True, head=head)
         self.objective = objective
         self.has_adapters = bool(adapter_parameters(self.model))
         names = [name for name, _ in self.model.named_parameters()]
@@ -178,21 +199,25 @@ class LocalPolicy(FrozenPolicy):
         for p in self.frozen:
             p.requires_grad_(False)
         self.num_frozen = len(self.frozen)
-        self.optimizer = self.make_optimizer(scales)
+        modules = self.trained_modules()
+        self.optimizer = self.ranks.make_optimizer(modules, config.optimizer, scales)
         self.graph_cache = GraphCache(self.model, self.optimizer.masters_by_id())
         self.writer = AsyncWriter()
         self.stats = TokenStats()
+        self.weights_version = 0  # counts how often the weights changed
 
-    def make_optimizer(self, scales: dict[str, float]) -> Optimizer:
-        return Optimizer(self.model, self.config.optimizer, scales)
+    def trained_modules(self) -> nn.Module:
+        """Return what the optimizer updates; its files have the names of these parameters."""
+        return self.model
 
     def update(self, batch: Batch, step: int) -> dict[str, float]:
+        self.weights_version += 1
         lr = learning_rate(self.config.optimizer, step, self.config.training.steps)
         view = self.objective.view(step)
         self._freeze_unused(view)
         # Random numbers of an update, such as those of dropout, follow from the step, so a resumed
         # run draws the same ones.
-        torch.manual_seed((self.config.seed << 20) + step + (self.rank << 50))
+        torch.manual_seed((self.config.seed << 20) + step + (self.ranks.rank << 50))
         metrics = MetricAccumulator()
         step_metrics = MetricAccumulator()
         self.stats = TokenStats(batch)
@@ -205,7 +230,7 @@ class LocalPolicy(FrozenPolicy):
             self.stats.close()
         memory_gib = peak_memory_bytes(self.device) / 2**30
         metrics.peak("memory_gib", torch.tensor(memory_gib, dtype=torch.float64))
-        return {"lr": lr, **self.gather_metrics(metrics).result(), **step_metrics.result()}
+        return {"lr": lr, **self.ranks.gather_metrics(metrics).result(), **step_metrics.result()}
 
     def _optimizer_step(self, lr: float, loss: Tensor, metrics: MetricAccumulator) -> None:
         norm = self.optimizer.step(lr)
@@ -214,10 +239,6 @@ class LocalPolicy(FrozenPolicy):
         max_norm = self.config.optimizer.skip_grad_norm
         if max_norm is not None:
             metrics.total("updates_skipped", float(not norm <= max_norm))
-
-    def gather_metrics(self, metrics: MetricAccumulator) -> MetricAccumulator:
-        """Merge the ranks' metrics; here there is one rank, so nothing changes."""
-        return metrics
 
     def accumulate(self, batch: Batch, view: View, metrics: MetricAccumulator) -> Tensor:
         """Add the gradient of one optimizer step's batch; return the loss of this process's rows.
@@ -246,7 +267,10 @@ class LocalPolicy(FrozenPolicy):
         return total
 
     def token_stats(self) -> dict[str, Tensor]:
-        return self.stats.columns()
+        own = self.stats.columns()
+        counts = self.ranks.gather({name: (~own[name].isnan()).float() for name in own})
+        values = self.ranks.gather({name: own[name].nan_to_num() for name in own})
+        return {name: values[name].where(counts[name] > 0, torch.nan) for name in own}
 
     def _freeze_unused(self, view: View) -> None:
         """Disable the gradients of what the view does not use, and of what is always frozen."""
@@ -257,47 +281,42 @@ class LocalPolicy(FrozenPolicy):
             self.num_frozen = len(frozen)
 
     def weights(self) -> dict[str, Tensor]:
-        return merged_weights(self.model)
+        return self.ranks.weights()
+
+    def files(self, folder: Path, copy: bool) -> list[File]:
+        """Return this rank's files of a checkpoint; `copy` takes tensors to host memory."""
+        files = self.ranks.model_files(folder / "policy", copy)
+        files += self.optimizer.files(folder / "optimizer.safetensors", copy)
+        return files + self.adapter_files(folder / "adapter", copy)
+
+    def adapter_files(self, folder: Path, copy: bool) -> list[File]:
+        """Return the adapter's files in peft's format; none without an adapter."""
+        if not self.has_adapters:
+            return []
+        dtype = DTYPES[self.config.model.dtype]
+        adapter = self.ranks.full_tensors(adapter_parameters(self.model), dtype, copy)
+        return [AdapterFile(self.loaded, adapter, folder)] if self.ranks.is_first else []
 
     def save(self, folder: str) -> None:
-        if self.has_adapters:
-            save_merged(self.loaded, Path(folder) / "policy")
-            save_adapter(self.model, Path(folder) / "adapter")
-        else:
-            save(self.loaded, Path(folder) / "policy")
-        self.optimizer.save(Path(folder) / "optimizer.safetensors")
-
-    def load(self, folder: str) -> None:
-        if self.has_adapters:
-            load_adapter(self.model, Path(folder) / "adapter")
-        else:
-            load_weights(self.model, Path(folder) / "policy")
-        self.optimizer.load(Path(folder) / "optimizer.safetensors")
+        write_files(self.files(Path(folder), copy=False))
 
     def begin_save(self, folder: str) -> None:
-        if self.has_adapters:  # peft writes the adapter's files itself, and they are small
-            self.save(folder)
-            return
-        weights = copy_to_host(self.weights())
-        optimizer = copy_to_host(self.optimizer.tensors())
-        self.writer.start(
-            [
-                WeightsFile(self.loaded, weights, Path(folder) / "policy"),
-                TensorsFile(optimizer, Path(folder) / "optimizer.safetensors"),
-            ]
-        )
+        self.writer.start(self.files(Path(folder), copy=True))
 
     def saved(self, wait: bool) -> bool:
-        return self.writer.done(wait)
+        return self.ranks.is_saved(self.writer, wait)
 
-
-@torch.no_grad()
-def load_weights(model: nn.Module, folder: Path) -> None:
-    """Copy the weights of a saved folder into the model's parameters."""
-    parameters = dict(model.named_parameters())
-    tensors = read_weights(folder, parameters)
-    for name, p in parameters.items():
-        p.copy_(tensors[name])
+    def load(self, folder: str) -> None:
+        self.weights_version += 1
+        parameters = dict(self.model.named_parameters())
+        if self.has_adapters:
+            adapter = Path(folder) / "adapter"
+            parameters = adapter_parameters(self.model)
+            self.ranks.load(parameters, lambda: read_adapter(self.model, adapter))
+        else:
+            policy = Path(folder) / "policy"
+            self.ranks.load(parameters, lambda: read_weights(policy, parameters))
+        self.optimizer.load(Path(folder) / "optimizer.safetensors")
 
 
 def read_weights(folder: Path, names: Iterable[str], loader: str = "") -> dict[str, Tensor]:

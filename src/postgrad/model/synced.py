@@ -2,14 +2,19 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from postgrad.config.schema import Config
-from postgrad.model.checkpoint_files import AsyncWriter, WeightsFile, copy_to_host, write_files
+from postgrad.model.checkpoint_files import AsyncWriter, File, write_files
+from postgrad.model.device import DTYPES
 from postgrad.model.load.formats import Loaded
 from postgrad.model.policy import FrozenPolicy, read_weights
+
+if TYPE_CHECKING:
+    from postgrad.model.parallel.ranks import Ranks
 
 
 def needs_masters(share: float, dtype: torch.dtype) -> bool:
@@ -31,14 +36,24 @@ class SyncedPolicy(FrozenPolicy):
     """Log-probs of a copy of the policy. It is never trained; `publish` moves it to the policy.
 
     A checkpoint holds it as the stock Hugging Face folder `name/`, in float32 if it is an average.
-    With LoRA it is a full copy of the merged weights.
+    With LoRA it is a full copy of the merged weights. With `ranks` every rank moves its shards.
     """
 
-    def __init__(self, config: Config, loaded: Loaded, name: str, share: float) -> None:
-        super().__init__(config, loaded)
+    def __init__(
+        self,
+        config: Config,
+        loaded: Loaded,
+        name: str,
+        share: float,
+        ranks: "Ranks | None" = None,
+    ) -> None:
         self.name = name
         self.share = share  # of the policy's weights in the updated copy
+        self.is_average = needs_masters(share, DTYPES[config.model.dtype])
+        super().__init__(config, loaded, ranks, masters=self.is_average)
+        self.model.requires_grad_(False)
         self.parameters = dict(self.model.named_parameters())
+        # Shards are float32 masters themselves.
         self.masters: dict[str, Tensor] = {}
         for key, p in self.parameters.items():
             if needs_masters(share, p.dtype):
@@ -49,29 +64,30 @@ class SyncedPolicy(FrozenPolicy):
     def publish(self, weights: Mapping[str, Tensor]) -> None:
         """Move the copy to the policy's weights, given by parameter name."""
         for key, p in self.parameters.items():
+            weight = self.ranks.shard_of(p, weights[key])
             if key in self.masters:
-                mix(self.masters[key], weights[key], self.share)
+                mix(self.masters[key], weight, self.share)
                 p.copy_(self.masters[key])
             else:
-                mix(p, weights[key], self.share)
+                mix(self.ranks.shard_of(p), weight, self.share)
 
-    def files(self, folder: str) -> list[WeightsFile]:
-        weights = copy_to_host(self.parameters | self.masters)
-        return [WeightsFile(self.loaded, weights, Path(folder) / self.name)]
+    def files(self, folder: Path, copy: bool) -> list[File]:
+        masters = self.masters if self.is_average else None
+        return self.ranks.model_files(folder / self.name, copy, masters)
 
     def save(self, folder: str) -> None:
-        write_files([*self.files(folder)])
+        write_files(self.files(Path(folder), copy=False))
 
     def begin_save(self, folder: str) -> None:
-        self.writer.start(self.files(folder))
+        self.writer.start(self.files(Path(folder), copy=True))
 
     def saved(self, wait: bool) -> bool:
-        return self.writer.done(wait)
+        return self.ranks.is_saved(self.writer, wait)
 
     @torch.no_grad()
     def load(self, folder: str) -> None:
-        tensors = read_weights(Path(folder) / self.name, self.parameters)
-        for key, p in self.parameters.items():
-            p.copy_(tensors[key])
-            if key in self.masters:
-                self.masters[key].copy_(tensors[key])
+        saved = Path(folder) / self.name
+        wanted = self.parameters | self.masters  # masters are read in place of rounded weights
+        self.ranks.load(wanted, lambda: read_weights(saved, self.parameters))
+        for key, master in self.masters.items():
+            self.parameters[key].copy_(master)

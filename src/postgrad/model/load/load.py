@@ -257,7 +257,8 @@ def save_weights(loaded: Loaded, weights: dict[str, Tensor], folder: Path) -> No
     """Write what save() would write if the model had these weights; the model is not changed."""
     with torch.device("meta"):
         model = type(loaded.model)(loaded.model.config)
-    model.generation_config = loaded.model.generation_config
+    if loaded.model.can_generate():
+        model.generation_config = loaded.model.generation_config
     stored = loaded.model.state_dict()
     buffers = {name: b.cpu() for name, b in loaded.model.named_buffers() if name in stored}
     model.load_state_dict(buffers | weights, strict=False, assign=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError, RunError
-from postgrad.model.checkpoint_files import read_tensors
+from postgrad.model.checkpoint_files import File, TensorsFile, copy_to_host, read_tensors
 from postgrad.model.optimizers.adamw_8bit import CODES, MIN_ELEMENTS, AdamW8bit
 from postgrad.model.optimizers.gradient_sums import set_master
 from postgrad.model.optimizers.muon import MuonWithAdamW, matrix_names
@@ -177,6 +177,11 @@ class Optimizer:
         The keys are the same for all kinds except adamw_8bit, whose state has its own.
         """
         save_file(self.tensors(), file)
+
+    def files(self, file: Path, copy: bool) -> list[File]:
+        """Return this process's part of what save() writes; `copy` takes it to host memory."""
+        tensors = self.tensors()
+        return [TensorsFile(copy_to_host(tensors) if copy else tensors, file)]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what save() writes, by name."""

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import ConfigError
 from postgrad.model.checkpoint_files import (
+    File,
     Layout,
     TensorsFile,
     copy_to_host,
@@ -117,6 +118,9 @@ def shard_model(
         set_division(p, divisions.get(name, REPLICATED))
     if must_fill:
         fill_shards(model, before, ranks)
+    # FSDP fixes its types in the first pass by what requires a gradient, which a loss or a view
+    # may change later.
+    root(lambda: None)
     if uses_kernels:
         install_kernels_on_ranks(root, model, ranks, compute)
     return root
@@ -186,8 +190,8 @@ class ShardedOptimizer(Optimizer):
         expert = self.ranks.expert
         return Layout(tensor.rank, tensor.size, shard.rank, shard.size, divisions, expert.size)
 
-    def files(self, file: Path) -> list[TensorsFile]:
-        """Return this rank's part of what save() would write; ranks with copies write none."""
+    def files(self, file: Path, copy: bool) -> list[File]:
+        """Return this rank's part of what save() writes; ranks with copies write none."""
         if not self.ranks.is_first_copy:
             return []
         layout = self.layout()

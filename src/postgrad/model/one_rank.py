@@ -1,0 +1,128 @@
+"""How the processes that share a model hold it: here one process, which holds all of it.
+
+The classes that train and read models ask a `OneRank` for passes, columns, weights and files.
+With several ranks they ask a `ShardedModel` (parallel/sharded.py), which answers with collectives.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from postgrad.config.schema import Config, OptimizerConfig
+from postgrad.model.checkpoint_files import AsyncWriter, File, WeightsFile, copy_to_host
+from postgrad.model.load.formats import Loaded
+from postgrad.model.lora import merged_weights
+from postgrad.model.metrics import MetricAccumulator
+from postgrad.model.optimizers.optimizer import Optimizer
+from postgrad.model.passes.layout import MicroBatch, make_micro_batches
+from postgrad.model.passes.sampled_support import KeptIds
+from postgrad.types import Batch
+
+if TYPE_CHECKING:
+    from postgrad.model.parallel.ranks import Ranks
+
+# (pass, ids to predict, ids that sampling kept) -> a named tuple of columns of response tokens
+Compute = Callable[[MicroBatch, Tensor, KeptIds | None], Any]
+
+
+class OneRank:
+    """A model that this process holds alone: nothing is divided, so nothing is gathered."""
+
+    rank = 0  # of this process among those that share the model
+    is_first = True
+
+    def __init__(self, config: Config, loaded: Loaded) -> None:
+        self.config = config
+        self.loaded = loaded
+        self.device: torch.device = next(loaded.model.parameters()).device
+
+    def micro_batches(
+        self, batch: Batch, row_groups: Sequence[int] | None = None
+    ) -> list[MicroBatch]:
+        """Return the forward passes over the rows that this process computes."""
+        budget = self.config.training.token_budget
+        return make_micro_batches(batch, budget, self.loaded.model, row_groups)
+
+    def run(
+        self, compute: Compute, micro: MicroBatch, targets: Tensor, kept: KeptIds | None = None
+    ) -> Any:
+        """Return what `compute` gives for the response tokens of a pass."""
+        return compute(micro, targets, kept)
+
+    def gather(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return columns of all rows; each rank filled its rows and left 0 elsewhere."""
+        return columns
+
+    def gather_metrics(self, metrics: MetricAccumulator) -> MetricAccumulator:
+        """Return the metrics of all rows."""
+        return metrics
+
+    def make_optimizer(
+        self,
+        modules: nn.Module,
+        config: OptimizerConfig,
+        lr_scales: dict[str, float] | None = None,
+    ) -> Optimizer:
+        return Optimizer(modules, config, lr_scales)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the full weights that this rank sends, by stock name, with adapters merged."""
+        return merged_weights(self.loaded.model)
+
+    def shard_of(self, p: Tensor, full: Tensor | None = None) -> Tensor:
+        """Return the part of a parameter that this rank holds, or of its full tensor."""
+        return p if full is None else full
+
+    # ---- files
+
+    def full_tensors(
+        self, parameters: Mapping[str, Tensor], dtype: torch.dtype, copy: bool
+    ) -> dict[str, Tensor]:
+        """Return full tensors of parameters, those of shards in `dtype`; on the first rank only.
+
+        `copy` takes them to host memory, where no later step changes them.
+        """
+        tensors = {name: p.detach() for name, p in parameters.items()}
+        return copy_to_host(tensors) if copy else tensors
+
+    def model_files(
+        self, folder: Path, copy: bool, masters: Mapping[str, Tensor] | None = None
+    ) -> list[File]:
+        """Return this rank's files of a stock Hugging Face folder.
+
+        `masters` are float32 values to write instead of the weights, which are rounded.
+        """
+        weights = self.weights() | dict(masters or {})
+        return [WeightsFile(self.loaded, copy_to_host(weights) if copy else weights, folder)]
+
+    def is_saved(self, writer: AsyncWriter, wait: bool) -> bool:
+        """Return whether all ranks have written their files."""
+        return writer.done(wait)
+
+    @torch.no_grad()
+    def load(self, parameters: Mapping[str, Tensor], read: Callable[[], dict[str, Tensor]]) -> None:
+        """Copy full tensors that `read` returns into the parameters, by name."""
+        tensors = read()
+        for name, p in parameters.items():
+            p.copy_(tensors[name])
+
+
+def hold(
+    config: Config,
+    loaded: Loaded,
+    ranks: "Ranks | None",
+    masters: bool,
+    head: nn.Module | None = None,
+) -> OneRank:
+    """Return how this process holds a model: all of it, or with ranks its shards.
+
+    `masters` keeps shards in float32, to be trained. `head` is sharded too and computes in float32.
+    """
+    if ranks is None:
+        return OneRank(config, loaded)
+    from postgrad.model.parallel.sharded import ShardedModel
+
+    return ShardedModel(config, loaded, ranks, masters, head)
