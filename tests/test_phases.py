@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from postgrad import phases
-from postgrad.training.report import PanelReporter
+from postgrad.training.display import PanelReporter
 
 
 def test_each_phase_is_one_line_and_counts_come_at_intervals(capsys, monkeypatch) -> None:
@@ -55,7 +55,8 @@ def panel(monkeypatch) -> PanelReporter:
 
 
 def test_notes_stay_above_the_panel(panel) -> None:
-    panel.live.start()
+    panel.is_shown = True
+    panel.show()
     panel.note("too long: 739 of 7473 left out")
     panel.note("[bold] is no markup")
     panel.phase("sampling", 40, 128)

@@ -72,6 +72,22 @@ def describe(phase: str, done: int, total: int) -> str:
     return f"{phase} {done:,}/{total:,}" if total else phase
 
 
+def duration(seconds: float) -> str:
+    """Return seconds as 1h02m, 3m05s or 12s."""
+    total = round(seconds)
+    hours, minutes = divmod(total // 60, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    if minutes:
+        return f"{minutes}m{total % 60:02d}s"
+    return f"{total}s"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 step` and `2 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def print_line(text: str) -> None:
     """Print a line. If the reader of the pipe has gone, as in `| head -1`, discard the output."""
     try:

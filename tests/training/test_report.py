@@ -4,17 +4,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from tiny_runs import metrics_of, overrides_of
+from tiny_runs import metrics_of, overrides_of, random_batch
 
-from postgrad.phases import print_line
-from postgrad.training import report
-from postgrad.training.display import make_reporter
-from postgrad.training.report import (
-    SHOWN_METRICS,
-    duration,
+from postgrad.phases import duration, print_line
+from postgrad.training import display
+from postgrad.training.display import (
+    LineReporter,
+    NotebookReporter,
     format_metrics,
+    in_notebook,
+    make_reporter,
     one_line,
     sparkline,
 )
@@ -82,7 +84,7 @@ def test_sparkline_shows_means_of_equal_shares():
     ],
 )
 def test_methods_without_rewards_show_how_well_they_do(metrics, line):
-    assert format_metrics(metrics, SHOWN_METRICS)[0] == line
+    assert format_metrics(metrics)[0] == line
 
 
 def test_one_line_cuts_long_texts():
@@ -92,7 +94,7 @@ def test_one_line_cuts_long_texts():
 
 def test_stdout_that_is_no_terminal_gets_lines(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Path(os.devnull).open("w"))  # noqa: SIM115
-    assert isinstance(make_reporter(), report.LineReporter)
+    assert isinstance(make_reporter(), LineReporter)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,42 @@ def test_a_step_that_trains_nothing_says_so_on_its_line(signal, reward, shown, c
     metrics = {"step": 1.0, "advantages/rows_with_signal": signal, "response/truncated": 0.85}
     if reward is not None:
         metrics["reward/mean"] = reward
-    report.LineReporter().step(metrics, Batch.of([Trajectory("a", [1], [2])]))
+    LineReporter().step(metrics, Batch.of([Trajectory("a", [1], [2])]))
     line = capsys.readouterr().out
     assert ("no learning signal: all rewards equal" in line) == shown
     assert "truncated 85%" in line
+
+
+def test_a_notebook_shows_the_panel_with_the_texts_of_the_model_escaped():
+    reporter = NotebookReporter("runs/x")
+    reporter.clock.start(0, 10)
+    batch = random_batch(0)
+    batch.rows["text"] = ["<b>4</b>"] * len(batch)
+    batch.rows["question"] = ["2+2="] * len(batch)
+    batch.rows["reward"] = batch.rows["group"].float()
+    reporter.step({"step": 4, "reward/mean": 0.25, "entropy": 1.5}, batch)
+    reporter.validated(4, {"validation/accuracy": 0.5})
+    bundle = reporter.panel()._repr_mimebundle_((), ())
+    assert "<b>4</b>" not in bundle["text/html"] and "&lt;b&gt;4" in bundle["text/html"]
+    for text in ("step 4/10", "reward  0.250", "entropy 1.500", "accuracy 0.500", "2+2="):
+        assert text in bundle["text/plain"]
+
+
+def test_a_notebook_draws_not_too_often_and_a_last_time_at_the_end(monkeypatch):
+    monkeypatch.setattr(display, "in_notebook", lambda: True)
+    reporter = make_reporter()
+    assert isinstance(reporter, NotebookReporter)
+    shown = []
+    reporter.handle = SimpleNamespace(update=shown.append)
+    for _ in range(50):
+        reporter.saved(Path("step-1"))
+    assert len(shown) == 1
+    reporter.stopped()
+    assert len(shown) == 2
+
+
+@pytest.mark.parametrize("shell, expected", [(object(), False), (None, False)])
+def test_a_terminal_is_no_notebook(monkeypatch, shell, expected):
+    module = SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(display.sys.modules, "IPython", module)
+    assert in_notebook() is expected

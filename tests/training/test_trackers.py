@@ -44,7 +44,7 @@ def test_tensorboard_shows_steps_once_after_a_kill_before_the_first_checkpoint(t
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for value in (1.0, 2.0):  # the second start has no checkpoint
-        tracker = trackers.tensorboard(tmp_path, None, 0)  # type: ignore[arg-type]
+        tracker = trackers.TensorBoard(tmp_path, None, 0)  # type: ignore[arg-type]
         for step in (0, 1, 2):
             tracker.log(step, {"loss": value})
         tracker.finish()
@@ -154,7 +154,7 @@ def test_wandb_online_gets_the_same_id_after_a_resume(tiny, tmp_path, monkeypatc
     # a new run, a resumed one, one without a checkpoint, a copy of the folder that is resumed
     for start, name in ((0, "test"), (2, "test"), (0, "test"), (2, "copy")):
         config = config_of("grpo", tiny, f"runs={tmp_path}/runs", "track=wandb", f"name={name}")
-        tracker = trackers.wandb(tmp_path / "runs" / "test", config, start)
+        tracker = trackers.Wandb(tmp_path / "runs" / "test", config, start)
         tracker.log(3, {"reward/mean": 0.5})
         tracker.finish()
     first = calls[0]
@@ -276,7 +276,9 @@ def test_tracker_that_fails_later_does_not_stop_the_run(tiny, tmp_path, monkeypa
         raise OSError("the network is gone")
 
     monkeypatch.setitem(
-        trackers.TRACKERS, "tensorboard", lambda *_: trackers.Tracker(fail, lambda: None)
+        trackers.TRACKERS,
+        "tensorboard",
+        lambda *_: SimpleNamespace(log=fail, finish=lambda: None),
     )
     monkeypatch.setattr("postgrad.training.prepare.check_tracker", lambda config: None)
     result = train(
@@ -308,7 +310,9 @@ def fake_tracker(calls, fail=None):
 
     def start(*_):
         called("start")
-        return trackers.Tracker(lambda number, _: called(f"log {number}"), lambda: called("finish"))
+        return SimpleNamespace(
+            log=lambda number, _: called(f"log {number}"), finish=lambda: called("finish")
+        )
 
     return start
 

@@ -83,9 +83,8 @@ def run(argv: list[str]) -> int:
 
 
 def _print_result(config: Config, result: "Result") -> None:
-    from postgrad.phases import print_line
+    from postgrad.phases import format_count, print_line
     from postgrad.training import checkpoint, input_files
-    from postgrad.training.report import counted
 
     if result.step == 0:
         print_line(
@@ -94,7 +93,7 @@ def _print_result(config: Config, result: "Result") -> None:
         )
         return
     model = result.folder / "checkpoints" / f"step-{result.step}" / "policy"
-    steps = counted(result.step, "step")
+    steps = format_count(result.step, "step")
     print_line(f"done: {steps} in {result.folder}; the trained model is {model}")
     if result.start == result.step:
         print_line(input_files.untrained_note(config, result))

@@ -5,8 +5,8 @@ from postgrad.doctor.estimate import Estimate
 from postgrad.doctor.machine import disk_free
 from postgrad.doctor.paths import describe_paths
 from postgrad.doctor.report import Report, gib
+from postgrad.phases import duration
 from postgrad.sizing.gpu_memory import is_captured
-from postgrad.training.report import duration
 
 
 def describe(result: Estimate) -> Report:

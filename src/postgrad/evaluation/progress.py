@@ -6,7 +6,7 @@ from typing import Any
 
 from postgrad.evaluation.plan import Plan
 from postgrad.log_level import QUIET, log_level
-from postgrad.training.report import duration
+from postgrad.phases import duration
 
 INTERVAL_S = 10.0  # between two lines when stdout is not a terminal
 

@@ -9,7 +9,7 @@ import dataclasses
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
@@ -21,15 +21,14 @@ from postgrad.types import Batch
 from postgrad.user_code import is_path, load_object
 
 
-class Tracker(NamedTuple):
-    """A started tracker.
+class Tracker(Protocol):
+    """A started tracker. `last_step` may be missing: it has no step of an earlier process."""
 
-    `last_step` is the last step of this run that the tracker has; it cannot replace its values.
-    """
+    def __init__(self, folder: Path, config: Config, start: int) -> None: ...
 
-    log: Callable[[int, dict[str, float]], None]  # (step, metrics)
-    finish: Callable[[], None]
-    last_step: int = -1
+    def log(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def finish(self) -> None: ...
 
 
 def check_tracker(config: Config) -> None:
@@ -61,38 +60,39 @@ class TrackerReporter(Reporter):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.tracker: Tracker | None = None
+        self.last_step = -1  # of this run that the tracker has; it cannot replace its values
 
     def started(self, folder: Path, config: Config, start: int) -> None:
         try:
-            make = _start_class(self.kind) if is_path(self.kind) else TRACKERS[self.kind]
-            self.tracker = make(folder.resolve(), config, start)
+            kind = _load_class(self.kind) if is_path(self.kind) else TRACKERS[self.kind]
+            self.tracker = kind(folder.resolve(), config, start)
         except Exception as error:  # each package has its own error types
             reason = " ".join(str(error).split())[:300]
             raise RunError(f"track={self.kind} could not start: {reason}") from error
-        last = self.tracker.last_step
-        if last > start:
+        self.last_step = getattr(self.tracker, "last_step", -1)
+        if self.last_step > start:
             print_line(
-                f"track={self.kind} has steps {start + 1} to {last} from before the kill and keeps "
-                f"their values; it gets the steps after {last}"
+                f"track={self.kind} has steps {start + 1} to {self.last_step} from before the kill "
+                f"and keeps their values; it gets the steps after {self.last_step}"
             )
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
-        values = {name: value for name, value in metrics.items() if name not in ("step", "time")}
         number = int(metrics["step"])
-        if self.tracker is not None and number > self.tracker.last_step:
-            self._send(self.tracker, number, values)
+        if number > self.last_step:
+            self._log(number, metrics)
 
     def validated(self, number: int, metrics: dict[str, float]) -> None:
-        if self.tracker is not None and number >= self.tracker.last_step:
-            self._send(self.tracker, number, metrics)
+        if number >= self.last_step:
+            self._log(number, metrics)
 
     def stopped(self) -> None:
         if self.tracker is not None:
             self._call(self.tracker.finish)
 
-    def _send(self, tracker: Tracker, number: int, metrics: dict[str, float]) -> None:
-        values = {name: float(value) for name, value in metrics.items()}
-        self._call(lambda: tracker.log(number, values))
+    def _log(self, number: int, metrics: dict[str, float]) -> None:
+        values = {name: float(metrics[name]) for name in metrics if name not in ("step", "time")}
+        if (tracker := self.tracker) is not None:
+            self._call(lambda: tracker.log(number, values))
 
     def _call(self, function: Callable[[], None]) -> None:
         """Call the tracker; drop it if it raises."""
@@ -106,83 +106,72 @@ class TrackerReporter(Reporter):
             )
 
 
-def wandb(folder: Path, config: Config, start: int) -> Tracker:
-    """Start Weights & Biases.
+class Wandb:
+    """Weights & Biases.
 
     WANDB_MODE=offline writes to runs/NAME/wandb; `wandb sync` sends that folder later.
     """
-    import wandb
 
-    run = wandb.init(
-        project="postgrad",
-        name=config.name,
-        id=_wandb_id(folder, config, start),
-        resume="allow",
-        dir=str(folder),
-        config=dataclasses.asdict(config),
-        settings=wandb.Settings(console="off", silent=True),
-    )
-    run.define_metric("*", step_metric="step")
+    def __init__(self, folder: Path, config: Config, start: int) -> None:
+        import wandb
 
-    def log(number: int, metrics: dict[str, float]) -> None:
-        run.log({"step": number, **metrics})
+        self.run = wandb.init(
+            project="postgrad",
+            name=config.name,
+            id=_wandb_id(folder, config, start),
+            resume="allow",
+            dir=str(folder),
+            config=dataclasses.asdict(config),
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        self.run.define_metric("*", step_metric="step")
+        self.last_step = int(self.run.summary.get("step", -1))
 
-    def finish() -> None:
-        run.finish()
-        if run.offline:
-            files = Path(run.dir).parent
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.run.log({"step": step, **metrics})
+
+    def finish(self) -> None:
+        self.run.finish()
+        if self.run.offline:
+            files = Path(self.run.dir).parent
             print_line(f"to send this run to Weights & Biases: wandb sync {files}")
-
-    return Tracker(log, finish, int(run.summary.get("step", -1)))
 
 
 def _wandb_id(folder: Path, config: Config, start: int) -> str:
-    """Return the id with which a resumed run continues; one from step 0 gets a new id."""
+    """Return the id with which a resumed run continues.
+
+    A run from step 0 gets a new one, and so does a copy of a folder: it has another name.
+    """
     file = folder / "wandb_id"
-    run_id = (_read_id(file, config) if start else "") or uuid.uuid4().hex
-    _write_id(file, config, run_id)
+    run_id, _, name = file.read_text().partition(" ") if file.is_file() else ("", "", "")
+    if not start or name != config.name or not run_id:
+        run_id = uuid.uuid4().hex
+    atomic_write_text(file, f"{run_id} {config.name}")
     return run_id
 
 
-def _read_id(file: Path, config: Config) -> str:
-    """Return the tracker's id of this run; "" if there is none, or if its folder is a copy."""
-    if not file.is_file():
-        return ""
-    run_id, _, name = file.read_text().partition(" ")
-    return run_id if name == config.name else ""
-
-
-def _write_id(file: Path, config: Config, run_id: str) -> None:
-    """Write the id with the run's name, which differs in a copy of the folder."""
-    atomic_write_text(file, f"{run_id} {config.name}")
-
-
-def tensorboard(folder: Path, config: Config, start: int) -> Tracker:
-    """Start TensorBoard: event files in runs/NAME/tensorboard.
+class TensorBoard:
+    """Event files in runs/NAME/tensorboard.
 
     Steps that a killed run wrote after its last checkpoint are purged.
     """
-    from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1 if start else 0)
+    def __init__(self, folder: Path, config: Config, start: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
 
-    def log(number: int, metrics: dict[str, float]) -> None:
+        purge_step = start + 1 if start else 0
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
-            writer.add_scalar(name, value, number)
-        writer.flush()
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
 
-    return Tracker(log, writer.close)
+    def finish(self) -> None:
+        self.writer.close()
 
 
-def _start_class(path: str) -> Callable[[Path, Config, int], Tracker]:
-    """Return a function that starts the user's tracker at `file.py:Class`."""
-    made_class = _load_class(path)
-
-    def start_tracker(folder: Path, config: Config, start: int) -> Tracker:
-        made = made_class(folder, config, start)
-        return Tracker(made.log, made.finish, getattr(made, "last_step", -1))
-
-    return start_tracker
+TRACKERS: dict[str, type[Tracker]] = {"wandb": Wandb, "tensorboard": TensorBoard}
 
 
 def _load_class(path: str) -> Any:
@@ -193,9 +182,3 @@ def _is_tracker(value: Any) -> bool:
     return isinstance(value, type) and all(
         callable(getattr(value, name, None)) for name in ("log", "finish")
     )
-
-
-TRACKERS: dict[str, Callable[[Path, Config, int], Tracker]] = {
-    "wandb": wandb,
-    "tensorboard": tensorboard,
-}
