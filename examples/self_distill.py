@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from postgrad import Batch, ConfigError
 from postgrad.config.schema import setting
 from postgrad.methods.distill import Distill, DistillSettings
-from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.synced_reference import synced_role
 from postgrad.problem import named
 from postgrad.types import Ragged
@@ -37,12 +36,14 @@ class SelfDistillSettings(DistillSettings):
         0,
         "steps between two updates of the teacher from the policy; 0: the starting model",
         at_least=0,
+        only_with="method.refresh=false",
     )
     teacher_mixup: float = setting(
         1.0,
         "share of the policy's weights in the updated teacher; 1 copies the policy",
         above=0.0,
         at_most=1.0,
+        only_with="method.refresh=false and method.teacher_sync_every",
     )
 
 
@@ -61,17 +62,6 @@ class SelfDistill(Distill):
             raise ConfigError(
                 f"method.hint_template={template!r} needs both {{question}} and {{hint}}"
             )
-
-    def check_unread(self):
-        super().check_unread()
-        settings = self.settings
-        if settings.refresh:
-            names = ["teacher_sync_every", "teacher_mixup"]
-            refuse_unread("method", settings, names, "with method.refresh=true")
-        elif not settings.teacher_sync_every:
-            reason = "with method.teacher_sync_every=0"
-            fix = "add method.teacher_sync_every=1"
-            refuse_unread("method", settings, ["teacher_mixup"], reason, fix)
 
     def check_problems(self, problems):
         for problem in problems:

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from postgrad.analysis import settings as analysis_settings
 from postgrad.config.compose import compose
@@ -52,23 +53,31 @@ class Case:
 
 
 def resolve(command: str, recipe: str, overrides: Iterable[str]) -> Values:
-    """Return the settings of a command as plain values; ERROR and the line if it is refused."""
+    """Return the settings of a command as plain values; ERROR and the line if it is refused.
+
+    Values count here, also those of settings that have no effect with the others.
+    """
     overrides = list(overrides)
     try:
-        if command == "train":
-            config = compose(recipe, overrides, lambda name: find_method(name).Settings)
-        elif command == "score":
-            config = score.read_score_settings(recipe, overrides)
-        elif command == "analyze":
-            config = analysis_settings.read_settings(recipe, overrides, None)
-        else:
-            config = evaluation_settings.read_settings(recipe, overrides, None, command)
+        with patch("postgrad.config.compose.check_effects"):
+            config = read(command, recipe, overrides)
     except ConfigError as error:
         return {ERROR: str(error)}
     values = dict(leaves(config))
     if command == "train" and not any(text.startswith("name=") for text in overrides):
         values["name"] = ""  # the automatic name has a hash of all settings
     return values
+
+
+def read(command: str, recipe: str, overrides: list[str]) -> Any:
+    """Return the configuration of a command. Raises ConfigError."""
+    if command == "train":
+        return compose(recipe, overrides, lambda name: find_method(name).Settings)
+    if command == "score":
+        return score.read_score_settings(recipe, overrides)
+    if command == "analyze":
+        return analysis_settings.read_settings(recipe, overrides, None)
+    return evaluation_settings.read_settings(recipe, overrides, None, command)
 
 
 def leaves(section: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:

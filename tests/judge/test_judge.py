@@ -9,7 +9,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.judge.llm import LlmJudge, RatingStore, parse_rating, question_of
 from postgrad.judge.monitor import monitor_metrics
 from postgrad.judge.templates import monitor_text, template_text
-from postgrad.methods.support.judging import check_judge, check_judge_used
+from postgrad.methods.support.judging import check_judge
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.model_terms import LLM_JUDGE
 from postgrad.verifiers.scorer import Scorer
@@ -213,7 +213,6 @@ def test_wrong_settings_of_a_judge_in_a_sum():
     monitored = JudgeConfig(model="m", monitor="m")
     with pytest.raises(ConfigError, match=r"reward\.judge\.monitor"):
         check_judge(RewardConfig("exact + 0.1*llm_judge", judge=monitored))
-    check_judge_used(RewardConfig("exact + 0.1*llm_judge", judge=JudgeConfig(model="m")))
     with Scorer("exact + 0.1*llm_judge") as scorer, pytest.raises(ConfigError, match="loads none"):
         scorer.score([Problem("p", ({"role": "user", "content": "?"},), "7")], ["7"])
 

@@ -10,7 +10,7 @@ import yaml
 from method_runs import LIMIT, RECIPES, SMALL, overrides_for
 from tiny_runs import config_of, tree
 
-from postgrad.config.compose import record_overrides
+from postgrad.config.effects import check_effects
 from postgrad.config.overrides import keys_in
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
@@ -80,9 +80,18 @@ REFUSED = {
     "grpo method.aggregation=token-meen": ["did you mean token-mean?"],
     "grpo method.clip_hi=0.3": ["method.clip_hi", "did you mean method.clip_high?"],
     "grpo method.critic_lr=1e-5": ["method.critic_lr"],
-    "grpo method.correction_bound=two": ["method.correction_bound", "'two'"],
-    "grpo method.correction_bound='2.0_0.5'": ["method.correction_bound", "low < high"],
-    "grpo method.rejection.token_k4=2.0": ["method.rejection", "did you mean token_k"],
+    "grpo method.correction=token method.correction_bound=two": [
+        "method.correction_bound",
+        "'two'",
+    ],
+    "grpo method.correction=token method.correction_bound='2.0_0.5'": [
+        "method.correction_bound",
+        "low < high",
+    ],
+    "grpo method.correction=token method.rejection.token_k4=2.0": [
+        "method.rejection",
+        "did you mean token_k",
+    ],
     "grpo method.correction=none method.rejection.token_k1=2.0": [
         "method.rejection",
         "method.correction=rejection",
@@ -94,78 +103,25 @@ REFUSED = {
 }
 
 
-# Settings that have no effect with the others: the last one, and the reason that the error names.
+# Options that a shape does not take: the last one, and the reason that the error names.
 WITHOUT_EFFECT = {
-    "ppo method.normalize_by_std=false": "with method.advantage=gae",
-    "ppo method.resample_power=3": "with method.resample=none",
-    "reinforce_pp method.normalize_by_std=false": "with method.advantage=reinforce_pp",
-    "remax method.normalize_by_std=false": "with method.advantage=remax",
-    "optimal_token_baseline method.normalize_by_std=false": (
-        "with method.advantage=optimal_token_baseline"
-    ),
-    "grpo method.kl_estimator=k1": "with method.kl=none",
-    "grpo method.kl_coef=0.1": "with method.kl=none",
-    "grpo method.correction=none method.correction_bound=3": "with method.correction=none",
-    "grpo rollout.max_gap=0.5": "leave it at 0",
-    "sft rollout.engine=hf rollout.max_gap=0.5": "leave it at 0",
-    "sft method.validate_accuracy=true": "add data.validation=FILE, or leave it at false",
-    "luffy method.prefix_peak=0.5": "with method.prefix_strategy=random",
-    "luffy method.prefix_strategy=fixed method.prefix_steps=10": (
-        "with method.prefix_strategy=fixed"
-    ),
-    "luffy method.prefix_strategy=linear method.prefix_min=0.1": (
-        "with method.prefix_strategy=linear"
-    ),
-    "luffy method.prefix_strategy=linear method.prefix_shared=true": (
-        "with method.prefix_strategy=linear"
-    ),
-    "luffy method.prefix_strategy=linear_max method.prefix_max=0.5": (
-        "with method.prefix_strategy=linear_max"
-    ),
-    "luffy method.prefix_strategy=reverse_linear method.prefix_min=0.5": (
-        "with method.prefix_strategy=reverse_linear"
-    ),
-    "luffy_on_policy method.demonstration_share=0.5": "with method.num_demonstrations=0",
-    "luffy_on_policy method.prefix_strategy=linear": "with method.num_demonstrations=0",
-    "luffy_on_policy method.off_shape=logp": "with method.num_demonstrations=0",
-    "luffy_rl_sft method.off_shape=logp": "with method.sft_coef",
-    "luffy_rl_sft method.prefix_advantage=1": "with method.sft_coef",
     "luffy_rl_sft method.off_options.gamma=0.3": "with method.sft_coef",
-    "luffy method.demonstration_probs=x method.off_shape=logp": "with method.demonstration_probs",
     "luffy method.demonstration_probs=x method.off_options.gamma=0.3": (
         "with method.off_shape=none"
     ),
-    "luffy method.prefix_advantage=1 method.off_advantage_scale=2": "with method.prefix_advantage",
     "luffy method.off_options.weight=0.2": "with method.off_shape=p_div_p",
     "luffy method.off_shape=logp method.off_options.exponent=2": "with method.off_shape=logp",
     "luffy method.on_options.gamma=0.3": "with method.on_shape=none",
     "exgrpo method.on_shape=logp method.on_options.weight=0.3": "with method.on_shape=logp",
-    "exgrpo method.pick_by=random method.pick=max": "with method.pick_by=random",
-    "exgrpo method.replay_share=0 method.buckets=none": "with method.replay_share=0",
-    "bupo_grpo method.internal_norm=final": "with method.phase_one_steps=0",
-    "ipo method.length_normalized=true": "with method.loss=ipo",
-    "orpo method.length_normalized=true": "with method.loss=odds_ratio",
-    "classmate method.normalize_answer=true": "with method.advantage=classmate_with",
-    "classmate_baseline method.classmate_samples=2": "with method.condition=no_classmate",
-    "classmate_baseline method.classmate_shares=[2.5]": "with method.condition=no_classmate",
-    "classmate_baseline method.consistency_weight=0.1": "with method.condition=no_classmate",
-    "classmate method.classmate_temperature=0 method.classmate_top_p=0.5": (
-        "with method.classmate_temperature=0"
-    ),
 }
 
 
-# The same settings where something reads them, or at their defaults.
+# Settings that something reads, or that are at their defaults.
 WITH_EFFECT = [
     "grpo_passk method.normalize_by_std=false",
     "grpo method.advantage=grpo_split method.normalize_by_std=false",
     "classmate method.normalize_by_std=true",
-    "classmate_gdpo method.normalize_answer=true",
     "ppo method.normalize_by_std=true method.kl_estimator=auto rollout.max_gap=0",
-    "grpo rollout.max_gap=0.5 cluster.backend=process cluster.engine_apart=true",
-    "grpo rollout.max_gap=0.5 rollout.engine=http",
-    "grpo rollout.max_gap=0.5 cluster.backend=ray cluster.engines=1",
-    "sft method.validate_accuracy=true data.validation=arithmetic:1:digits:test",
     "luffy method.prefix_strategy=linear method.prefix_peak=0.5 method.prefix_steps=10",
     "luffy method.prefix_strategy=linear_max method.prefix_shared=true method.prefix_steps=10",
     "luffy method.prefix_min=0.1 method.prefix_max=0.5 method.prefix_shared=true",
@@ -173,12 +129,8 @@ WITH_EFFECT = [
     "luffy method.off_shape=pow method.off_options.exponent=2 method.off_options.max_value=1",
     "luffy method.on_shape=p_div_p method.on_options.gamma=0.3 method.prefix_advantage=1",
     "luffy method.demonstration_probs=x method.off_options.max_value=2",
-    "exgrpo method.pick_by=perplexity method.pick=max method.buckets=none",
-    "bupo method.internal_norm=final",
     "classmate_think method.condition=no_classmate",
     "classmate_self method.condition=no_classmate",
-    # what the recipe itself sets may be switched off as a whole
-    "reinforce_pp method.kl=none",
     "classmate_gdpo method.advantage=classmate_separated",
 ]
 
@@ -199,7 +151,7 @@ def check_quickly(recipe: str, model: Path, *overrides: str) -> None:
             owner = owner[part] if isinstance(owner, dict) else getattr(owner, part)
         assert isinstance(owner, dict) or hasattr(owner, leaf), word
         (owner if isinstance(owner, dict) else vars(owner))[leaf] = yaml.safe_load(value)
-    record_overrides(config, keys_in(overrides))
+    check_effects(config, keys_in(overrides))
     find_method(config.method.name)(config).check()
 
 
@@ -210,7 +162,7 @@ def test_setting_that_is_read_is_accepted(overrides, tiny):
 
 
 @pytest.mark.parametrize("overrides", WITHOUT_EFFECT)
-def test_setting_without_effect_is_refused_by_its_key(overrides, tiny):
+def test_option_without_effect_is_refused_by_its_key(overrides, tiny):
     recipe, *given = overrides.split()
     with pytest.raises(ConfigError) as caught:
         check_quickly(recipe, tiny, *given)

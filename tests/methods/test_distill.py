@@ -131,7 +131,7 @@ def test_sampled_advantages_are_the_negative_log_ratio(models):
 
 
 def test_what_cannot_be_distilled_is_refused(models, tmp_path):
-    student, teacher = models
+    student, _ = models
     other = make_tiny(tmp_path / "other", seed=2, layers=1, width=32)
     tokenizer = AutoTokenizer.from_pretrained(other)
     tokenizer.add_tokens(["seven"])
@@ -141,14 +141,6 @@ def test_what_cannot_be_distilled_is_refused(models, tmp_path):
     with pytest.raises(ConfigError, match="is missing"):
         run("distill", student, tmp_path / "runs", "method.teacher=''")
     assert not (tmp_path / "runs").exists()
-    refused = {
-        ("distill", "method.teacher=policy:live"): "method.teacher=policy:live",
-        ("distill", f"method.teacher={teacher}", "method.top_k=9"): "method.top_k=9",
-        ("distill", f"method.teacher={teacher}", "method.jsd_beta=0.1"): "method.jsd_beta=0.1",
-        ("distill", f"method.teacher={teacher}", "method.max_refills=2"): "method.max_refills=2",
-    }
-    for (recipe, *overrides), words in refused.items():
-        config = config_of(recipe, student, *SMALL, *overrides)
-        with pytest.raises(ConfigError) as caught:
-            find_method(config.method.name)(config).check()
-        assert words in str(caught.value)
+    config = config_of("distill", student, *SMALL, "method.teacher=policy:live")
+    with pytest.raises(ConfigError, match=r"method\.teacher=policy:live"):
+        find_method(config.method.name)(config).check()

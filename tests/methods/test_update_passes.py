@@ -173,19 +173,13 @@ def test_groups_are_filtered_by_accuracy_not_by_the_shaped_reward():
 @pytest.mark.parametrize(
     "overrides",
     [
-        "method.refill_by=reward",
-        "method.kl_ratio=true",
-        "method.correction=bypass method.correction_bound=3.0",
         "method.correction=rejection",
         "method.loss=clip_cov method.loss_options.cov_low=6",
         "method.loss=kl_cov method.loss_options.cov_share=0",
         "method.loss=kl_cov method.loss_options.cov_low=1",
-        "training.epochs=1 training.steps=3",
-        "optimizer.kind=rmsprop optimizer.weight_decay=0.1",
-        "optimizer.warmup_ratio=0.1 optimizer.warmup_steps=3",
     ],
 )
-def test_settings_without_effect_are_refused(tiny, overrides):
+def test_rules_and_tokens_that_cannot_be_chosen_are_refused(tiny, overrides):
     config = config_of("grpo", tiny, *overrides.split())
     with pytest.raises(ConfigError):
         find_method("grpo")(config).check()

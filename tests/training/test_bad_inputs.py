@@ -114,7 +114,7 @@ def train_and_fail(home, capsys, model, *overrides, recipe="grpo") -> tuple[int,
         (["training.profile_steps=[0]"], ["training.profile_steps", "at least 1"]),
         (
             ["cluster.offload=true"],
-            ["cluster.offload", "add cluster=ray"],
+            ["cluster.offload=true", "use cluster=ray"],
         ),
         (["rollout.max_gap=0.5"], ["rollout.max_gap=0.5 has no effect", "leave it at 0"]),
         (

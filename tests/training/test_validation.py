@@ -335,14 +335,3 @@ def test_validation_keeps_its_answers_and_reports_best_and_majority(tiny, tmp_pa
     assert "validation/sampled_accuracy" not in values
     summary = json.loads((folder / "eval/validation-000001/summary.json").read_text())
     assert summary["sets"]["held"]["samples"] == 4
-
-
-@pytest.mark.parametrize(
-    "override", ["training.validation_samples=2", "training.validation_top_p=0.9"]
-)
-def test_greedy_validation_refuses_settings_of_sampling(tiny, override):
-    from postgrad.methods import find_method
-
-    config = config_of("grpo", tiny, "training.validation_temperature=0", override)
-    with pytest.raises(ConfigError, match=r"validation_temperature=0"):
-        find_method("grpo")(config).check()

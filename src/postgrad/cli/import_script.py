@@ -61,20 +61,20 @@ def _read(path: Path) -> str:
         ) from error
 
 
-def _compose(recipe: str, overrides: dict[str, str]) -> Any:
+def _compose(recipe: str, overrides: dict[str, str], complete: bool = True) -> Any:
     from postgrad.config.compose import compose
     from postgrad.methods import find_method
 
     words = [f"{key}={value}" for key, value in overrides.items()]
-    return compose(recipe, words, lambda name: find_method(name).Settings)
+    return compose(recipe, words, lambda name: find_method(name).Settings, complete)
 
 
 def _differing(recipe: str, defaults: dict[str, str]) -> dict[str, str]:
     """Those of the values that differ from the recipe's."""
     if not defaults:
         return {}
-    base = _values(_compose(recipe, REQUIRED))
-    changed = _values(_compose(recipe, REQUIRED | defaults))
+    base = _values(_compose(recipe, REQUIRED, False))
+    changed = _values(_compose(recipe, REQUIRED | defaults, False))
     return {key: value for key, value in defaults.items() if base[key] != changed[key]}
 
 

@@ -14,10 +14,12 @@ from typing import Any
 
 from yaml import YAMLError
 
+from postgrad.config.effects import check_effects
 from postgrad.config.limits import check_limits
-from postgrad.config.overrides import Override, keys_in, merge, put, split_override
+from postgrad.config.overrides import Override, keys_in, leaves_of, merge, put, split_override
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.config.setting import REQUIRED
+from postgrad.config.stored import CONFIG_FILE
 from postgrad.config.suggestions import suggest, suggest_recipe
 from postgrad.config.values import convert, kinds_of, read_yaml, write_yaml
 from postgrad.errors import ConfigError, first_line
@@ -36,6 +38,7 @@ def compose(
     overrides: Sequence[Override],
     find_settings: Callable[[str], type],
     complete: bool = True,
+    base: dict[str, Any] | None = None,
 ) -> Config:
     """Return the checked configuration of `postgrad train RECIPE key=value ...`.
 
@@ -44,17 +47,21 @@ def compose(
         overrides: `key=value` settings, or (key, value) from Python; later ones win.
         find_settings: returns the settings dataclass of a method's name. It is called after all
             other keys were checked.
-        complete: False allows that required settings are missing, to show a recipe.
+        complete: False allows that required settings are missing and that others have no effect,
+            to show a recipe.
+        base: values that replace the recipe's and that nobody gave; overrides replace them.
 
     Raises:
         ConfigError: names the wrong key, its value and the nearest valid one.
     """
-    config = _compose(read_recipe(recipe), overrides, recipe, find_settings, complete)
-    if recipe in recipe_names():
-        given = keys_in(overrides)
-        record_overrides(config, given)
-        if "training.steps" in given and "training.epochs" not in given:
-            config.training.epochs = 0.0  # the user's number of steps replaces the recipe's epochs
+    values, given = read_recipe(recipe)
+    shared = {} if base is None else base
+    config = _compose(merge(values, shared), overrides, recipe, find_settings, complete)
+    given |= keys_in(overrides)
+    if "training.steps" in given and "training.epochs" not in given:
+        config.training.epochs = 0.0  # the user's number of steps replaces the recipe's epochs
+    if complete:
+        check_effects(config, given)
     return config
 
 
@@ -75,26 +82,13 @@ def compose_section(
         put(values, schema, split_override(override), lambda key: _unknown(key, _all_keys(schema)))
     settings = _build(schema, values, "", _all_keys(schema))
     check_limits(settings, "")
+    check_effects(settings, keys_in(overrides))
     return settings
 
 
 def known_keys(method_settings: type) -> list[str]:
     """Return the full names of all settings, those of the method's settings class included."""
     return [*_all_keys(Config), *(f"method.{key}" for key in _all_keys(method_settings))]
-
-
-def record_overrides(section: Any, keys: set[str], prefix: str = "") -> None:
-    """Record in a configuration and its sections which settings the user overrode."""
-    names = [field.name for field in dataclasses.fields(section)]
-    section.__dict__["_overridden"] = {name for name in names if f"{prefix}{name}" in keys}
-    for name in names:
-        if dataclasses.is_dataclass(getattr(section, name)):
-            record_overrides(getattr(section, name), keys, f"{prefix}{name}.")
-
-
-def is_overridden(section: Any, name: str) -> bool:
-    """Return whether the user overrode this setting of a built-in recipe; True if unknown."""
-    return name in getattr(section, "_overridden", {name})
 
 
 def to_yaml(config: Config | EngineConfig) -> str:
@@ -127,25 +121,30 @@ def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> l
 # ---- recipes
 
 
-def read_recipe(recipe: str) -> dict[str, Any]:
-    """Return the values of a built-in recipe or of a YAML file. Raises ConfigError."""
+def read_recipe(recipe: str) -> tuple[dict[str, Any], set[str]]:
+    """Return the values of a built-in recipe or of a YAML file, and the keys that a person set.
+
+    Those are the keys of files outside of this package. Raises ConfigError.
+    """
     if Path(recipe).suffix != ".yaml":
-        return copy.deepcopy(_read_built_in(recipe))
+        return copy.deepcopy(_read_built_in(recipe)), set()
     try:
-        return _read_file(Path(recipe))
+        values, given = _read_file(Path(recipe))
     except RecursionError as error:
         raise ConfigError(f"recipe {recipe} is nested too deeply, or builds on itself") from error
+    is_of_run = Path(recipe).name == CONFIG_FILE  # all settings, as a run wrote them
+    return values, set() if is_of_run else given
 
 
 @functools.cache
 def _read_built_in(recipe: str) -> dict[str, Any]:
     if recipe not in recipe_names():
         raise ConfigError(f"unknown recipe {recipe}; {suggest_recipe(recipe, recipe_names())}")
-    return _read_file(RECIPES / f"{recipe}.yaml")
+    return _read_file(RECIPES / f"{recipe}.yaml")[0]
 
 
-def _read_file(path: Path) -> dict[str, Any]:
-    """Return the values of a file with those of the recipes that its `defaults` name.
+def _read_file(path: Path) -> tuple[dict[str, Any], set[str]]:
+    """Return the values of a file with those of the recipes that its `defaults` name, and its keys.
 
     These are files of its folder or built-in recipes; without `_self_` they come first.
     """
@@ -168,12 +167,18 @@ def _read_file(path: Path) -> dict[str, Any]:
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise ConfigError(f"recipe {path}: write defaults: [RECIPE, _self_]")
     values: dict[str, Any] = {}
+    given = set(leaves_of(own))
     for base in bases if "_self_" in bases else [*bases, "_self_"]:
-        values = merge(values, own if base == "_self_" else _read_base(path, base))
-    return values
+        if base == "_self_":
+            values = merge(values, own)
+        else:
+            of_base, given_there = _read_base(path, base)
+            values = merge(values, of_base)
+            given |= given_there
+    return values, given
 
 
-def _read_base(path: Path, base: str) -> dict[str, Any]:
+def _read_base(path: Path, base: str) -> tuple[dict[str, Any], set[str]]:
     beside = path.parent / f"{base.removesuffix('.yaml')}.yaml"
     if beside.is_file() and beside != path:
         return _read_file(beside)

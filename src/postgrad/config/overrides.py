@@ -99,3 +99,14 @@ def merge(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 def keys_in(overrides: Iterable[Override]) -> set[str]:
     """Return the full keys that overrides set."""
     return {split_override(override)[0] for override in overrides}
+
+
+def leaves_of(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of nested values by their dotted keys."""
+    leaves: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            leaves |= leaves_of(value, f"{prefix}{name}.")
+        else:
+            leaves[f"{prefix}{name}"] = value
+    return leaves

@@ -12,12 +12,19 @@ from typing import Any
 
 from postgrad.config.schema_reward import JudgeConfig as JudgeConfig
 from postgrad.config.schema_reward import RewardConfig
-from postgrad.config.schema_rollout import AgentConfig, EnvironmentConfig, RolloutConfig
+from postgrad.config.schema_rollout import (
+    AGENT,
+    ENVIRONMENT,
+    AgentConfig,
+    EnvironmentConfig,
+    RolloutConfig,
+)
 from postgrad.config.setting import REQUIRED as REQUIRED
 from postgrad.config.setting import setting
 
 TRUNCATION_SIDES = ("left", "right", "middle")  # where a prompt that is too long may be truncated
 OVERLONG = ("error", "drop", *TRUNCATION_SIDES)
+RAY = "cluster.backend=ray"
 
 
 @dataclass
@@ -62,6 +69,7 @@ class ModelConfig:
         "recomputed blocks that keep their attention outputs: more memory, less time for long "
         "rows; null: as many as fit into a GPU",
         at_least=0,
+        only_with="model.activation_checkpointing!=false",
     )
     quantization: str = setting(
         "none",
@@ -71,7 +79,10 @@ class ModelConfig:
     trust_remote_code: bool = setting(
         False, "run Python code that comes with the model; only for models you trust"
     )
-    lora: LoraConfig = field(default_factory=LoraConfig, metadata={"help": "LoRA adapters"})
+    lora: LoraConfig = field(
+        default_factory=LoraConfig,
+        metadata={"help": "LoRA adapters", "only_with": "model.lora.rank"},
+    )
 
 
 @dataclass
@@ -127,9 +138,17 @@ class OptimizerConfig:
         choices=("adamw", "adamw_offloaded", "adamw_8bit", "adamw_fused", "muon", "rmsprop"),
     )
     lr: float = setting(1e-6, "peak learning rate", above=0.0, at_most=1.0)
-    betas: list[float] = setting([0.9, 0.999], "AdamW's two decay rates")
+    betas: list[float] = setting(
+        [0.9, 0.999], "AdamW's two decay rates", only_with="optimizer.kind!=rmsprop"
+    )
     eps: float = setting(1e-8, "AdamW's epsilon", above=0.0)
-    weight_decay: float = setting(0.01, "decoupled weight decay", at_least=0.0, at_most=10.0)
+    weight_decay: float = setting(
+        0.01,
+        "decoupled weight decay",
+        at_least=0.0,
+        at_most=10.0,
+        only_with="optimizer.kind!=rmsprop",
+    )
     max_grad_norm: float = setting(
         1.0, "gradient clipping by the global norm; 0: off", at_least=0.0
     )
@@ -149,6 +168,7 @@ class OptimizerConfig:
         "linear warm-up as a share of all steps, instead of optimizer.warmup_steps; 0: off",
         at_least=0.0,
         at_most=1.0,
+        only_with="optimizer.warmup_steps=0",
     )
     decay_ratio: float = setting(
         1.0,
@@ -156,18 +176,20 @@ class OptimizerConfig:
         "rate; 1: all steps after the warm-up",
         above=0.0,
         at_most=1.0,
+        only_with="optimizer.schedule!=constant",
     )
     final_lr_ratio: float = setting(
         0.0,
         "final learning rate of linear and cosine, as a share of the peak",
         at_least=0.0,
         at_most=1.0,
+        only_with="optimizer.schedule!=constant",
     )
 
 
 @dataclass
 class TrainingConfig:
-    steps: int = setting(100, "number of training steps", at_least=1)
+    steps: int = setting(100, "number of training steps", at_least=1, only_with="training.epochs=0")
     epochs: float = setting(
         0.0,
         "passes over data.train, instead of training.steps; 0: off; a run writes the number of "
@@ -208,7 +230,10 @@ class TrainingConfig:
         0, "use only the first problems of each validation set; 0: all", at_least=0
     )
     validation_samples: int = setting(
-        1, "responses per validation problem; above 1: also best@k and maj@k", at_least=1
+        1,
+        "responses per validation problem; above 1: also best@k and maj@k",
+        at_least=1,
+        only_with="training.validation_temperature!=0",
     )
     validation_temperature: float | None = setting(
         None,
@@ -217,7 +242,11 @@ class TrainingConfig:
         at_least=0.0,
     )
     validation_top_p: float = setting(
-        1.0, "nucleus sampling of validations", above=0.0, at_most=1.0
+        1.0,
+        "nucleus sampling of validations",
+        above=0.0,
+        at_most=1.0,
+        only_with="training.validation_temperature!=0",
     )
     keep_best: str = setting(
         "",
@@ -225,7 +254,11 @@ class TrainingConfig:
         "never choose by a test set",
     )
     stop_at: float | None = setting(
-        None, "end the run when validation accuracy reaches this", at_least=0.0, at_most=1.0
+        None,
+        "end the run when validation accuracy reaches this",
+        at_least=0.0,
+        at_most=1.0,
+        only_with="data.validation and training.validate_every",
     )
     max_flat_steps: int = setting(
         20, "stop after this many steps in a row without a learning signal", at_least=1
@@ -246,12 +279,16 @@ class ClusterConfig:
         choices=("local", "process", "ray"),
     )
     workers: int = setting(
-        1, "ray: processes that share the training of each model (FSDP2), one per GPU", at_least=1
+        1,
+        "ray: processes that share the training of each model (FSDP2), one per GPU",
+        at_least=1,
+        only_with=RAY,
     )
     tensor_parallel: int = setting(
         1,
         "ray: workers that divide the matrices of each block among them (tensor parallelism)",
         at_least=1,
+        only_with=RAY,
     )
     expert_parallel: int = setting(
         1,
@@ -259,37 +296,43 @@ class ClusterConfig:
         "workers of their experts; with cluster.tensor_parallel, which it must equal then, all "
         "of those workers have the same tokens and none are sent",
         at_least=1,
+        only_with=RAY,
     )
     sequence_parallel: int = setting(
         1,
         "ray: workers that divide the tokens of a pass among them, for rows that are too long "
         "for one device (Ulysses)",
         at_least=1,
+        only_with=RAY,
     )
     shard_workers: int = setting(
         0,
         "ray: workers over which FSDP2 shards one copy of the weights, such as those of one "
         "node; other workers hold further copies (hybrid sharding); 0: all workers, one copy",
         at_least=0,
+        only_with=RAY,
     )
     engines: int = setting(
         0,
         "ray: separate engines, each with a full copy of the weights; 0: one in each worker, or "
         "one per rollout.tensor_parallel workers",
         at_least=0,
+        only_with=RAY,
     )
     pools: dict[str, int] = setting(
         {},
         "ray: number of own workers per role, e.g. cluster.pools.critic=2; roles without a pool "
         "share the policy's workers. cluster.pools.verifier=2: two actors score responses, each "
         "with reward.workers processes, instead of child processes of the driver",
+        only_with=RAY,
     )
     offload: bool = setting(
-        False, "ray: keep shards and optimizer state in host memory; slower steps"
+        False, "ray: keep shards and optimizer state in host memory; slower steps", only_with=RAY
     )
     address: str = setting(
         "",
         "ray: host:port of a running cluster; empty: start one on this machine, loopback only",
+        only_with=RAY,
     )
     engine_apart: bool = setting(
         False,
@@ -323,6 +366,7 @@ class WarmupConfig:
         [],
         "key=value settings of that run; it takes model, data, reward, seed and cluster from this "
         "run unless they are set here",
+        only_with="warmup.recipe",
     )
 
 
@@ -345,8 +389,8 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
-    agent: AgentConfig = field(default_factory=AgentConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig, metadata=ENVIRONMENT)
+    agent: AgentConfig = field(default_factory=AgentConfig, metadata=AGENT)
     reward: RewardConfig = field(default_factory=RewardConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)

@@ -11,6 +11,7 @@ class JudgeConfig:
         "",
         "judge model of verifier llm_judge: http://host:8000/v1#model, servers.json#model, "
         "a model path, or policy:live",
+        only_with="reward.verifier~llm_judge",
     )
     template: str = setting(
         "sycophancy",
@@ -20,7 +21,9 @@ class JudgeConfig:
         "rates each criterion of the problem's column rubric",
     )
     both_orders: bool = setting(
-        False, "pairwise: ask with the answers in both orders and average the two verdicts"
+        False,
+        "pairwise: ask with the answers in both orders and average the two verdicts",
+        only_with="reward.verifier~llm_judge",
     )
     lowest: int = setting(1, "lowest rating; lower ones are raised to it")
     highest: int = setting(10, "highest rating; higher ones are lowered to it")
@@ -49,7 +52,11 @@ class RewardConfig:
         choices=("maximize", "minimize"),
     )
     judge: JudgeConfig = field(
-        default_factory=JudgeConfig, metadata={"help": "language model that scores responses"}
+        default_factory=JudgeConfig,
+        metadata={
+            "help": "language model that scores responses",
+            "only_with": ("reward.verifier~llm_judge", "reward.judge.monitor"),
+        },
     )
     timeout_s: float = setting(5.0, "time limit for scoring one response, in seconds", above=0.0)
     workers: int = setting(

@@ -5,6 +5,12 @@ from typing import Any
 
 from postgrad.config.setting import setting
 
+# Conditions of settings: the engine has its own copy of the weights, in one of three ways.
+ENGINE_APART = ("cluster.engine_apart", "cluster.engines", "rollout.engine!=native,hf")
+# All settings of a section have an effect with this one only.
+ENVIRONMENT = {"only_with": "environment.name"}
+AGENT = {"only_with": "agent.command"}
+
 
 @dataclass
 class RolloutConfig:
@@ -23,6 +29,7 @@ class RolloutConfig:
         "largest mean difference (nats) between the log-probs of engine and trainer at the start, "
         "if they have separate weights; 0: 0.01, or 0.1 in bfloat16",
         at_least=0.0,
+        only_with=ENGINE_APART,
     )
     samples: int = setting(8, "responses per problem: the group size", at_least=1)
     temperature: float = setting(
@@ -82,6 +89,7 @@ class RolloutConfig:
         "turns per response, with tools or an environment; tool calls of the last turn are not "
         "answered",
         at_least=1,
+        only_with=("rollout.tools", "environment.name"),
     )
     tool_format: str = setting(
         "auto",
@@ -99,12 +107,16 @@ class RolloutConfig:
             "gemma",
             "python_blocks",
         ),
+        only_with="rollout.tools",
     )
-    tool_timeout_s: float = setting(10.0, "time limit per tool call, in seconds", above=0.0)
+    tool_timeout_s: float = setting(
+        10.0, "time limit per tool call, in seconds", above=0.0, only_with="rollout.tools"
+    )
     tool_chars: int = setting(
         1024,
         "longest result of a tool call, in characters; a longer one is truncated in the middle",
         at_least=16,
+        only_with="rollout.tools",
     )
 
 

@@ -16,6 +16,7 @@ def setting(
     at_most: float | None = None,
     or_path: bool = False,
     may_be_infinite: bool = False,
+    only_with: str | tuple[str, ...] = "",
 ) -> Any:
     """Returns a dataclass field with a help text and limits.
 
@@ -30,6 +31,7 @@ def setting(
         "at_most": at_most,
         "may_be_infinite": may_be_infinite,
         "or_path": or_path,  # besides the choices, file.py:NAME or package.module:NAME
+        "only_with": only_with,  # when the setting is read; effects.py has the format
     }
     if isinstance(default, list | dict):
         copy_default: Callable[[], Any] = default.copy

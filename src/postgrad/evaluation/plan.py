@@ -24,7 +24,7 @@ from postgrad.evaluation.model import Target, folder_fingerprint, weights_finger
 from postgrad.evaluation.settings import EvalConfig
 from postgrad.judge.llm import RATINGS_STEM
 from postgrad.judge.templates import has_rubric, is_pairwise
-from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
+from postgrad.methods.support.judging import check_judge, check_references
 from postgrad.model.device import choose_device, choose_dtype
 from postgrad.model.load.context import context_length
 from postgrad.model.load.load import load_tokenizer, model_config
@@ -200,7 +200,6 @@ def _check_settings(config: EvalConfig) -> None:
             f"reward.objective={config.reward.objective} is for training only; remove it"
         )
     check_judge(config.reward)
-    check_judge_used(config.reward)
 
 
 def _value_at(config: EvalConfig, key: str) -> Any:

@@ -26,7 +26,6 @@ from postgrad.judge.templates import is_pairwise
 from postgrad.methods.ports import LIVE
 from postgrad.methods.support.judging import (
     check_judge,
-    check_judge_used,
     check_references,
     connect_scorer,
 )
@@ -80,7 +79,6 @@ def read_score_settings(source: str, overrides: Sequence[Override]) -> ScoreConf
     renamed = [rename(override, lambda key: SHORT_KEYS.get(key, key)) for override in overrides]
     config: ScoreConfig = compose_section(ScoreConfig, renamed, base)
     check_judge(config.reward)
-    check_judge_used(config.reward)
     if config.reward.judge.model == LIVE:
         raise ConfigError(f"reward.judge.model={LIVE} needs a policy; give a model or a server")
     return config

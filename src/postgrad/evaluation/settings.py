@@ -9,6 +9,8 @@ from typing import Any
 from postgrad.config.compose import compose_section
 from postgrad.config.overrides import Override, keys_in, rename
 from postgrad.config.schema import (
+    AGENT,
+    ENVIRONMENT,
     OVERLONG,
     AgentConfig,
     ClusterConfig,
@@ -85,8 +87,8 @@ class EvalConfig:
     model: EvalModel = field(default_factory=EvalModel)
     data: EvalData = field(default_factory=EvalData)
     rollout: EvalRollout = field(default_factory=EvalRollout)
-    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
-    agent: AgentConfig = field(default_factory=AgentConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig, metadata=ENVIRONMENT)
+    agent: AgentConfig = field(default_factory=AgentConfig, metadata=AGENT)
     reward: EvalReward = field(default_factory=EvalReward)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 

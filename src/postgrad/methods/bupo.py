@@ -23,7 +23,6 @@ from postgrad.config.schema import REQUIRED, setting
 from postgrad.errors import ConfigError
 from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.methods.step import Stage, Step
-from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.correction import correction_on, log_engine_gap
 from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.load.load import model_config
@@ -49,6 +48,7 @@ class BupoSettings(GrpoSettings):
         "none",
         "norm between the internal states and the head; final is the logit lens",
         choices=("none", "final"),
+        only_with="method.phase_one_steps",
     )
     lr_scale_above: float = setting(
         1.0,
@@ -182,13 +182,6 @@ class Bupo(Grpo):
                 "method.lr_scale_below=0 freezes the blocks that phase 1 trains; "
                 "add method.phase_one_steps=0"
             )
-
-    def check_unread(self) -> None:
-        """Raise ConfigError for settings of the first phase if there is none."""
-        super().check_unread()
-        if not self.settings.phase_one_steps:
-            reason = "with method.phase_one_steps=0"
-            refuse_unread("method", self.settings, ["internal_norm"], reason)
 
 
 def is_phase_one(batch: Batch) -> bool:

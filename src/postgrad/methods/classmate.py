@@ -35,6 +35,8 @@ HELP_SIMILAR = "help_other_similar_questions"
 ESTIMATORS = tuple(name for name, one in ADVANTAGES.items() if "classmate" in one.needs)
 REWARD_TYPES = ("vanilla", "random_truncate", "remove_wo_cot", HELP_OTHER, HELP_SIMILAR)
 
+ASKED = "method.condition!=no_classmate"  # a condition of settings
+
 
 @dataclass
 class ClassmateSettings(ThinkingSettings):
@@ -43,27 +45,42 @@ class ClassmateSettings(ThinkingSettings):
     )
     normalize_by_std: bool = setting(False, "divide a group's advantages by its standard deviation")
     normalize_answer: bool = setting(
-        False, "classmate_gdpo: normalize the answer's advantages over the batch too"
+        False,
+        "classmate_gdpo: normalize the answer's advantages over the batch too",
+        only_with="method.advantage=classmate_gdpo",
     )
     classmates: list[str] = setting(
         [""], "their models: paths, URLs, policy:live; empty: the starting policy, frozen"
     )
     classmate_shares: list[float] = setting(
-        [], "weights of the classmates; empty: equal", above=0.0
+        [], "weights of the classmates; empty: equal", above=0.0, only_with=ASKED
     )
-    classmate_samples: int = setting(1, "continuations per classmate", at_least=1)
-    classmate_temperature: float = setting(1.0, "temperature; 0 is greedy", at_least=0.0)
-    classmate_top_p: float = setting(1.0, "nucleus sampling", above=0.0, at_most=1.0)
+    classmate_samples: int = setting(1, "continuations per classmate", at_least=1, only_with=ASKED)
+    classmate_temperature: float = setting(
+        1.0, "temperature; 0 is greedy", at_least=0.0, only_with=ASKED
+    )
+    classmate_top_p: float = setting(
+        1.0,
+        "nucleus sampling",
+        above=0.0,
+        at_most=1.0,
+        only_with=f"{ASKED} and method.classmate_temperature",
+    )
     classmate_max_tokens: int = setting(256, "longest continuation, in tokens", at_least=1)
     classmate_cot_start: list[str] = setting(
-        [], "opening marker per classmate; empty: cot_start for all"
+        [], "opening marker per classmate; empty: cot_start for all", only_with=ASKED
     )
-    classmate_cot_end: list[str] = setting([], "closing marker per classmate; empty: cot_end")
+    classmate_cot_end: list[str] = setting(
+        [], "closing marker per classmate; empty: cot_end", only_with=ASKED
+    )
     classmate_weight: float = setting(
-        1.0, "weight of their reward, after normalization; 0 only measures it", at_least=0.0
+        1.0,
+        "weight of their reward, after normalization; 0 only measures it",
+        at_least=0.0,
+        only_with=ASKED,
     )
     classmate_tokens: str = setting(
-        "cot", "tokens that their reward applies to", choices=("cot", "all")
+        "cot", "tokens that their reward applies to", choices=("cot", "all"), only_with=ASKED
     )
     reward_type: str = setting(
         "vanilla", "what the classmates are asked; see docs/methods.md", choices=REWARD_TYPES
@@ -72,7 +89,10 @@ class ClassmateSettings(ThinkingSettings):
         "no_classmate_when_main_incorrect", "when their reward counts", choices=CONDITIONS
     )
     consistency_weight: float = setting(
-        0.0, "weight of the reward for leading classmates to the policy's answer", at_least=0.0
+        0.0,
+        "weight of the reward for leading classmates to the policy's answer",
+        at_least=0.0,
+        only_with=ASKED,
     )
 
 
@@ -85,10 +105,6 @@ class Classmate(Thinking):
     def check(self) -> None:
         super().check()
         classmate_checks.check(self)
-
-    def check_unread(self) -> None:
-        super().check_unread()
-        classmate_checks.check_unread(self.settings)
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Refuses data without the similar questions that the classmates are asked."""

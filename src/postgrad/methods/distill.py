@@ -8,12 +8,13 @@ distributions over the teacher's most likely tokens and are differentiated direc
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from postgrad.algorithms.distillation import DIVERGENCES, divergence, teacher_advantages, with_rest
+from postgrad.config.effects import Condition
 from postgrad.config.schema import setting
 from postgrad.methods.grpo import Grpo
 from postgrad.methods.method import Method
@@ -30,6 +31,9 @@ from postgrad.types import Batch, Problem
 
 @dataclass
 class DistillSettings(GrpoSettings):
+    only_with: ClassVar[dict[str, Condition]] = dict.fromkeys(
+        ("advantage", "max_refills", "overlong_buffer", "reward_weights"), "method.reward_coef"
+    )
     teacher: str = setting(
         "",
         "the teacher, a model with the same tokenizer: path, hub id, or a server's model, "
@@ -41,10 +45,17 @@ class DistillSettings(GrpoSettings):
         choices=DIVERGENCES,
     )
     top_k: int = setting(
-        64, "forward, reverse, jsd: most likely tokens of the teacher to compare", at_least=1
+        64,
+        "forward, reverse, jsd: most likely tokens of the teacher to compare",
+        at_least=1,
+        only_with="method.divergence!=sampled",
     )
     jsd_beta: float = setting(
-        0.5, "jsd: share of the teacher in the mixture", above=0.0, at_most=0.99
+        0.5,
+        "jsd: share of the teacher in the mixture",
+        above=0.0,
+        at_most=0.99,
+        only_with="method.divergence=jsd",
     )
     distill_coef: float = setting(1.0, "coefficient of the distillation term", above=0.0)
     reward_coef: float = setting(
@@ -106,10 +117,6 @@ class Distill(Grpo):
     def check_teacher(self) -> None:
         """Refuses a teacher that gives no log-probs at the temperature of the rollouts."""
         distill_checks.check_path(self)
-
-    def check_unread(self) -> None:
-        super().check_unread()
-        distill_checks.check_unread(self.settings)
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Refuses a teacher that is missing, or whose tokens are not the student's."""

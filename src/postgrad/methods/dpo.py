@@ -6,15 +6,16 @@ and ORPO are this method with other settings.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from postgrad.algorithms.preference import MEAN_LOSSES, PREFERENCE_LOSSES, dpo
+from postgrad.config.effects import Condition
 from postgrad.config.schema import setting
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Group, Stage, Step
-from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.pairs import (
     GivenPairs,
     GivenPairsObjective,
@@ -34,6 +35,10 @@ from postgrad.types import Batch, Problem
 
 @dataclass
 class DpoSettings(ReferenceSettings):
+    only_with: ClassVar[dict[str, Condition]] = {
+        "reference_sync_every": "method.reference_free=false",
+        "reference_mixup": "method.reference_free=false",
+    }
     loss: str = setting(
         "sigmoid",
         "sigmoid is DPO's; ipo uses mean log-probs; hinge is SLiC's; odds_ratio is ORPO's",
@@ -47,7 +52,9 @@ class DpoSettings(ReferenceSettings):
     )
     reference_free: bool = setting(False, "use a uniform reference instead of the starting model")
     length_normalized: bool = setting(
-        False, "use mean log-probs per token instead of sums (ipo and odds_ratio always do)"
+        False,
+        "use mean log-probs per token instead of sums (ipo and odds_ratio always do)",
+        only_with=f"method.loss!={','.join(MEAN_LOSSES)}",
     )
     target_margin: float = setting(
         0.0,
@@ -112,13 +119,7 @@ class Dpo(GivenPairs):
             raise ConfigError(
                 "method.loss=odds_ratio compares with no reference; add method.reference_free=true"
             )
-
-    def check_unread(self) -> None:
-        super().check_unread()
-        if self.settings.loss in MEAN_LOSSES:
-            reason = f"with method.loss={self.settings.loss}, which always uses mean log-probs"
-            refuse_unread("method", self.settings, ["length_normalized"], reason)
-        check_reference(self, "with method.reference_free=true")
+        check_reference(self)
 
     def roles(self) -> dict[str, Role]:
         if self.settings.reference_free:

@@ -22,7 +22,6 @@ from postgrad.errors import ConfigError
 from postgrad.methods.luffy import MixedPolicy, MixedPolicyObjective
 from postgrad.methods.method import Supply
 from postgrad.methods.step import Group, Stage, Step
-from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.mixed_policy import MixedPolicySettings
 from postgrad.methods.support.replay_pool import PICK_BY, POOL_RANGES, ReplayPool, count_successes
 from postgrad.types import POLICY, REPLAY, TOOL, Batch, Problem, Trajectory
@@ -44,14 +43,30 @@ class ExGrpoSettings(MixedPolicySettings):
         "normal",
         "weight of a problem by its latest number of successes; none: equal",
         choices=BUCKET_WEIGHTS,
+        only_with="method.replay_share",
     )
     pool_range: str = setting(
-        "all", "problems of the pool to draw from, by age", choices=POOL_RANGES
+        "all",
+        "problems of the pool to draw from, by age",
+        choices=POOL_RANGES,
+        only_with="method.replay_share",
     )
-    pick_by: str = setting("entropy", "which stored row of a problem is replayed", choices=PICK_BY)
-    pick: str = setting("min", "the row with the least or the most of it", choices=("min", "max"))
+    pick_by: str = setting(
+        "entropy",
+        "which stored row of a problem is replayed",
+        choices=PICK_BY,
+        only_with="method.replay_share",
+    )
+    pick: str = setting(
+        "min",
+        "the row with the least or the most of it",
+        choices=("min", "max"),
+        only_with="method.replay_share and method.pick_by!=random",
+    )
     importance: bool = setting(
-        True, "ratio to the recorded log-probs; false: to 1, as for demonstrations"
+        True,
+        "ratio to the recorded log-probs; false: to 1, as for demonstrations",
+        only_with="method.replay_share",
     )
     retire_margin: int = setting(
         20, "problems that always remain besides those of one step", at_least=0
@@ -89,15 +104,6 @@ class ExGrpo(MixedPolicy):
                 f"method.max_refills={self.settings.max_refills}: exgrpo chooses its problems "
                 "itself; remove it"
             )
-
-    def check_unread(self) -> None:
-        super().check_unread()
-        settings = self.settings
-        if not settings.replay_share:
-            names = ["buckets", "pool_range", "pick_by", "pick", "importance"]
-            refuse_unread("method", settings, names, "with method.replay_share=0")
-        if settings.pick_by == "random":
-            refuse_unread("method", settings, ["pick"], "with method.pick_by=random")
 
     def supply(self, prompts: Prompts, problems: Sequence[Problem]) -> Supply | None:
         """Count the problems of a step that may come from the pool."""

@@ -213,9 +213,4 @@ class Grpo(Method):
         super().check()
         grpo_checks.check(self)
         check_correction(self.config)
-
-    def check_unread(self) -> None:
-        """Raise ConfigError for settings that the others leave without effect."""
-        super().check_unread()
-        grpo_checks.check_unread(self)
-        check_reference(self, "with method.kl=none", "add method.kl=loss")
+        check_reference(self)

@@ -89,10 +89,7 @@ class Kto(GivenResponses):
                 f"training.problems_per_step={num_problems}: kto estimates the KL from prompts "
                 "with the response of another problem; use at least 2"
             )
-
-    def check_unread(self) -> None:
-        super().check_unread()
-        check_reference(self, "")
+        check_reference(self)
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         self.check_validation_problems(problems)

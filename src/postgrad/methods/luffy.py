@@ -18,13 +18,14 @@ that adds an SFT loss. ExGRPO is MixedPolicy with replayed rows in place of demo
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from postgrad.algorithms.prefixes import STRATEGIES, prefix_ratio
+from postgrad.algorithms.prefixes import READS, STRATEGIES, prefix_ratio
 from postgrad.algorithms.shaping import drop_confident, off_policy_shape, reshaped_loss
+from postgrad.config.effects import Condition
 from postgrad.config.schema import setting
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, RunError, did_you_mean
@@ -46,41 +47,87 @@ from postgrad.model.port import TokenOutputs
 from postgrad.problem import named
 from postgrad.types import DEMONSTRATION, POLICY, Batch, Problem, Trajectory
 
+SHOWN = "method.num_demonstrations"  # a condition of settings
+
+
+def _strategies(name: str) -> str:
+    """Return the condition of the setting method.prefix_NAME."""
+    readers = [strategy for strategy, names in READS.items() if name in names]
+    return f"{SHOWN} and method.prefix_strategy={','.join(readers)}"
+
 
 @dataclass
 class LuffySettings(MixedPolicySettings):
     """How many demonstrations a group gets, and how much of each."""
 
+    only_with: ClassVar[dict[str, Condition]] = {
+        "off_shape": f"{SHOWN} and method.demonstration_probs=",  # their ratio is exact
+        "off_advantage_scale": SHOWN,
+        "prefix_advantage": SHOWN,
+    }
+
     num_demonstrations: int = setting(
         1, "rows per group that are, or start with, a demonstration; -1: all", at_least=-1
     )
     demonstration_share: float = setting(
-        1.0, "share of problems that use theirs, drawn per step", at_least=0.0, at_most=1.0
+        1.0,
+        "share of problems that use theirs, drawn per step",
+        at_least=0.0,
+        at_most=1.0,
+        only_with=SHOWN,
     )
     prefix_strategy: str = setting(
-        "random", "which share of a demonstration's tokens a row gets", choices=STRATEGIES
+        "random",
+        "which share of a demonstration's tokens a row gets",
+        choices=STRATEGIES,
+        only_with=SHOWN,
     )
-    prefix_shared: bool = setting(False, "draw that share once per group")
+    prefix_shared: bool = setting(
+        False, "draw that share once per group", only_with=_strategies("shared")
+    )
     prefix_min: float = setting(
-        1.0, "smallest share (random, fixed); 1 is all of it", at_least=0.0, at_most=1.0
+        1.0,
+        "smallest share (random, fixed); 1 is all of it",
+        at_least=0.0,
+        at_most=1.0,
+        only_with=_strategies("min"),
     )
     prefix_max: float = setting(
-        1.0, "largest share (random, fixed); 1 is all of it", at_least=0.0, at_most=1.0
+        1.0,
+        "largest share (random, fixed); 1 is all of it",
+        at_least=0.0,
+        at_most=1.0,
+        only_with=_strategies("max"),
     )
     prefix_peak: float = setting(
-        0.8, "largest share (linear, linear_max, reverse_linear)", at_least=0.0, at_most=1.0
+        0.8,
+        "largest share (linear, linear_max, reverse_linear)",
+        at_least=0.0,
+        at_most=1.0,
+        only_with=_strategies("peak"),
     )
-    prefix_steps: int = setting(1000, "steps over which prefix_peak falls or rises", at_least=1)
+    prefix_steps: int = setting(
+        1000,
+        "steps over which prefix_peak falls or rises",
+        at_least=1,
+        only_with=_strategies("steps"),
+    )
     overlong_demonstrations: str = setting(
-        "drop", "those longer than rollout.max_response_tokens", choices=("drop", "error")
+        "drop",
+        "those longer than rollout.max_response_tokens",
+        choices=("drop", "error"),
+        only_with=SHOWN,
     )
     wrong_demonstrations: str = setting(
         "keep",
         "tokens of others in rows without reward: train on them, or mask them",
         choices=("keep", "mask"),
+        only_with=SHOWN,
     )
     demonstration_probs: str = setting(
-        "", "data column with the author's probability of each token, including the end token"
+        "",
+        "data column with the author's probability of each token, including the end token",
+        only_with=SHOWN,
     )
 
 
@@ -170,11 +217,6 @@ class MixedPolicy(Grpo):
     Settings = MixedPolicySettings
     Objective = MixedPolicyObjective
     traits = replace(Grpo.traits, environments=False)  # rows of others have no reward of one
-
-    def check_unread(self) -> None:
-        """Raise ConfigError for settings that the loss of tokens of others does not read."""
-        super().check_unread()
-        luffy_checks.check_mixed_unread(self.settings)
 
     def score(self, batch: Batch, step: Step) -> Batch:
         """Score all rows with one verifier and log the mean reward per kind of row."""
@@ -363,8 +405,3 @@ class Luffy(MixedPolicy):
         """Raise ConfigError for numbers that do not fit together."""
         super().check()
         luffy_checks.check(self.config)
-
-    def check_unread(self) -> None:
-        """Raise ConfigError for settings that the chosen use of demonstrations does not read."""
-        super().check_unread()
-        luffy_checks.check_unread(self.settings)

@@ -13,6 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from postgrad.algorithms.aggregation import AGGREGATIONS
+from postgrad.config.effects import Condition
 from postgrad.config.schema import Config, setting
 from postgrad.data.overlong import RowEncoder
 from postgrad.errors import RunError
@@ -20,7 +21,7 @@ from postgrad.methods.objective import Objective as BaseObjective
 from postgrad.methods.objective import build_objective
 from postgrad.methods.ports import SAVED_KINDS, Ports, Role
 from postgrad.methods.step import Group, Stage, Step
-from postgrad.methods.support.checks import check_method, check_stream, check_unread
+from postgrad.methods.support.checks import check_method, check_stream
 from postgrad.methods.support.sampling import SampleRequest, sample_requests, sampled_row
 from postgrad.methods.support.scoring import add_scores, drop_failures, policy_texts, score_texts
 from postgrad.methods.support.synced_roles import sync_copies
@@ -51,6 +52,7 @@ class MethodSettings:
     aggregation: str = setting(
         "token-mean", "how token losses become one number", choices=AGGREGATIONS
     )
+    only_with: ClassVar[dict[str, Condition]] = {}  # more conditions, by name (config/effects.py)
     _is_frozen: ClassVar[bool] = False
 
     def freeze(self) -> None:
@@ -240,11 +242,6 @@ class Method:
         check_method(self)
         check_stream(self, Method)
         self.objective.check()
-        self.check_unread()
-
-    def check_unread(self) -> None:
-        """Raise ConfigError for settings that have no effect with the others."""
-        check_unread(self.config)
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Raise ConfigError for training data that this method cannot use."""

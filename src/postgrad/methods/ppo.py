@@ -13,7 +13,6 @@ from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.methods.objective import Objective
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Stage, Step
-from postgrad.methods.support.checks import refuse_unread
 from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.types import Batch
@@ -46,7 +45,9 @@ class PpoSettings(GrpoSettings):
         "the highest and lowest rewards (max_min), or the highest four times as often (max_random)",
         choices=("none", *RESAMPLING),
     )
-    resample_power: float = setting(2.0, "exponent of method.resample=pow", at_least=0.0)
+    resample_power: float = setting(
+        2.0, "exponent of method.resample=pow", at_least=0.0, only_with="method.resample=pow"
+    )
 
 
 class PpoObjective(PolicyObjective):
@@ -75,12 +76,6 @@ class Ppo(Grpo):
                 f"method.advantage={self.settings.advantage} has one number per row, and the "
                 'critic of ppo needs returns per token; declare level="token", or use grpo'
             )
-
-    def check_unread(self) -> None:
-        super().check_unread()
-        if self.settings.resample != "pow":
-            reason = f"with method.resample={self.settings.resample}"
-            refuse_unread("method", self.settings, ["resample_power"], reason)
 
     def roles(self) -> dict[str, Role]:
         critic = Role("critic", self.settings.critic_path, self.settings.critic_lr)

@@ -21,7 +21,6 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.methods.method import Method, MethodSettings, Traits
 from postgrad.methods.objective import Objective
 from postgrad.methods.step import Group, Stage, Step
-from postgrad.methods.support.checks import refuse_unread
 from postgrad.model.load.eos import describe_end
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.port import TokenOutputs
@@ -38,7 +37,9 @@ class SftSettings(MethodSettings):
         "all", "assistant turns of a conversation that the loss reads: all or the last", TRAIN_ON
     )
     validate_accuracy: bool = setting(
-        False, "also generate responses to the validation problems and score them"
+        False,
+        "also generate responses to the validation problems and score them",
+        only_with="data.validation",
     )
 
 
@@ -104,18 +105,14 @@ class Sft(Method):
     def scores_training_rows(self) -> bool:
         return False
 
-    def check_unread(self) -> None:
-        super().check_unread()
+    def check(self) -> None:
+        super().check()
         stop_at = self.config.training.stop_at
         if stop_at is not None and not self.settings.validate_accuracy:
             raise ConfigError(
                 f"training.stop_at={stop_at:g} needs validation accuracy; "
                 "add method.validate_accuracy=true"
             )
-        if not self.config.data.validation:
-            names = ["validate_accuracy"]
-            reason = "without validation problems"
-            refuse_unread("method", self.settings, names, reason, "add data.validation=FILE")
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         for problem in problems:

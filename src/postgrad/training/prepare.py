@@ -13,7 +13,7 @@ from postgrad.environments.port import choose_verifier
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.method import Method
-from postgrad.methods.support.judging import check_judge, check_judge_used, check_references
+from postgrad.methods.support.judging import check_judge, check_references
 from postgrad.methods.support.synced_roles import check_synced_roles
 from postgrad.model.load.context import context_length
 from postgrad.model.load.load import load_tokenizer, model_config
@@ -149,7 +149,6 @@ def _make_scorer(
     reward = config.reward
     verifier = choose_verifier(reward.verifier, environments or agents)
     check_judge(reward)
-    check_judge_used(reward)
     return Scorer(verifier, reward.timeout_s, reward.workers, reward.objective == "minimize")
 
 

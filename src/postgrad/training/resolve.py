@@ -79,7 +79,7 @@ def resolve(
 def resolve_cluster(cluster: ClusterConfig) -> ClusterConfig:
     """Return a copy in which both settings of separate engines agree.
 
-    Raises ConfigError for settings that the chosen cluster.backend does not have.
+    Raises ConfigError for an engine without a process, and for a pool without workers.
     """
     if cluster.engine_apart and cluster.backend == "local":
         raise ConfigError(
@@ -93,23 +93,6 @@ def resolve_cluster(cluster: ClusterConfig) -> ClusterConfig:
                 )
         engines = cluster.engines or int(cluster.engine_apart)
         return replace(cluster, engines=engines, engine_apart=engines > 0)
-    ray_settings = {
-        "workers": cluster.workers > 1,
-        "tensor_parallel": cluster.tensor_parallel > 1,
-        "expert_parallel": cluster.expert_parallel > 1,
-        "sequence_parallel": cluster.sequence_parallel > 1,
-        "shard_workers": cluster.shard_workers > 0,
-        "engines": cluster.engines > 0,
-        "pools": bool(cluster.pools),
-        "offload": bool(cluster.offload),
-        "address": bool(cluster.address),
-    }
-    for key, is_set in ray_settings.items():
-        if is_set:
-            raise ConfigError(
-                f"cluster.{key} is a setting of Ray, and cluster.backend={cluster.backend}; "
-                "add cluster=ray"
-            )
     return replace(cluster)
 
 

@@ -5,16 +5,14 @@ the model that the warm-up run trained.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 from postgrad.config.compose import compose
-from postgrad.config.schema import Config, JudgeConfig
+from postgrad.config.schema import Config
 from postgrad.methods import find_method
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 from postgrad.training.result import Result
-from postgrad.verifiers.model_terms import asks_judge
 
 SHARED_SECTIONS = ("model", "data", "reward", "cluster")  # the warm-up run takes these over
 
@@ -46,28 +44,24 @@ def run_warmup(config: Config, reporter: Reporter) -> Config | Result:
 
 def warmup_config(config: Config) -> Config:
     """Return the configuration of the warm-up run: its own recipe on this run's model and data."""
-    overrides: list[tuple[str, Any]] = []
-    for name in SHARED_SECTIONS:
-        overrides += _leaves(getattr(config, name), f"{name}.")
-    overrides.append(("rollout.max_response_tokens", config.rollout.max_response_tokens))
-    overrides += [("seed", config.seed), ("runs", config.runs), ("name", f"{config.name}-warmup")]
+    shared: dict[str, Any] = {name: _values(getattr(config, name)) for name in SHARED_SECTIONS}
+    shared["rollout"] = {"max_response_tokens": config.rollout.max_response_tokens}
+    shared |= {"seed": config.seed, "runs": config.runs, "name": f"{config.name}-warmup"}
     warmup = compose(
         config.warmup.recipe,
-        [*overrides, *config.warmup.overrides],
+        config.warmup.overrides,
         lambda name: find_method(name).Settings,
+        base=shared,
     )
     if not find_method(warmup.method.name).traits.thoughts:
         warmup.reward.judge.monitor = ""  # only the main run has thoughts to monitor
-    if not asks_judge(warmup.reward.verifier):  # the other judge settings are the main run's
-        warmup.reward.judge = JudgeConfig(monitor=warmup.reward.judge.monitor)
     return warmup
 
 
-def _leaves(section: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of every setting of a section."""
-    for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
+def _values(section: Any) -> dict[str, Any]:
+    """Return the values of a section's settings, nested."""
+    values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+    for name, value in values.items():
         if dataclasses.is_dataclass(value):
-            yield from _leaves(value, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}", value
+            values[name] = _values(value)
+    return values

@@ -1,56 +1,10 @@
 """Checks of settings for every method, before a run writes anything. All raise ConfigError."""
 
-import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
-from postgrad.config.compose import is_overridden
-from postgrad.config.schema import Config, LoraConfig
+from postgrad.config.schema import Config
 from postgrad.errors import ConfigError
-from postgrad.methods.support.validation import check_validation
 from postgrad.rollout.kinds import find_engine
-
-
-def refuse_unread(
-    section: str, settings: Any, names: Sequence[str], reason: str, fix: str = ""
-) -> None:
-    """Refuses the first setting that the user changed and that nothing reads.
-
-    Values that a recipe of the package sets are accepted, so that a recipe can be changed by one
-    setting, such as reinforce_pp with method.kl=none.
-
-    Args:
-        section: where the settings are, such as `method`.
-        settings: the dataclass of the section.
-        names: the settings that nothing reads.
-        reason: why, such as `with method.kl=none`.
-        fix: another setting that would give it an effect.
-    """
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        default = _default(field)
-        is_changed = value != default and is_overridden(settings, field.name)
-        if field.name in names and is_changed:
-            remove = f"leave it at {_format(default)}"
-            advice = f"{fix}, or {remove}" if fix else remove
-            raise ConfigError(
-                f"{section}.{field.name}={_format(value)} has no effect {reason}; {advice}"
-            )
-
-
-def _default(field: dataclasses.Field) -> Any:
-    if field.default_factory is dataclasses.MISSING:
-        return field.default
-    return field.default_factory()
-
-
-def _format(value: Any) -> str:
-    """A value as a user types it after `key=`."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value) or "''"
 
 
 def engine_apart(config: Config) -> bool:
@@ -123,7 +77,7 @@ def check_monitor(method: Any) -> None:
 
 
 def check_tools(method: Any) -> None:
-    """Refuses tools and environments for methods without turns, and their settings without them."""
+    """Refuses tools and environments for methods without turns, and tools without a second turn."""
     rollout = method.config.rollout
     environment = method.config.environment
     name = method.settings.name
@@ -137,31 +91,14 @@ def check_tools(method: Any) -> None:
             f"environment={environment.name}: {name} does not support environments; "
             "remove it, or use grpo"
         )
-    if not rollout.tools:
-        names = ["tool_timeout_s", "tool_chars", "tool_format"]
-        if not environment.name:
-            names.append("max_turns")
-        refuse_unread("rollout", rollout, names, "without tools", "add rollout.tools=[calculator]")
-    elif rollout.max_turns < 2 and not environment.name:
+    if rollout.tools and rollout.max_turns < 2 and not environment.name:
         raise ConfigError("rollout.max_turns=1 answers no tool call; use at least 2")
-    if not environment.name:
-        for key in ("options", "weights"):
-            if getattr(environment, key):
-                raise ConfigError(
-                    f"environment.{key} has no effect without an environment; "
-                    "add environment=file.py:Class"
-                )
-        names = ["workers", "timeout_s", "max_chars"]
-        fix = "add environment=file.py:Class"
-        refuse_unread("environment", environment, names, "without an environment", fix)
 
 
 def check_agent(method: Any) -> None:
-    """Refuses an agent for methods without turns or beside an environment, and unread settings."""
+    """Refuses an agent for methods without turns, and with an environment or tools."""
     agent = method.config.agent
     if not agent.command:
-        names = ["workers", "timeout_s", "max_calls"]
-        refuse_unread("agent", agent, names, "without an agent", "add agent='python my_agent.py'")
         return
     key = f"agent={agent.command}"
     if not (method.traits.tools and method.traits.environments):
@@ -279,53 +216,8 @@ def check_memory_saving(config: Config) -> None:
             )
     if model.kept_attention_blocks:
         kept = f"model.kept_attention_blocks={model.kept_attention_blocks}"
-        if model.activation_checkpointing is False:
-            raise ConfigError(
-                f"{kept} has no effect without activation checkpointing; add "
-                "model.activation_checkpointing=true"
-            )
         if config.cluster.backend == "ray":
             raise ConfigError(f"{kept} is not supported with cluster.backend=ray; remove it")
-
-
-def check_unread(config: Config) -> None:
-    """Refuses settings outside the method's section that have no effect with the others."""
-    if not engine_apart(config):
-        reason = "with an engine that samples from the trainer's own weights"
-        refuse_unread("rollout", config.rollout, ["max_gap"], reason)
-    lora = config.model.lora
-    is_default = lora.alpha == LoraConfig.alpha and lora.targets == LoraConfig.targets
-    if not lora.rank and (not is_default or lora.dropout):
-        raise ConfigError(
-            "model.lora.* has no effect with model.lora.rank=0, which trains the whole model; "
-            "add model.lora.rank=16"
-        )
-    optimizer = config.optimizer
-    if optimizer.schedule == "constant":
-        names = ["decay_ratio", "final_lr_ratio"]
-        reason = "with optimizer.schedule=constant"
-        refuse_unread("optimizer", optimizer, names, reason, "use linear or cosine")
-    if optimizer.warmup_steps and optimizer.warmup_ratio:
-        raise ConfigError(
-            f"optimizer.warmup_ratio={optimizer.warmup_ratio:g} has no effect beside "
-            f"optimizer.warmup_steps={optimizer.warmup_steps}; set one of them to 0"
-        )
-    if optimizer.kind == "rmsprop":
-        reason = "with optimizer.kind=rmsprop"
-        refuse_unread("optimizer", optimizer, ["betas", "weight_decay"], reason)
-    if config.training.epochs:
-        reason = f"with training.epochs={config.training.epochs:g}"
-        refuse_unread("training", config.training, ["steps"], reason, "use training.epochs=0")
-    if config.warmup.overrides and not config.warmup.recipe:
-        raise ConfigError(
-            "warmup.overrides has no effect without warmup.recipe; add e.g. warmup.recipe=sft"
-        )
-    validates = config.data.validation and config.training.validate_every
-    if config.training.stop_at is not None and not validates:
-        missing = "training.validate_every=N" if config.data.validation else "data.validation=FILE"
-        raise ConfigError(
-            f"training.stop_at={config.training.stop_at:g} needs validation accuracy; add {missing}"
-        )
 
 
 def check_method(method: Any) -> None:
@@ -338,7 +230,6 @@ def check_method(method: Any) -> None:
     check_state(method)
     check_numbers(method.config)
     check_memory_saving(method.config)
-    check_validation(method.config)
 
 
 def check_state(method: Any) -> None:

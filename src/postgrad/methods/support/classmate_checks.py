@@ -1,25 +1,12 @@
 """Checks of Classmate-CoT's settings, before a run writes anything. All raise ConfigError."""
 
-from typing import Any
-
 from postgrad.errors import ConfigError
 from postgrad.methods.method import Method
-from postgrad.methods.support.checks import refuse_unread
 from postgrad.verifiers.model_terms import asks_judge
 
 HELP_OTHER = "help_other_questions"  # a value of method.reward_type
 # Settings with one entry per classmate, or none.
 PER_CLASSMATE = ("classmate_shares", "classmate_cot_start", "classmate_cot_end")
-# Settings without effect if no classmate is asked.
-CLASSMATE_SETTINGS = (
-    *PER_CLASSMATE,
-    "classmate_samples",
-    "classmate_temperature",
-    "classmate_top_p",
-    "classmate_weight",
-    "classmate_tokens",
-    "consistency_weight",
-)
 
 
 def check(method: Method) -> None:
@@ -48,16 +35,3 @@ def check(method: Method) -> None:
             f"method.reward_type={HELP_OTHER} pairs the problems of a step; it needs "
             "training.problems_per_step of at least 2, and method.max_refills=0"
         )
-
-
-def check_unread(settings: Any) -> None:
-    """Refuses settings that the chosen advantage, condition and temperature do not read."""
-    if settings.advantage != "classmate_gdpo":
-        reason = f"with method.advantage={settings.advantage}"
-        refuse_unread("method", settings, ["normalize_answer"], reason)
-    if settings.condition == "no_classmate":
-        reason = "with method.condition=no_classmate, which asks no classmate"
-        refuse_unread("method", settings, CLASSMATE_SETTINGS, reason)
-    if not settings.classmate_temperature:
-        reason = "with method.classmate_temperature=0"
-        refuse_unread("method", settings, ["classmate_top_p"], reason)

@@ -20,7 +20,6 @@ from postgrad.algorithms.correction import (
 from postgrad.algorithms.losses import Loss
 from postgrad.errors import ConfigError
 from postgrad.methods.method import Step
-from postgrad.methods.support.checks import engine_apart, refuse_unread
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.rollout.engine import Engine
 from postgrad.types import POLICY, Batch
@@ -50,23 +49,12 @@ def needs_trainer_logprobs(settings: Any, engine: Engine) -> bool:
 def check_correction(config: Any) -> None:
     """Refuses malformed bounds and rules, and settings without effect. Raises ConfigError."""
     settings = config.method
-    if settings.correction == "none" and settings.rejection:
-        raise ConfigError(
-            "method.rejection has no effect with method.correction=none; "
-            "use method.correction=rejection for rules without weights"
-        )
     if settings.correction == "rejection" and not settings.rejection:
         raise ConfigError(
             "method.correction=rejection has no rules; "
             "add one, e.g. method.rejection.seq_mean_k1=0.999_1.001"
         )
-    if settings.correction in UNWEIGHTED:
-        reason = f"with method.correction={settings.correction}, which has no weights"
-        names = ["correction_bound", "correction_normalize"]
-        refuse_unread("method", settings, names, reason)
     _check_bounds(settings)
-    if settings.correction == "auto" and not engine_apart(config):
-        _refuse_without_correction(settings)
 
 
 def _check_bounds(settings: Any) -> None:
@@ -82,20 +70,6 @@ def _check_bounds(settings: Any) -> None:
         reject(numbers, numbers, mask, rows, 0, dict(settings.rejection))
     except ConfigError as error:
         raise ConfigError(f"method.rejection: {error}") from error
-
-
-def _refuse_without_correction(settings: Any) -> None:
-    is_set = {
-        "rejection": bool(settings.rejection),
-        "correction_bound": settings.correction_bound != "2.0",
-        "correction_normalize": settings.correction_normalize,
-    }
-    for name, value in is_set.items():
-        if value:
-            raise ConfigError(
-                f"method.{name} has no effect with method.correction=auto and an engine that "
-                "samples from the trainer's own weights; remove it, or add method.correction=token"
-            )
 
 
 def correct(settings: Any, batch: Batch, step: Step) -> Batch:

@@ -1,16 +1,11 @@
 """Checks of the settings of distillation, before a run writes anything. All raise ConfigError."""
 
 from dataclasses import replace
-from typing import Any
 
 from postgrad.errors import ConfigError
 from postgrad.methods.method import Method
-from postgrad.methods.support.checks import refuse_unread
 from postgrad.model.load.load import load_tokenizer
 from postgrad.rollout.served_path import is_served, parse_served_path
-
-# Settings that only a verifier's reward gives an effect.
-OF_REWARDS = ("advantage", "max_refills", "overlong_buffer", "reward_weights")
 
 
 def check_path(method: Method) -> None:
@@ -27,18 +22,6 @@ def check_path(method: Method) -> None:
             f"rollout.temperature={temperature:g}: servers give log-probs of prompts at "
             "temperature 1; use rollout.temperature=1, or a teacher that this run loads"
         )
-
-
-def check_unread(settings: Any) -> None:
-    """Refuses settings that the chosen divergence, or a run without rewards, does not read."""
-    if settings.divergence != "jsd":
-        reason = f"with method.divergence={settings.divergence}"
-        refuse_unread("method", settings, ["jsd_beta"], reason)
-    if settings.divergence == "sampled":
-        refuse_unread("method", settings, ["top_k"], "with method.divergence=sampled")
-    if not settings.reward_coef:
-        reason = "with method.reward_coef=0"
-        refuse_unread("method", settings, OF_REWARDS, reason, "add method.reward_coef=1")
 
 
 def check_tokenizer(method: Method) -> None:

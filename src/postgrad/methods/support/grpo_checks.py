@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from postgrad.errors import ConfigError
-from postgrad.methods.support.checks import refuse_unread
 
 CLIPS = ("clip_low", "clip_high", "dual_clip")
 # What GRPO has for the `needs` of an advantage.
@@ -84,6 +83,18 @@ def check_advantage(method: GrpoMethod) -> None:
         raise ConfigError(
             f"{key} needs reward parts by name; add e.g. method.reward_weights.answer=1.0"
         )
+    if settings.reward_weights and "reward_weights" not in advantage.options:
+        raise ConfigError(
+            f"method.reward_weights has no effect with {key}; use method.advantage=gdpo, or weigh "
+            'the parts in the verifier: reward.verifier="math + 0.1*format"'
+        )
+    if settings.gamma != 1.0 and "gamma" not in advantage.options:
+        raise ConfigError(
+            f"method.gamma={settings.gamma:g} has no effect with {key}, which does not discount; "
+            "remove it"
+        )
+    if not settings.refill_by:
+        raise ConfigError("method.refill_by is empty; name a part of the score, such as answer")
 
 
 def reward_parts(method: GrpoMethod) -> dict[str, str]:
@@ -103,11 +114,6 @@ def reward_parts(method: GrpoMethod) -> dict[str, str]:
 def check_kl(method: GrpoMethod) -> None:
     """Refuses KL settings that do not go together."""
     settings = method.settings
-    if settings.kl_target is not None and settings.kl != "reward":
-        raise ConfigError(
-            f"method.kl_target={settings.kl_target} adapts the penalty in the reward; "
-            "add method.kl=reward, or remove it"
-        )
     estimator = settings.kl_estimator
     if settings.kl == "loss" and estimator == "k1" and not settings.kl_ratio:
         raise ConfigError(
@@ -188,33 +194,3 @@ def check_maxrl(method: GrpoMethod) -> None:
                 f"{key} makes rewards negative, and method.advantage=maxrl divides by their mean; "
                 "remove it"
             )
-
-
-def check_unread(method: GrpoMethod) -> None:
-    """Refuses settings that the chosen KL and advantage do not read."""
-    settings = method.settings
-    options = method.advantage.options
-    if settings.kl == "none":
-        names = ["kl_coef", "kl_estimator", "kl_ratio"]
-        refuse_unread("method", settings, names, "with method.kl=none", "add method.kl=loss")
-    if settings.kl == "reward":
-        refuse_unread("method", settings, ["kl_ratio"], "with method.kl=reward", "use kl=loss")
-    if not settings.refill_by:
-        raise ConfigError("method.refill_by is empty; name a part of the score, such as answer")
-    if not settings.max_refills:
-        reason = "with method.max_refills=0"
-        refuse_unread("method", settings, ["refill_by"], reason, "add method.max_refills=3")
-    if "normalize_by_std" not in options:
-        reason = f"with method.advantage={settings.advantage}, which does not divide by it"
-        refuse_unread("method", settings, ["normalize_by_std"], reason)
-    if settings.gamma != 1.0 and "gamma" not in options:
-        raise ConfigError(
-            f"method.gamma={settings.gamma:g} has no effect with "
-            f"method.advantage={settings.advantage}, which does not discount; remove it"
-        )
-    if settings.reward_weights and "reward_weights" not in options:
-        raise ConfigError(
-            f"method.reward_weights has no effect with method.advantage={settings.advantage}; "
-            "use method.advantage=gdpo, or weigh the parts in the verifier: "
-            'reward.verifier="math + 0.1*format"'
-        )

@@ -1,18 +1,32 @@
 """Settings of GRPO and of every method that extends it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 from postgrad.algorithms.advantages import ADVANTAGES
 from postgrad.algorithms.kl import KL_ESTIMATORS
 from postgrad.algorithms.losses import LOSSES, Loss
-from postgrad.config.schema import setting
+from postgrad.config.effects import Condition
+from postgrad.config.schema_rollout import ENGINE_APART
+from postgrad.config.setting import setting
 from postgrad.methods.support.correction import CORRECTIONS
 from postgrad.methods.support.grpo_checks import CLIPS
 from postgrad.methods.support.synced_reference import ReferenceSettings
 
+# Conditions of settings: a correction that is set, or the one of an engine with its own weights.
+AUTO = tuple(f"method.correction=auto and {condition}" for condition in ENGINE_APART)
+WEIGHTED = ("method.correction=token,sequence,geometric", *AUTO)
+CORRECTED = ("method.correction=rejection,token,sequence,geometric,bypass", *AUTO)
+WITHOUT_STD = [name for name, one in ADVANTAGES.items() if "normalize_by_std" not in one.options]
+
 
 @dataclass
 class GrpoSettings(ReferenceSettings):
+    only_with: ClassVar[dict[str, Condition]] = {
+        "reference_sync_every": "method.kl!=none",
+        "reference_mixup": "method.kl!=none",
+        "normalize_by_std": f"method.advantage!={','.join(WITHOUT_STD)}",
+    }
     advantage: str = setting(
         "grpo",
         "advantage estimator: a name of docs/algorithms.md, file.py:NAME or package.module:NAME",
@@ -28,9 +42,7 @@ class GrpoSettings(ReferenceSettings):
         above=0.0,
         at_most=1.0,
     )
-    reward_weights: dict[str, float] = field(
-        default_factory=dict, metadata={"help": "gdpo: weights of the named reward parts"}
-    )
+    reward_weights: dict[str, float] = setting({}, "gdpo: weights of the named reward parts")
     loss: str = setting(
         "ppo_clip",
         "policy loss: a name of docs/algorithms.md, file.py:NAME or package.module:NAME",
@@ -55,9 +67,7 @@ class GrpoSettings(ReferenceSettings):
         above=1.0,
         may_be_infinite=True,
     )
-    loss_options: dict[str, float] = field(
-        default_factory=dict, metadata={"help": "more options of the loss, by name"}
-    )
+    loss_options: dict[str, float] = setting({}, "more options of the loss, by name")
     kl: str = setting(
         "none",
         "KL penalty to the reference: none, in the loss, or in the reward",
@@ -67,17 +77,25 @@ class GrpoSettings(ReferenceSettings):
         "auto",
         "estimator of the KL penalty; auto: k3 in the loss, k1 in the reward, as in verl",
         choices=("auto", *KL_ESTIMATORS),
+        only_with="method.kl!=none",
     )
     kl_coef: float = setting(
-        0.001, "coefficient of the KL penalty; its start if kl_target is set", at_least=0.0
+        0.001,
+        "coefficient of the KL penalty; its start if kl_target is set",
+        at_least=0.0,
+        only_with="method.kl!=none",
     )
     kl_ratio: bool = setting(
         False,
         "multiply the KL in the loss by the ratio of the current to the old policy, which makes "
         "it unbiased after the first update (DeepSeek-V3.2)",
+        only_with="method.kl=loss",
     )
     kl_target: float | None = setting(
-        None, "adapt the coefficient to this KL (method.kl=reward only); null: fixed", above=0.0
+        None,
+        "adapt the coefficient to this KL (method.kl=reward only); null: fixed",
+        above=0.0,
+        only_with="method.kl=reward",
     )
     entropy_coef: float = setting(0.0, "coefficient of the entropy bonus", at_least=0.0)
     top_entropy: float = setting(
@@ -101,6 +119,7 @@ class GrpoSettings(ReferenceSettings):
         "score",
         "DAPO: what must differ within a group: score (the verifier's), reward (with the length "
         "penalty), or a part of the verifier's score such as answer",
+        only_with="method.max_refills",
     )
     mask_truncated: bool = setting(
         False,
@@ -121,14 +140,17 @@ class GrpoSettings(ReferenceSettings):
         choices=CORRECTIONS,
     )
     correction_bound: str = setting(
-        "2.0", "C truncates the weights at C; lo_hi sets weights outside to zero"
+        "2.0",
+        "C truncates the weights at C; lo_hi sets weights outside to zero",
+        only_with=WEIGHTED,
     )
     correction_normalize: bool = setting(
-        False, "divide the weights by their mean over the batch, so that their mean is 1"
+        False,
+        "divide the weights by their mean over the batch, so that their mean is 1",
+        only_with=WEIGHTED,
     )
-    rejection: dict[str, str] = field(
-        default_factory=dict,
-        metadata={"help": "rules that mask tokens or rows, e.g. token_k1: 0.5_2.0"},
+    rejection: dict[str, str] = setting(
+        {}, "rules that mask tokens or rows, e.g. token_k1: 0.5_2.0", only_with=CORRECTED
     )
 
 

@@ -1,6 +1,5 @@
 """Language models that judge: llm_judge as a verifier, and the monitor of thoughts."""
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -9,7 +8,6 @@ from postgrad.config.schema import Config, JudgeConfig, RewardConfig, RolloutCon
 from postgrad.errors import ConfigError
 from postgrad.judge.templates import has_rubric, is_pairwise, monitor_text, template_text
 from postgrad.methods.method import Step
-from postgrad.methods.support.checks import refuse_unread
 from postgrad.problem import Problem, named
 from postgrad.rollout.engine import Sampling, trajectory_seed
 from postgrad.types import Batch, Failure
@@ -91,22 +89,6 @@ def check_references(reward: RewardConfig, problems: Iterable[Problem]) -> None:
                 f"reward.judge.template={reward.judge.template} compares with a reference answer, "
                 f"and {named(problem)} has none; add a column output, answer or ground_truth"
             )
-
-
-def check_judge_used(reward: RewardConfig) -> None:
-    """Refuses settings of a judge that is never asked. Raises ConfigError."""
-    judge = reward.judge
-    if asks_judge(reward.verifier):
-        return
-    if judge.model:
-        raise ConfigError(
-            f"reward.judge.model={judge.model} has no effect with "
-            f"reward.verifier={reward.verifier}; use reward.verifier=llm_judge, or remove it"
-        )
-    if not judge.monitor:
-        names = [field.name for field in dataclasses.fields(judge)]
-        reason = f"with reward.verifier={reward.verifier} and no monitor"
-        refuse_unread("reward.judge", judge, names, reason)
 
 
 def connect_scorer(

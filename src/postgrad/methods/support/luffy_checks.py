@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from postgrad.algorithms.prefixes import READS, prefix_ratio
+from postgrad.algorithms.prefixes import prefix_ratio
 from postgrad.algorithms.shaping import (
     OFF_OPTIONS,
     OFF_READS,
@@ -15,23 +15,9 @@ from postgrad.algorithms.shaping import (
 from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.method import Supply
-from postgrad.methods.support.checks import refuse_unread
 from postgrad.problem import named
 from postgrad.types import Problem
 
-PREFIX_SETTINGS = ("prefix_min", "prefix_max", "prefix_peak", "prefix_steps", "prefix_shared")
-# Settings without effect if no demonstration is used.
-DEMONSTRATION_SETTINGS = (
-    "demonstration_share",
-    "overlong_demonstrations",
-    "wrong_demonstrations",
-    "demonstration_probs",
-    "prefix_strategy",
-    *PREFIX_SETTINGS,
-    "off_shape",
-    "off_advantage_scale",
-    "prefix_advantage",
-)
 MAX_COUNTED = 1000  # problems whose demonstrations are encoded before the run
 
 
@@ -70,31 +56,6 @@ def check(config: Any) -> None:
             "method.demonstration_probs needs whole demonstrations (method.prefix_min=1) and "
             "method.sft_coef=0"
         )
-
-
-def check_unread(settings: Any) -> None:
-    """Refuses settings that the chosen use of demonstrations does not read."""
-    if not settings.num_demonstrations:
-        reason = "with method.num_demonstrations=0"
-        refuse_unread("method", settings, DEMONSTRATION_SETTINGS, reason)
-    strategy = settings.prefix_strategy
-    read = READS[strategy]
-    unread = [name for name in PREFIX_SETTINGS if name.removeprefix("prefix_") not in read]
-    refuse_unread("method", settings, unread, f"with method.prefix_strategy={strategy}")
-    if settings.demonstration_probs:
-        reason = "with method.demonstration_probs, whose ratio is exact"
-        refuse_unread("method", settings, ["off_shape"], reason)
-
-
-def check_mixed_unread(settings: Any) -> None:
-    """Refuse settings that the loss of tokens of others does not read."""
-    if settings.sft_coef:
-        names = ["off_shape", "off_advantage_scale", "prefix_advantage"]
-        reason = "with method.sft_coef, the loss of tokens of others"
-        refuse_unread("method", settings, names, reason)
-    if settings.prefix_advantage is not None:
-        reason = "with method.prefix_advantage"
-        refuse_unread("method", settings, ["off_advantage_scale"], reason)
 
 
 def count_demonstrations(config: Any, prompts: Prompts, problems: Sequence[Problem]) -> Supply:

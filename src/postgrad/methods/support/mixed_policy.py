@@ -30,6 +30,7 @@ class MixedPolicySettings(GrpoSettings):
         "p_div_p",
         "shape of the ratio on tokens of others; algorithms/shaping.py lists them",
         choices=SHAPES,
+        only_with="method.sft_coef=0",
     )
     off_options: dict[str, float] = field(
         default_factory=dict, metadata={"help": "gamma, weight, exponent, min_value, max_value"}
@@ -50,6 +51,7 @@ class MixedPolicySettings(GrpoSettings):
         1.0,
         "factor of the advantages of tokens of others",
         at_least=0.0,
+        only_with="method.sft_coef=0 and method.prefix_advantage=null",
     )
     on_advantage_scale: float = setting(
         1.0, "factor of the advantages of the policy's own tokens", at_least=0.0
@@ -57,6 +59,7 @@ class MixedPolicySettings(GrpoSettings):
     prefix_advantage: float | None = setting(
         None,
         "advantage of tokens of others: this / rollout.samples; null: estimated",
+        only_with="method.sft_coef=0",
     )
     truncated_advantage: bool = setting(
         True, "false: rows cut off at max_response_tokens get advantage 0"

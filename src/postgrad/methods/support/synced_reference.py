@@ -7,9 +7,9 @@ optimizer.
 from dataclasses import dataclass
 
 from postgrad.config.schema import setting
+from postgrad.errors import ConfigError
 from postgrad.methods.method import Method, MethodSettings
 from postgrad.methods.ports import Role
-from postgrad.methods.support.checks import refuse_unread
 
 
 @dataclass
@@ -27,6 +27,7 @@ class ReferenceSettings(MethodSettings):
         "share of the policy's weights in the updated reference; 1 copies the policy",
         above=0.0,
         at_most=1.0,
+        only_with="method.reference_sync_every",
     )
 
 
@@ -41,23 +42,12 @@ def reference_role(settings: ReferenceSettings) -> Role:
     return synced_role(settings.reference_sync_every, settings.reference_mixup)
 
 
-def check_reference(method: Method, reason: str, fix: str = "") -> None:
-    """Refuses settings of a reference that have no effect. Raises ConfigError.
-
-    Args:
-        method: checked.
-        reason: why it has no reference, if it has none, such as `with method.kl=none`.
-        fix: the setting that adds a reference.
-    """
-    settings = method.settings
-    names = ["reference_sync_every", "reference_mixup"]
+def check_reference(method: Method) -> None:
+    """Raise ConfigError for a reference of the user's own class, which the settings do not move."""
     role = method.roles().get("reference")
-    if role is None:
-        refuse_unread("method", settings, names, reason, fix)
-    elif role != reference_role(settings):
-        reason = f"because {type(method).__name__}.roles() has a reference of its own"
-        refuse_unread("method", settings, names, reason)
-    elif not settings.reference_sync_every:
-        reason = "with method.reference_sync_every=0"
-        fix = "add method.reference_sync_every=100"
-        refuse_unread("method", settings, ["reference_mixup"], reason, fix)
+    every = method.settings.reference_sync_every
+    if every and role is not None and role != reference_role(method.settings):
+        raise ConfigError(
+            f"method.reference_sync_every={every} has no effect: {type(method).__name__}.roles() "
+            "has another reference; remove it"
+        )

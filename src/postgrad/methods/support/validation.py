@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from postgrad.config.schema import Config
-from postgrad.errors import ConfigError
 from postgrad.methods.ports import Ports
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Sampling, make_sampling, trajectory_seed
@@ -42,20 +41,6 @@ def validation_passes(config: Config) -> list[ValidationPass]:
         ValidationPass("accuracy", greedy, 1),
         ValidationPass("sampled_accuracy", sampled, training.validation_samples),
     ]
-
-
-def check_validation(config: Config) -> None:
-    """Refuses settings of sampling that a greedy validation does not read. Raises ConfigError."""
-    training = config.training
-    if training.validation_temperature != 0.0:
-        return
-    for key in ("validation_samples", "validation_top_p"):
-        value = getattr(training, key)
-        if value != 1:
-            raise ConfigError(
-                f"training.{key}={value:g} has no effect with training.validation_temperature=0, "
-                "which is greedy; set a temperature above 0"
-            )
 
 
 def mean_score(answers: Sequence[Answer]) -> float:
