@@ -461,7 +461,7 @@ def test_zero_accumulation_steps_are_refused():
 
 def test_arithmetic_is_the_code_of_training(monkeypatch):
     from postgrad.algorithms import advantages, entropy, losses, masked, preference
-    from postgrad.verifiers import answers, choice
+    from postgrad.verifiers.grading import answers, choice
 
     assert toolkit.masked_mean is masked.masked_mean
     assert toolkit.masked_normalize is masked.masked_normalize

@@ -22,7 +22,7 @@ from typing import Any
 from postgrad.problem import Problem
 from postgrad.sandbox.local import Sandbox
 from postgrad.sandbox.outcome import Limits
-from postgrad.verifiers.code import suite_of
+from postgrad.verifiers.grading.code import suite_of
 
 MAX_SHARE = 0.01
 PASSED, UNSUPPORTED, FAILED, LEFT_OUT = "passed", "unsupported", "failed", "left out"

@@ -31,7 +31,7 @@ GENERATORS = ["countdown", "chain_sum", "zebra_puzzles", "n_queens", "dice"]
 SCORES = """
 import json, sys
 from postgrad.data.problems import load_problems
-from postgrad.verifiers.reasoning_gym import reasoning_gym as score
+from postgrad.verifiers.grading.reasoning_gym import reasoning_gym as score
 
 table = []
 for name in sys.argv[1:]:

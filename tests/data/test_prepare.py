@@ -16,7 +16,7 @@ from postgrad.data.prepare.run import prepare
 from postgrad.data.problems import load_problems
 from postgrad.data.styles import BOXED, HASHES
 from postgrad.errors import ConfigError
-from postgrad.verifiers.answers import boxed_answer
+from postgrad.verifiers.grading.answers import boxed_answer
 
 
 def write(path: Path, *rows: dict[str, Any]) -> Path:

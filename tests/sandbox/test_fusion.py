@@ -29,7 +29,7 @@ from postgrad.sandbox.bubblewrap import INSIDE
 from postgrad.sandbox.client import RemoteSandbox, remote_sandbox
 from postgrad.sandbox.fusion import START_S, FusionSandbox
 from postgrad.sandbox.outcome import Limits, SandboxError
-from postgrad.verifiers.code import sandbox
+from postgrad.verifiers.grading.code import sandbox
 from postgrad.verifiers.pool import VerifierPool
 
 ONE = [{"input": "1", "output": "2"}]

@@ -15,6 +15,7 @@ from postgrad.sandbox import bubblewrap, local
 from postgrad.sandbox.local import Sandbox
 from postgrad.sandbox.outcome import Limits, SandboxError, same_output
 from postgrad.sandbox.seccomp import seccomp_filter
+from postgrad.verifiers.grading.code import code
 from postgrad.verifiers.pool import VerifierPool
 
 
@@ -310,20 +311,6 @@ def test_code_verifier():
             [(response, problem) for response, problem, _ in rows], ["code"] * len(rows)
         )
         (bad,) = pool.verify([(right, Problem("f", (), "42", "code"))], ["code"])
-        (odd,) = pool.verify(
-            [
-                (
-                    right,
-                    Problem(
-                        "g",
-                        (),
-                        json.dumps(["import threading\nassert add(threading.Lock(), 1)"]),
-                        "code",
-                    ),
-                )
-            ],
-            ["code"],
-        )
     for (response, _, (answer, share, form)), result in zip(rows, results, strict=True):
         assert isinstance(result, Score), (response, result)
         assert (result.value, result.parts["passed"], result.parts["format"]) == (
@@ -332,7 +319,21 @@ def test_code_verifier():
             form,
         ), response
     assert isinstance(bad, Failure) and bad.kind == "invalid"
-    assert isinstance(odd, Failure) and odd.kind == "unsupported"
+
+
+@pytest.mark.slow
+@needs_sandbox
+@pytest.mark.parametrize("order", [1, -1])
+def test_one_failed_test_makes_a_program_wrong_whatever_cannot_be_tested(order):
+    undecidable = "import threading\nassert add(threading.Lock(), 1)"
+    tests = ["assert add(1, 2) == 3", undecidable, "assert add(2, 2) == 4"][::order]
+    problem = Problem("g", (), json.dumps(tests), "code")
+    fails_one = FENCE.format("def add(a, b):\n    return min(a + b, 3)")
+    right = FENCE.format("def add(a, b):\n    return a + b")
+    wrong = code(fails_one, problem)
+    assert isinstance(wrong, Score) and (wrong.value, wrong.parts["passed"]) == (0, 1 / 3)
+    unknown = code(right, problem)
+    assert isinstance(unknown, Failure) and unknown.kind == "unsupported"
 
 
 def test_code_without_a_sandbox_is_a_failure(monkeypatch):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postgrad.verifiers.closed_form import closed_value
-from postgrad.verifiers.equality import (
+from postgrad.verifiers.grading.closed_form import closed_value
+from postgrad.verifiers.grading.equality import (
     MAX_ANSWER,
     compare,
     normalize,

@@ -586,7 +586,7 @@ def test_an_empty_ground_truth_is_a_failure(verifier, math_pool):
 
 
 def test_forms_of_code_tests():
-    from postgrad.verifiers.code import suite_of
+    from postgrad.verifiers.grading.code import suite_of
 
     asserts = suite_of(Problem("p", (), json.dumps(["assert f(1) == 2"])))
     assert asserts is not None and asserts.asserts == ("assert f(1) == 2",)
@@ -617,7 +617,7 @@ def test_forms_of_code_tests():
 
 
 def test_program_of_an_indented_block_loses_the_indentation_of_its_fence():
-    from postgrad.verifiers.code import find_program
+    from postgrad.verifiers.grading.code import find_program
 
     item = "1. Here:\n   ```python\n   def f(x):\n       return x\n\n   ```\n"
     assert find_program(item) == ("def f(x):\n    return x", True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from postgrad.problem import Problem, Score
-from postgrad.verifiers.answers import truth_of
+from postgrad.verifiers.grading.answers import truth_of
 from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.table import choose
 
@@ -265,7 +265,7 @@ def test_endless_algebra_is_a_wrong_answer_and_no_failure(grade):
 def test_the_time_limit_stops_algebra_and_gives_back_the_signal():
     code = """if True:
         import signal
-        from postgrad.verifiers import algebra
+        from postgrad.verifiers.grading import algebra
         algebra.LIMIT_S = 0.05
         with algebra.time_limit():
             while True:
@@ -283,7 +283,7 @@ def test_the_time_limit_stops_algebra_and_gives_back_the_signal():
 @pytest.mark.slow
 def test_no_string_reaches_eval():
     code = """if True:
-        from postgrad.verifiers import math
+        from postgrad.verifiers.grading import math
         import sympy
         assert sympy.Number("7") == 7 and sympy.Number("0.5") == 0.5
         assert sympy.Number("3/2") == sympy.Rational(3, 2)

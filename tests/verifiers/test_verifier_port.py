@@ -98,7 +98,7 @@ def test_a_boxed_prompt_without_data_source_is_math():
 def test_every_verifier_in_the_tables_can_be_loaded():
     assert {name for _, name in SOURCES} <= set(VERIFIERS)
     for spec in VERIFIERS.values():
-        module = spec.path.partition(":")[0].removeprefix("postgrad.verifiers.")
+        module = spec.path.partition(":")[0].removeprefix("postgrad.verifiers.grading.")
         assert spec.inline is (module in ("answers", "choice", "form", "environment"))
         if spec.inline:
             assert callable(load_verifier(spec.path))
@@ -110,7 +110,8 @@ def test_user_verifier_by_path(hostile, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_verifier(find_verifier("mine.py:right").path)("", None) == 1.0  # type: ignore[arg-type]
     assert (
-        find_verifier("postgrad.verifiers.answers:exact").path == "postgrad.verifiers.answers:exact"
+        find_verifier("postgrad.verifiers.grading.answers:exact").path
+        == "postgrad.verifiers.grading.answers:exact"
     )
 
 
@@ -224,7 +225,7 @@ def test_an_argument_without_a_default_must_be_given(tmp_path):
         ("mine.py", "reward.verifier=mine.py:FUNCTION"),
         ("builtins:eval", "is a function of Python itself"),
         ("os:system", "is a function of Python itself"),
-        ("postgrad.verifiers.answers:exactly", "did you mean exact?"),
+        ("postgrad.verifiers.grading.answers:exactly", "did you mean exact?"),
         ("postgrad.nowhere:exact", "cannot be imported"),
         ("nowhere.py:right", "there is no such file"),
         ("HERE/hostile_verifiers.py:not_a_function", "has no function not_a_function"),

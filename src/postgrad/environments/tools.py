@@ -280,7 +280,7 @@ def python(program: str) -> str:
 
 def _sandbox() -> Any:
     from postgrad.sandbox.outcome import SandboxError
-    from postgrad.verifiers.code import sandbox
+    from postgrad.verifiers.grading.code import sandbox
 
     try:
         return sandbox()

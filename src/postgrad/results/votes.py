@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
-from postgrad.verifiers.answers import (
+from postgrad.verifiers.combine import parse_sum
+from postgrad.verifiers.grading.answers import (
     after_thought,
     boxed_answer,
     final_answer,
@@ -13,11 +14,10 @@ from postgrad.verifiers.answers import (
     last_number,
     tagged_answers,
 )
-from postgrad.verifiers.choice import chosen_option
-from postgrad.verifiers.combine import parse_sum
-from postgrad.verifiers.equality import MAX_ANSWER, drop_name, normalize, split_unit
+from postgrad.verifiers.grading.choice import chosen_option
+from postgrad.verifiers.grading.equality import MAX_ANSWER, drop_name, normalize, split_unit
+from postgrad.verifiers.grading.numbers import number
 from postgrad.verifiers.lookup import is_sum
-from postgrad.verifiers.numbers import number
 from postgrad.verifiers.table import choose
 
 Extractor = Callable[[str, Problem], str | None]

@@ -61,8 +61,6 @@ class RemoteSandbox(FusionSandbox):
     def _post(self, path: str, body: dict[str, Any], total_s: float) -> list[Result]:
         body["max_execution_time"] = self.limits.time_s
         status, reply = self.http.post(path, body, total_s)
-        if status == 422:
-            return [Result(False, reason=error_message(reply), unsupported=True)]
         if status in (404, 405):
             raise self.http.error(
                 f"{status}, it has no POST {path}; "
@@ -74,14 +72,11 @@ class RemoteSandbox(FusionSandbox):
 
 
 def _parse_results(reply: dict[str, Any], num_tests: int) -> list[Result]:
-    passed = reply.get("results")
-    runtimes = reply.get("runtimes")
-    reasons = reply.get("reasons")
-    if not isinstance(passed, list) or not isinstance(runtimes, list) or len(passed) != num_tests:
+    names = ("results", "runtimes", "reasons", "unsupported")
+    columns: list[Any] = [reply.get(name) for name in names]
+    if not all(isinstance(column, list) and len(column) == num_tests for column in columns):
         raise SandboxError("the sandbox's reply does not have one result per test")
-    if not isinstance(reasons, list):
-        reasons = [""] * num_tests
     return [
-        Result(bool(one_passed), float(seconds), str(reason))
-        for one_passed, seconds, reason in zip(passed, runtimes, reasons, strict=True)
+        Result(bool(passed), float(seconds), str(reason), bool(unsupported))
+        for passed, seconds, reason, unsupported in zip(*columns, strict=True)
     ]

@@ -8,13 +8,12 @@
                                "memory_limit_MB"}, as Sandbox Fusion has it
 
 /run_code replies as Sandbox Fusion does, the other two with
-{"results": [0 or 1], "runtimes": [seconds, or -1.0], "reasons": [text]}. `tests` may also be a JSON
-text of the list.
+{"results": [0 or 1], "runtimes": [seconds, or -1.0], "reasons": [text], "unsupported": [bool]}; a
+test that is unsupported cannot be run this way. `tests` may also be a JSON text of the list.
 
 Statuses: 400 the request is malformed; 401 the token is wrong; 403 it comes from another site, or
-the host name is unknown; 408 it arrives too slowly; 413 it is too large; 422 a test cannot be run
-this way, or /run_code lacks what is asked for; 429 the queue is full; 500 the sandbox failed; 503
-the server is shutting down.
+the host name is unknown; 408 it arrives too slowly; 413 it is too large; 422 /run_code lacks what
+is asked for; 429 the queue is full; 500 the sandbox failed; 503 the server is shutting down.
 """
 
 import asyncio
@@ -200,13 +199,11 @@ def _test_stdio(sandbox: Sandbox, request: StdioRequest) -> dict[str, list[Any]]
 
 
 def _results_reply(results: list[Result]) -> dict[str, list[Any]]:
-    for result in results:
-        if result.unsupported:
-            raise HttpError(422, result.reason)
     return {
         "results": [int(result.passed) for result in results],
         "runtimes": [result.seconds for result in results],
         "reasons": [result.reason for result in results],
+        "unsupported": [result.unsupported for result in results],
     }
 
 

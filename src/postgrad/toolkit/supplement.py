@@ -18,8 +18,8 @@ from postgrad.data.styles import STYLES
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem, Score
 from postgrad.toolkit.sequences import encode_text, get_response_log_probs
-from postgrad.verifiers.answers import last_number
-from postgrad.verifiers.choice import choice
+from postgrad.verifiers.grading.answers import last_number
+from postgrad.verifiers.grading.choice import choice
 
 LETTERS = "ABCD"
 

@@ -9,14 +9,8 @@
 - lookup.py: from the text of `reward.verifier` to a verifier.
 - scorer.py: the Scorer of the score stage.
 - pool.py, child.py: verifiers in child processes that can be killed.
-- answers.py: finding the answer in a response; the verifiers that need nothing else.
-- choice.py: multiple choice.
-- equality.py, numbers.py, closed_form.py: whether two answers are equal, by text and by number.
-- math.py: equality by computer algebra.
-- r1_zero.py: rewards of the CS336 assignment, fast and slow.
-- form.py: format and length.
-- code.py: programs against tests, in the sandbox.
+- grading/: the built-in verifiers themselves.
 
 May import sandbox, processes, config, problem and errors. It imports no torch, so that a child
-process starts fast; only child processes import math.py, r1_zero.py and code.py.
+process starts fast.
 """

@@ -25,32 +25,39 @@ class VerifierSpec:
     is_own: bool = False
 
 
+GRADING = "postgrad.verifiers.grading"
+
+
+def _inline(path: str) -> VerifierSpec:
+    return VerifierSpec(f"{GRADING}.{path}", inline=True)
+
+
 VERIFIERS: dict[str, VerifierSpec] = {
-    "exact": VerifierSpec("postgrad.verifiers.answers:exact", inline=True),
-    "numeric": VerifierSpec("postgrad.verifiers.answers:numeric", inline=True),
-    "boxed": VerifierSpec("postgrad.verifiers.answers:boxed", inline=True),
-    "gsm8k": VerifierSpec("postgrad.verifiers.answers:gsm8k", inline=True),
-    "gsm8k_strict": VerifierSpec("postgrad.verifiers.answers:gsm8k_strict", inline=True),
-    "gsm8k_flexible": VerifierSpec("postgrad.verifiers.answers:gsm8k_flexible", inline=True),
-    "choice": VerifierSpec("postgrad.verifiers.choice:choice", inline=True),
-    "search": VerifierSpec("postgrad.verifiers.answers:search", inline=True),
-    "format": VerifierSpec("postgrad.verifiers.form:tag_format", inline=True),
-    "box_format": VerifierSpec("postgrad.verifiers.form:box_format", inline=True),
-    "think_format": VerifierSpec("postgrad.verifiers.form:think_format", inline=True),
-    "length": VerifierSpec("postgrad.verifiers.form:length", inline=True),
-    "overlong": VerifierSpec("postgrad.verifiers.form:overlong", inline=True),
-    "bold": VerifierSpec("postgrad.verifiers.form:bold", inline=True),
-    "environment": VerifierSpec("postgrad.verifiers.environment:environment", inline=True),
-    "math": VerifierSpec("postgrad.verifiers.math:math"),
-    "math_answer": VerifierSpec("postgrad.verifiers.math:math_answer"),
-    "oat": VerifierSpec("postgrad.verifiers.math:oat"),
-    "think_math": VerifierSpec("postgrad.verifiers.math:think_math"),
-    "r1_zero": VerifierSpec("postgrad.verifiers.r1_zero:r1_zero"),
-    "r1_zero_math": VerifierSpec("postgrad.verifiers.r1_zero:r1_zero_math"),
-    "question_only": VerifierSpec("postgrad.verifiers.r1_zero:question_only"),
-    "geometry3k": VerifierSpec("postgrad.verifiers.math:geometry3k"),
-    "reasoning_gym": VerifierSpec("postgrad.verifiers.reasoning_gym:reasoning_gym"),
-    "code": VerifierSpec("postgrad.verifiers.code:code", time_limit_s=90.0),
+    "exact": _inline("answers:exact"),
+    "numeric": _inline("answers:numeric"),
+    "boxed": _inline("answers:boxed"),
+    "gsm8k": _inline("answers:gsm8k"),
+    "gsm8k_strict": _inline("answers:gsm8k_strict"),
+    "gsm8k_flexible": VerifierSpec(f"{GRADING}.answers:gsm8k_flexible", inline=True),
+    "choice": _inline("choice:choice"),
+    "search": _inline("answers:search"),
+    "format": _inline("form:tag_format"),
+    "box_format": _inline("form:box_format"),
+    "think_format": _inline("form:think_format"),
+    "length": _inline("form:length"),
+    "overlong": _inline("form:overlong"),
+    "bold": _inline("form:bold"),
+    "environment": _inline("environment:environment"),
+    "math": VerifierSpec(f"{GRADING}.math:math"),
+    "math_answer": VerifierSpec(f"{GRADING}.math:math_answer"),
+    "oat": VerifierSpec(f"{GRADING}.math:oat"),
+    "think_math": VerifierSpec(f"{GRADING}.math:think_math"),
+    "r1_zero": VerifierSpec(f"{GRADING}.r1_zero:r1_zero"),
+    "r1_zero_math": VerifierSpec(f"{GRADING}.r1_zero:r1_zero_math"),
+    "question_only": VerifierSpec(f"{GRADING}.r1_zero:question_only"),
+    "geometry3k": VerifierSpec(f"{GRADING}.math:geometry3k"),
+    "reasoning_gym": VerifierSpec(f"{GRADING}.reasoning_gym:reasoning_gym"),
+    "code": VerifierSpec(f"{GRADING}.code:code", time_limit_s=90.0),
 }
 
 # (pattern, verifier): the first pattern that matches the data source counts, in lower case.

@@ -6,7 +6,7 @@ They are terms to add to an answer's reward with a weight of their own: `math + 
 import re
 
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.answers import boxed_answer, tagged_answers
+from postgrad.verifiers.grading.answers import boxed_answer, tagged_answers
 
 _BOLD = re.compile(r"\*\*(?=\S)[^*\n]{1,2000}\*\*")
 

@@ -27,6 +27,7 @@ import ast
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -34,8 +35,8 @@ from typing import Any
 from postgrad.problem import Failure, Problem, Score
 from postgrad.sandbox.client import FusionSandbox, remote_sandbox
 from postgrad.sandbox.local import Sandbox
-from postgrad.sandbox.outcome import Limits
-from postgrad.verifiers.answers import unusable
+from postgrad.sandbox.outcome import Limits, Result
+from postgrad.verifiers.grading.answers import unusable
 
 LIMITS = Limits()
 TOTAL_S = 40.0  # for all tests of one program; this verifier's limit in table.py is above it
@@ -68,8 +69,8 @@ class Suite:
 def code(response: str, problem: Problem) -> Score | Failure:
     """1 if the program in the response passes all tests.
 
-    Parts: `passed` is the share of tests that pass; `format` is 1 if the program is in a closed
-    fence.
+    Parts: `passed` is the share of all tests that pass; `format` is 1 if the program is in a
+    closed fence.
     """
     suite = suite_of(problem)
     if suite is None:
@@ -85,9 +86,19 @@ def code(response: str, problem: Problem) -> Score | Failure:
         )
     else:
         results = box.test_stdio(program, suite.stdio, total_s=TOTAL_S)
-    for result in results:
-        if result.unsupported:
-            return Failure("unsupported", f"a test of problem {problem.uid}: {result.reason}")
+    return _score_results(results, problem, fenced)
+
+
+def _score_results(results: Sequence[Result], problem: Problem, fenced: bool) -> Score | Failure:
+    """Return the score of a program by its tests.
+
+    A test that cannot be judged says nothing, so one failed test makes the program wrong whatever
+    the other tests say; without one, the program is neither right nor wrong.
+    """
+    unsupported = [result for result in results if result.unsupported]
+    has_failed = any(not result.passed and not result.unsupported for result in results)
+    if unsupported and not has_failed:
+        return Failure("unsupported", f"a test of problem {problem.uid}: {unsupported[0].reason}")
     return _score(sum(result.passed for result in results) / len(results), fenced)
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.answers import (
+from postgrad.verifiers.grading.answers import (
     HENCE,
     STATED,
     boxed_answer,
@@ -15,7 +15,7 @@ from postgrad.verifiers.answers import (
     result,
     unusable,
 )
-from postgrad.verifiers.equality import MAX_ANSWER
+from postgrad.verifiers.grading.equality import MAX_ANSWER
 
 # After an option: "B is correct", "Option (B) is the right answer".
 _IS_RIGHT = (

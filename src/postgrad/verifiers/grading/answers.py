@@ -9,14 +9,14 @@ import re
 from collections import deque
 
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.equality import (
+from postgrad.verifiers.grading.equality import (
     MAX_ANSWER,
     SCALES,
     compare,
     split_unit,
     strip_wrapping,
 )
-from postgrad.verifiers.numbers import number, same_number
+from postgrad.verifiers.grading.numbers import number, same_number
 
 MAX_REPEATS = 8  # numbers in "42, 42, 42"
 MAX_BOX = 10 * MAX_ANSWER  # characters; a box must be closed within them

@@ -6,8 +6,8 @@ computer algebra system might. All functions take linear time, or time bounded b
 
 import re
 
-from postgrad.verifiers.closed_form import closed_value
-from postgrad.verifiers.numbers import brace_arguments, complex_number, number, same_number
+from postgrad.verifiers.grading.closed_form import closed_value
+from postgrad.verifiers.grading.numbers import brace_arguments, complex_number, number, same_number
 
 MAX_ANSWER = 2_000  # characters; a longer answer is compared as plain text only
 

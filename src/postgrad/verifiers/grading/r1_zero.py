@@ -10,8 +10,8 @@ from collections.abc import Callable
 import sympy
 
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.algebra import parse_latex, same_value, time_limit
-from postgrad.verifiers.answers import (
+from postgrad.verifiers.grading.algebra import parse_latex, same_value, time_limit
+from postgrad.verifiers.grading.answers import (
     boxed_answer,
     has_box,
     result,
@@ -20,8 +20,8 @@ from postgrad.verifiers.answers import (
     truth_of,
     unusable,
 )
-from postgrad.verifiers.equality import as_latex, compare, normalize, split_list, split_unit
-from postgrad.verifiers.math import equal, is_too_large
+from postgrad.verifiers.grading.equality import as_latex, compare, normalize, split_list, split_unit
+from postgrad.verifiers.grading.math import equal, is_too_large
 
 MAX_LETTERS = 2  # different variables in an answer that sympy simplifies; as in the assignment
 

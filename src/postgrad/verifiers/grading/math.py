@@ -8,8 +8,8 @@ from collections import Counter
 from functools import lru_cache
 
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.algebra import same_algebra
-from postgrad.verifiers.answers import (
+from postgrad.verifiers.grading.algebra import same_algebra
+from postgrad.verifiers.grading.answers import (
     after_thought,
     boxed_answer,
     final_answer,
@@ -19,8 +19,8 @@ from postgrad.verifiers.answers import (
     truth_of,
     unusable,
 )
-from postgrad.verifiers.equality import as_latex, compare, normalize, split_list, split_unit
-from postgrad.verifiers.numbers import number
+from postgrad.verifiers.grading.equality import as_latex, compare, normalize, split_list, split_unit
+from postgrad.verifiers.grading.numbers import number
 
 # Nested brackets: real answers have at most five, and each doubles the LaTeX parser's time.
 MAX_DEPTH = 12
