@@ -220,14 +220,6 @@ MUTATIONS = [
     Mutation(
         "preference", "dpo", "gain_chosen - gain_rejected", "gain_chosen + gain_rejected", "dpo"
     ),
-    Mutation(
-        "preference",
-        "dpo",
-        "-(1 - label_smoothing) * logsigmoid(logits)",
-        "-logsigmoid(logits)",
-        "dpo",
-    ),
-    Mutation("preference", "dpo", "-label_smoothing * logsigmoid(-logits)", "0.0", "dpo"),
     Mutation("preference", "dpo", "beta * h - target_margin", "beta * h", "preference_variants"),
     Mutation(
         "preference",

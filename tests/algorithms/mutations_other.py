@@ -12,20 +12,6 @@ MUTATIONS = [
         "logs.exp()",
         "geometric_row_weights",
     ),
-    Mutation(
-        "correction",
-        "off_policy_sequence_mask",
-        "rollout_logprobs - logprobs",
-        "logprobs - rollout_logprobs",
-        "off_policy_sequence_mask",
-    ),
-    Mutation(
-        "correction",
-        "off_policy_sequence_mask",
-        "advantages < 0",
-        "advantages > 0",
-        "off_policy_sequence_mask",
-    ),
     # rollout correction
     Mutation("correction", "importance_weights", "raw.clamp(max=high)", "raw", "truncated_weights"),
     Mutation(

@@ -174,22 +174,6 @@ def check_geometric_row_weights(a):
     close(a.correction.geometric_row_weights(weights, mask, rows, 3), [4, 4, 4, 4, 3, 3])
 
 
-def check_off_policy_sequence_mask(a):
-    # Row 1 drifted by a mean of 0.3, row 2 by 0.1, row 3 by -0.3 (it became more likely).
-    rollout = column(-1, -1, -1, -1, -1, -1)
-    current = column(-1.4, -1.2, -1.2, -1.0, -0.5, -0.9)
-    advantages = column(-1, -1, -1, 1, -1, -1)
-    shape = (trues(6), row_index(2, 2, 2), 3)
-    keep = a.correction.off_policy_sequence_mask(
-        current, rollout, advantages, *shape, threshold=0.2
-    )
-    exactly(keep.double(), [0, 0, 1, 1, 1, 1])
-    positive = a.correction.off_policy_sequence_mask(
-        current, rollout, -advantages, *shape, threshold=0.05
-    )
-    exactly(positive.double(), [1, 1, 1, 0, 1, 1])
-
-
 def check_classmate_weights(a):
     old, rollout = column(-1, -2, -0.5), column(-1.5, -2, -3)
     arguments = (old, rollout, trues(3), row_index(3), 1)
@@ -291,10 +275,6 @@ def check_dpo(a):
     close(out.metrics["reward_rejected"], [-0.1])
     close(out.metrics["margin"], [0.35])
     close(out.metrics["accuracy"], [1])
-    smooth = a.preference.dpo(
-        chosen, rejected, ref_chosen, ref_rejected, beta=0.5, label_smoothing=0.1
-    )
-    close(smooth.values, [0.9 * math.log(1 + math.exp(-0.35)) + 0.1 * math.log(1 + math.exp(0.35))])
     close(
         a.preference.dpo(chosen, rejected, ref_chosen, ref_rejected, beta=0.5, loss="ipo").values,
         [(0.7 - 1) ** 2],

@@ -246,17 +246,6 @@ def test_adapters_resume_on_other_numbers_of_workers_and_reach_engines(make_conf
     assert all(torch.allclose(weights[name], other_weights[name], atol=1e-4) for name in weights)
 
 
-def test_adapter_dropout_repeats_on_ranks(make_config):
-    pytest.importorskip("peft")
-    own = (*LORA, "training.steps=1", *on_ray(2))
-    one, two, plain = (
-        run(make_config("sft", f"p{i}", f"model.lora.dropout={p}", *own))[1]
-        for i, p in enumerate((0.5, 0.5, 0.0))
-    )
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert any(not torch.equal(one[name], plain[name]) for name in one)
-
-
 @pytest.mark.parametrize(
     "own",
     [pytest.param((), id="full"), pytest.param(LORA, id="lora", marks=pytest.mark.scale)],

@@ -171,7 +171,6 @@ def test_impossible_combinations_are_refused_by_the_methods_check(override, key)
         ("grpo", "method.rejection.token_k1=0.5_2.0", r"method\.rejection"),
         ("grpo", "method.correction_bound=3.0", r"method\.correction_bound"),
         ("grpo", "model.lora.alpha=16", r"model\.lora\.alpha=16 .* model\.lora\.rank=0"),
-        ("sft", "model.lora.dropout=0.1", r"model\.lora\.dropout"),
         ("grpo", "optimizer.final_lr_ratio=0.1", r"optimizer\.final_lr_ratio=0\.1"),
         ("grpo", "warmup.overrides=[training.steps=3]", r"warmup\.recipe"),
         ("grpo", "training.stop_at=0.5", r"training\.stop_at=0\.5 .* data\.validation"),

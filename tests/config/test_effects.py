@@ -151,8 +151,8 @@ def test_keys_of_a_file_are_given_and_those_of_its_recipe_are_not(tmp_path, monk
 
 
 def test_a_section_given_as_a_dict_gives_its_settings():
-    assert refusal("grpo", ("optimizer", {"decay_ratio": 0.5})).startswith(
-        "optimizer.decay_ratio=0.5"
+    assert refusal("grpo", ("optimizer", {"final_lr_ratio": 0.5})).startswith(
+        "optimizer.final_lr_ratio=0.5"
     )
 
 

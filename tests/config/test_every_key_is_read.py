@@ -85,7 +85,8 @@ class Reads(ast.NodeVisitor):
             if base.attr in {*SECTIONS, "settings", "method"}:
                 return "settings" if base.attr == "method" else base.attr
             if base.attr == "config":
-                return self.own[-1].get("config", "")
+                owner = getattr(base.value, "attr", getattr(base.value, "id", "")).removesuffix("s")
+                return owner if owner in SECTIONS else self.own[-1].get("config", "")
         return None
 
     def visit_Attribute(self, node: ast.Attribute) -> None:

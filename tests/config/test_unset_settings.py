@@ -24,7 +24,6 @@ REASONS = {
     "model.lora.rank": "chosen by the memory of the GPU; any recipe runs with LoRA",
     "model.lora.alpha": "goes with model.lora.rank",
     "model.lora.targets": "goes with model.lora.rank",
-    "model.lora.dropout": "goes with model.lora.rank; peft users expect it",
     # the data
     "data.template_options": "chosen per model, e.g. thinking on or off",
     "data.shuffle": "off for a curriculum, as in verl",
@@ -71,7 +70,6 @@ REASONS = {
     "reward.workers": "chosen by the number of cores",
     "reward.max_failure_rate": "safety limit of a run",
     # the optimizer
-    "optimizer.decay_ratio": "warm-up, constant and decay; pre-training users expect it",
     "optimizer.eps": "AdamW's standard parameter",
     # training
     "training.ppo_epochs": "passes over a rollout batch; the originals all use one",
@@ -100,7 +98,6 @@ REASONS = {
     "method.kl_target": "verl's adaptive KL controller",
     "method.correction_normalize": "verl's batch normalization of importance weights",
     "method.mask_truncated": "TRL's mask_truncated_completions",
-    "method.sequence_mask": "DeepSeek-V3.2's off-policy mask; goes with many updates per step",
     "method.kl_ratio": "DeepSeek-V3.2's unbiased KL; goes with many updates per step",
     "method.correction_bound": "goes with method.correction",
     "method.rejection": "verl's rejection of tokens and sequences",
@@ -108,11 +105,8 @@ REASONS = {
     "method.critic_path": "a critic that starts from a reward model, as in verl",
     "method.critic_clip": "verl's value clipping",
     "method.critic_warmup": "verl's critic warm-up",
-    # DPO
-    "method.label_smoothing": "conservative DPO",
     # distillation
     "method.teacher": "path of the user's teacher",
-    "method.distill_coef": "weighs the teacher against a verifiable reward",
     "method.reward_coef": "adds a verifiable reward to distillation",
     "method.reference_mixup": "TR-DPO's soft update; goes with method.reference_sync_every",
     # KTO

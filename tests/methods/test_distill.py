@@ -65,7 +65,7 @@ def test_a_verifiable_reward_is_added(models, tmp_path):
     student, teacher = models
     verifiers = tmp_path / "mine.py"
     verifiers.write_text(VERIFIERS)
-    own = (f"method.teacher={teacher}", "method.reward_coef=1", "method.distill_coef=0.1")
+    own = (f"method.teacher={teacher}", "method.reward_coef=10")
     lines = run("distill", student, tmp_path, *STEPS, *own, f"reward.verifier={verifiers}:sevens")
     rewards = [line["reward/mean"] for line in lines]
     assert sum(rewards[-3:]) / 3 > rewards[0] + 0.3, rewards
@@ -122,11 +122,11 @@ def test_several_targets_have_the_gradient_of_each():
 
 def test_sampled_advantages_are_the_negative_log_ratio(models):
     student, teacher = models
-    world = bound("distill", student, f"method.teacher={teacher}", "method.distill_coef=0.5")
+    world = bound("distill", student, f"method.teacher={teacher}")
     assert "score" not in world.stages()
     batch = world.until("estimate")
     gap = batch.tokens["teacher_logprobs"] - batch.tokens["old_logprobs"]
-    torch.testing.assert_close(batch.tokens["advantages"], 0.5 * gap)
+    torch.testing.assert_close(batch.tokens["advantages"], gap)
     assert world.metrics["distill/sampled"] == pytest.approx(-float(gap.double().mean()))
 
 

@@ -189,7 +189,7 @@ EXTRAS = [
     ),
     ("grpo", "method.entropy_coef=0.3"),
     *(("dpo", f"method.loss={loss}") for loss in ("ipo", "hinge")),
-    ("dpo", "method.label_smoothing=0.2", "method.reference_free=true"),
+    ("dpo", "method.reference_free=true"),
 ]
 
 

@@ -78,7 +78,6 @@ OPTIONS = [
         "method.aggregation=seq-mean-token-mean",
     ],
     ["method.advantage=optimal_token_baseline", "method.correction=token"],
-    ["method.sequence_mask=0.001", "training.ppo_epochs=2"],
     ["method.kl=loss", "method.kl_ratio=true", "training.ppo_epochs=2"],
     ["method.mask_truncated=true"],
     ["method.top_entropy=0.2", "training.updates_per_step=2"],

@@ -13,7 +13,6 @@ from postgrad.cluster.host import build_host
 from postgrad.config.schema import LoraConfig
 from postgrad.doctor import fit
 from postgrad.errors import ConfigError
-from postgrad.methods import find_method
 from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.load.load import load, load_tokenizer, model_config
 from postgrad.model.lora import adapter_parameters, add_adapters, merge_adapter, merged_weights
@@ -286,26 +285,6 @@ def test_grpo_with_adapters_learns(tiny, tmp_path):
         (result.folder / "checkpoints" / "step-30" / "adapter" / "adapter_config.json").read_text()
     )
     assert kept["base_model_name_or_path"] == str(tiny) and kept["r"] == 8
-
-
-@pytest.mark.slow
-def test_sft_accepts_lora_dropout_and_repeats_it(tiny):
-    overrides = (*LORA, "model.lora.dropout=0.5")
-    config = config_of("sft", tiny, *overrides)
-    find_method("sft")(config).check()
-    results = []
-    for _ in range(2):
-        host = build_host(config)
-        train_steps(host, random_batch(3))
-        results.append(host.policy.weights())
-    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
-    host = build_host(config_of("sft", tiny, *LORA))
-    train_steps(host, random_batch(3))
-    assert any(not torch.equal(results[0][name], w) for name, w in host.policy.weights().items()), (
-        "dropout changes the result"
-    )
-    with pytest.raises(ConfigError, match=r"model\.lora\.dropout=0\.5"):
-        find_method("grpo")(config_of("grpo", tiny, *overrides)).check()
 
 
 @pytest.mark.parametrize(

@@ -157,15 +157,6 @@ def test_learning_rate_schedules_equal_hand_computed_rates(schedule, warmup, fin
     )
 
 
-def test_the_last_share_of_the_steps_decays():
-    """Warm-up over a tenth, decay over the last 40%: steps 7 to 10 of 10."""
-    config = OptimizerConfig(lr=2.0, schedule="linear", warmup_ratio=0.1, decay_ratio=0.4)
-    rates = [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
-    assert [learning_rate(config, step, 10) for step in range(1, 11)] == pytest.approx(
-        [2.0 * rate for rate in rates]
-    )
-
-
 def test_the_update_uses_the_schedule(tiny):
     policy = build_host(
         config_of(

@@ -34,7 +34,6 @@ from postgrad.cluster.meshes import check_meshes
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.model.load.load import load
-from postgrad.model.lora import add_adapters
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.parallel import groups, tensor_parallel
 from postgrad.model.parallel.ranks import Ranks, check_mesh
@@ -245,14 +244,6 @@ def test_models_that_cannot_be_divided_are_refused(folders, family, changes, by_
     model = load(config.model, CPU).model
     with pytest.raises(ConfigError, match=why):
         tensor_parallel.divide_model(model, groups.Group(0, 2), by_expert)
-
-
-def test_dropped_inputs_of_adapters_in_slices_are_refused(folders):
-    config = config_of("sft", folders("qwen3", {}), "model.lora.rank=2", "model.lora.dropout=0.1")
-    model = load(config.model, CPU).model
-    add_adapters(model, config.model.lora, seed=0)
-    with pytest.raises(ConfigError, match="dropout"):
-        tensor_parallel.divide_model(model, groups.Group(0, 2), by_expert=False)
 
 
 # ---- every family

@@ -149,11 +149,11 @@ def test_a_yaml_file_of_trl(tmp_path, capsys):
             {"model.path": "m", "optimizer.lr": "1e-5", "training.steps": "9"},
         ),
         (
-            "trl sft --use_peft --lora_target_modules q_proj v_proj --assistant_only_loss",
+            "trl sft --use_peft --lora_target_modules q_proj v_proj --assistant_only_loss "
+            "--lora_dropout 0",
             "sft",
             {
                 "model.lora.rank": "16",
-                "model.lora.dropout": "0.05",
                 "model.lora.targets": "q_proj,v_proj",
             },
         ),
@@ -268,12 +268,11 @@ def test_lora_of_peft(script):
             "bias='none'"
         )
     )
-    assert result.missing == []
+    assert keys(result.missing) == ["lora_dropout"]
     assert result.overrides == {
         "model.lora.rank": "16",
         "model.lora.alpha": "64",
         "model.lora.targets": "q_proj,v_proj",
-        "model.lora.dropout": "0.05",
     }
     result = translated(script.format("r=R, use_rslora=True, task_type=TaskType.A"))
     assert result.overrides == {"model.lora.rank": "8", "model.lora.alpha": "8"}  # PEFT's

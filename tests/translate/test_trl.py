@@ -88,7 +88,7 @@ GRPO = [
     ("scale_rewards='batch'", {"method.advantage": "lite_ppo"}, []),
     ("scale_rewards='none'", {"method.normalize_by_std": "false"}, []),
     ("scale_rewards='group'", {"method.normalize_by_std": "true"}, []),
-    ("off_policy_mask_threshold=0.5", {"method.sequence_mask": "0.5"}, []),
+    ("off_policy_mask_threshold=0.5", {}, ["off_policy_mask_threshold"]),
     ("top_entropy_quantile=0.2", {"method.top_entropy": "0.2"}, []),
     ("entropy_coef=0.01", {"method.entropy_coef": "0.01"}, []),
     ("entropy_coef=0.01, use_adaptive_entropy=True", {}, ["entropy_coef", "use_adaptive_entropy"]),
@@ -183,7 +183,7 @@ GRPO = [
     ("optim='paged_adamw_8bit'", {"optimizer.kind": "adamw_8bit"}, []),
     ("optim='adamw_torch'", {}, []),
     ("optim='lion_8bit'", {}, ["optim"]),
-    # LoRA: dropout is refused where rollouts are sampled.
+    # Adapters have no dropout.
     (
         "use_peft=True, lora_target_modules='all-linear'",
         {"model.lora.rank": "16", "model.lora.targets": "all-linear"},
@@ -230,7 +230,7 @@ OTHERS = [
     ),
     (
         "DPOConfig(label_smoothing=0.1)",
-        {"method.label_smoothing": "0.1"},
+        {},
         ["label_smoothing"],
     ),
     ("DPOConfig(loss_type=['sigmoid', 'sft'], loss_weights=[1, 2])", {}, None),

@@ -242,7 +242,7 @@ CASES = [
     # Sampling and sizes
     (
         f"{ROLLOUT}.top_p=0.9 {ROLLOUT}.top_k=-1 {ACTOR}.ulysses_sequence_parallel_size=2",
-        {"rollout.top_p": "0.9", "cluster.sequence_parallel": "2"},
+        {"rollout.top_p": "0.9", "cluster": "ray", "cluster.sequence_parallel": "2"},
         [],
     ),
     (f"{ROLLOUT}.top_k=20", {"rollout.top_k": "20"}, []),
@@ -250,7 +250,7 @@ CASES = [
         f"{ACTOR}.megatron.tensor_model_parallel_size=4 "
         "actor_rollout_ref.ref.megatron.tensor_model_parallel_size=4 "
         f"{ACTOR}.megatron.expert_model_parallel_size=2 {ROLLOUT}.tensor_model_parallel_size=2",
-        {"cluster.tensor_parallel": "4", "cluster.expert_parallel": "2"},
+        {"cluster": "ray", "cluster.tensor_parallel": "4", "cluster.expert_parallel": "2"},
         [],
     ),
     (
@@ -259,7 +259,7 @@ CASES = [
         f"{ACTOR}.megatron.context_parallel_size=2 "
         f"{ACTOR}.megatron.pipeline_model_parallel_size=1 "
         f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size=null",
-        {"cluster.sequence_parallel": "2"},
+        {"cluster": "ray", "cluster.sequence_parallel": "2"},
         [
             f"{ACTOR}.megatron.context_parallel_size",
             "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
@@ -461,7 +461,7 @@ def test_an_sft_script_of_verl_is_no_ppo(tmp_path, capsys):
     [
         (
             {"engine.tensor_model_parallel_size": "2", "engine.x": "1"},
-            {"cluster.tensor_parallel": "2"},
+            {"cluster": "ray", "cluster.tensor_parallel": "2"},
             ["engine.x"],
         ),
         (

@@ -153,25 +153,6 @@ def geometric_row_weights(weights: Tensor, mask: Tensor, rows: Tensor, num_rows:
     return torch.where(zero, 0.0, logs.exp())[rows]
 
 
-def off_policy_sequence_mask(
-    logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    rows: Tensor,
-    num_rows: int,
-    *,
-    threshold: float,
-) -> Tensor:
-    """(tokens,) bool: False on tokens of negative advantage in rows far from the rollout policy.
-
-    DeepSeek-V3.2's mask: a row is far if the mean of rollout_logprobs - logprobs over its unmasked
-    tokens exceeds `threshold`. Detached.
-    """
-    drift = row_mean((rollout_logprobs - logprobs).detach(), mask, rows, num_rows)  # (rows,)
-    return ~((advantages < 0) & (drift > threshold)[rows])
-
-
 def weight_metrics(weights: Tensor, mask: Tensor, rows: Tensor, num_rows: int) -> dict[str, Tensor]:
     """Statistics of the weights, as scalars. An empty dict if all tokens are masked.
 

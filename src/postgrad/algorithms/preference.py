@@ -2,10 +2,10 @@
 
 A pair is (chosen, rejected); columns are (pairs,). `row_logprobs` adds up token log-probs. With
 h = (chosen - rejected) - (reference_chosen - reference_rejected), the reference terms 0 if
-reference-free, s = label_smoothing, the share of pairs with a wrong label, m = target_margin, and
+reference-free, m = target_margin, and
 odds = log-odds(chosen) - log-odds(rejected), log-odds(x) = x - log(1 - exp(x)):
 
-    sigmoid      -(1 - s) · log σ(beta·h - m) - s · log σ(m - beta·h)   DPO; SimPO with a margin
+    sigmoid      -log σ(beta·h - m)   DPO; SimPO with a margin
     ipo          (h - 1 / (2 beta))^2   mean log-probs per token: row_logprobs(average=True)
     hinge        max(0, 1 - beta·h)   SLiC
     odds_ratio   -beta · log σ(odds)   ORPO, mean log-probs per token, no reference
@@ -49,7 +49,6 @@ def dpo(
     *,
     beta: float = 0.1,
     loss: str = "sigmoid",
-    label_smoothing: float = 0.0,
     target_margin: float = 0.0,
 ) -> PreferenceLoss:
     """(pairs,) the loss named by `loss`, one of PREFERENCE_LOSSES.
@@ -60,8 +59,7 @@ def dpo(
     accuracy (margin > 0).
 
     Raises:
-        ConfigError: unknown loss, beta <= 0, label_smoothing outside [0, 0.5), label_smoothing or
-            target_margin without sigmoid.
+        ConfigError: unknown loss, beta <= 0, or target_margin without sigmoid.
         ValueError: one reference column without the other, or a reference with odds_ratio.
     """
     if loss not in PREFERENCE_LOSSES:
@@ -70,11 +68,6 @@ def dpo(
         )
     if not beta > 0:
         raise ConfigError(f"beta={beta} is out of range; preference losses need beta > 0")
-    if not 0 <= label_smoothing < 0.5 or (label_smoothing and loss != "sigmoid"):
-        raise ConfigError(
-            f"label_smoothing={label_smoothing} with loss {loss} is out of range; "
-            "it must be in [0, 0.5), and 0 unless the loss is sigmoid"
-        )
     if target_margin and loss != "sigmoid":
         raise ConfigError(f"target_margin={target_margin} with loss {loss}; only sigmoid has one")
     if (reference_chosen is None) != (reference_rejected is None):
@@ -85,10 +78,7 @@ def dpo(
     gain_rejected = _subtract(rejected, reference_rejected)
     h = gain_chosen - gain_rejected
     if loss == "sigmoid":
-        logits = beta * h - target_margin
-        correct_label = -(1 - label_smoothing) * logsigmoid(logits)
-        wrong_label = -label_smoothing * logsigmoid(-logits)
-        values = correct_label + wrong_label
+        values = -logsigmoid(beta * h - target_margin)
     elif loss == "ipo":
         values = (h - 1 / (2 * beta)).square()
     elif loss == "hinge":

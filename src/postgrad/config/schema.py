@@ -37,12 +37,6 @@ class LoraConfig:
         "all-linear",
         "layers with adapters: all-linear (all except the head), or names such as q_proj,v_proj",
     )
-    dropout: float = setting(
-        0.0,
-        "dropout on the adapters' inputs; only for methods without sampling",
-        at_least=0.0,
-        at_most=0.99,
-    )
 
 
 @dataclass
@@ -169,14 +163,6 @@ class OptimizerConfig:
         at_least=0.0,
         at_most=1.0,
         only_with="optimizer.warmup_steps=0",
-    )
-    decay_ratio: float = setting(
-        1.0,
-        "linear and cosine: share of all steps, at the end of the run, that decay the learning "
-        "rate; 1: all steps after the warm-up",
-        above=0.0,
-        at_most=1.0,
-        only_with="optimizer.schedule!=constant",
     )
     final_lr_ratio: float = setting(
         0.0,

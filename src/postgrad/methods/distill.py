@@ -57,7 +57,6 @@ class DistillSettings(GrpoSettings):
         at_most=0.99,
         only_with="method.divergence=jsd",
     )
-    distill_coef: float = setting(1.0, "coefficient of the distillation term", above=0.0)
     reward_coef: float = setting(
         0.0, "coefficient of the verifier's advantages; 0: no verifier is asked", at_least=0.0
     )
@@ -92,8 +91,7 @@ class DistillObjective(PolicyObjective):
         )
         metrics.mean(f"distill/{settings.divergence}", values, mask)
         weighted = torch.where(mask, values * batch.tokens["loss_weight"], 0.0)
-        total = settings.distill_coef * weighted.sum()
-        return total + super().loss(batch, current._replace(logprobs=sampled), metrics)
+        return weighted.sum() + super().loss(batch, current._replace(logprobs=sampled), metrics)
 
 
 class Distill(Grpo):
@@ -174,7 +172,7 @@ class Distill(Grpo):
             )
             step.metrics["distill/sampled"] = -float(gaps[mask].double().mean())
             advantages = batch.tokens.get("advantages", torch.zeros_like(gaps))
-            batch.tokens["advantages"] = advantages + settings.distill_coef * gaps
+            batch.tokens["advantages"] = advantages + gaps
         return batch
 
     def update(self, batch: Batch, step: Step) -> Batch:

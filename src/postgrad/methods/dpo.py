@@ -47,9 +47,6 @@ class DpoSettings(ReferenceSettings):
     beta: float = setting(
         0.1, "strength of the KL constraint to the reference", above=0.0, at_most=1e4
     )
-    label_smoothing: float = setting(
-        0.0, "assumed share of pairs with a wrong label (sigmoid only)", at_least=0.0, at_most=0.5
-    )
     reference_free: bool = setting(False, "use a uniform reference instead of the starting model")
     length_normalized: bool = setting(
         False,
@@ -58,8 +55,9 @@ class DpoSettings(ReferenceSettings):
     )
     target_margin: float = setting(
         0.0,
-        "SimPO's gamma: margin that beta times the difference must exceed (sigmoid only)",
+        "SimPO's gamma: margin that beta times the difference must exceed",
         at_least=0.0,
+        only_with="method.loss=sigmoid",
     )
     sft_coef: float = setting(
         0.0,
@@ -75,7 +73,6 @@ class DpoObjective(GivenPairsObjective):
             *self.pair_logprobs(batch, current.logprobs),
             beta=settings.beta,
             loss=settings.loss,
-            label_smoothing=settings.label_smoothing,
             target_margin=settings.target_margin,
         )
         for name, column in result.metrics.items():
@@ -105,16 +102,6 @@ class Dpo(GivenPairs):
     def check(self) -> None:
         super().check()
         settings = self.settings
-        key = f"method.label_smoothing={settings.label_smoothing}"
-        if settings.label_smoothing and settings.loss != "sigmoid":
-            raise ConfigError(f"{key} works with method.loss=sigmoid only; remove it")
-        if settings.label_smoothing >= 0.5:
-            raise ConfigError(f"{key} is out of range; it must be below 0.5")
-        if settings.target_margin and settings.loss != "sigmoid":
-            raise ConfigError(
-                f"method.target_margin={settings.target_margin:g} works with method.loss=sigmoid "
-                "only; remove it"
-            )
         if settings.loss == "odds_ratio" and not settings.reference_free:
             raise ConfigError(
                 "method.loss=odds_ratio compares with no reference; add method.reference_free=true"

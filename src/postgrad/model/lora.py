@@ -49,7 +49,6 @@ def add_adapters(model: Any, config: LoraConfig, seed: int, base: str = "") -> N
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
-        lora_dropout=config.dropout,
         target_modules=targets,
         task_type="CAUSAL_LM",
     )
@@ -332,8 +331,7 @@ def lora_output(module: Any, x: Tensor) -> Tensor | None:
     """
     if not has_active_adapter(module):
         return None
-    dropped = module.lora_dropout[ADAPTER_NAME](x)
-    out = module.lora_B[ADAPTER_NAME](module.lora_A[ADAPTER_NAME](dropped))
+    out = module.lora_B[ADAPTER_NAME](module.lora_A[ADAPTER_NAME](x))
     return out * module.scaling[ADAPTER_NAME]
 
 
@@ -358,13 +356,12 @@ def has_active_adapter(module: Any) -> bool:
 def adapter_products(module: Any) -> AdapterProducts | None:
     """Return the products of a layer's active adapter; None if it does anything else.
 
-    That is dropout, or an exchange with other ranks, which hooks do.
+    That is an exchange with other ranks, which hooks do.
     """
     if not has_active_adapter(module):
         return None
     layers = [module.lora_A[ADAPTER_NAME], module.lora_B[ADAPTER_NAME], base_layer(module)]
-    is_hooked = any(has_hooks(layer) for layer in layers)
-    if is_hooked or not isinstance(module.lora_dropout[ADAPTER_NAME], nn.Identity):
+    if any(has_hooks(layer) for layer in layers):
         return None
     return AdapterProducts(*lora_matrices(module), module.scaling[ADAPTER_NAME])
 

@@ -389,9 +389,6 @@ def _read_dpo(result: Translation, given: Mapping[str, str]) -> None:
             result.miss("rpo_alpha", coefficient, reason)
     if loss in ("ipo", "hinge"):
         result.take("label_smoothing")  # TRL does not read it either
-    elif "label_smoothing" in result.settings:
-        reason = "TRL 1 ignores it with loss_type=sigmoid, older versions smooth as the command"
-        result.miss("label_smoothing", result.settings["label_smoothing"], reason)
 
 
 def _read_beta(result: Translation) -> None:
@@ -426,9 +423,6 @@ def _read_lora(result: Translation) -> None:
     if targets and not re.search(r"[*|(\\]", targets):  # a pattern
         result.take("lora_target_modules")
         result.overrides["model.lora.targets"] = ",".join(words(targets))
-    dropout = result.settings.get("lora_dropout", "0")
-    if result.recipe not in _SAMPLED and dropout not in _OFF:
-        result.overrides["model.lora.dropout"] = result.take("lora_dropout")
 
 
 def _read_trackers(result: Translation, table: Table) -> None:

@@ -193,7 +193,7 @@ def _read_parallel_sizes(result: Translation, table: Table) -> None:
         if ".rollout." in key or value == "1" or leaf == "data_parallel_size":
             continue
         if leaf in _PARALLEL_SIZES and key == policys:
-            result.overrides[_PARALLEL_SIZES[leaf]] = value
+            result.overrides |= {"cluster": "ray", _PARALLEL_SIZES[leaf]: value}
         elif key == policys or sizes.get(policys) != value:
             reason = table.reason(leaf) or "all models of a run are divided as the policy is"
             result.miss(key, value, reason)

@@ -17,20 +17,10 @@ def engine_apart(config: Config) -> bool:
 
 def check_sampling(method: Any) -> None:
     """Refuses settings that make the sampled policy another than the trained one."""
-    dropout = method.config.model.lora.dropout
-    if not 0 <= dropout < 1:
-        raise ConfigError(
-            f"model.lora.dropout={dropout} is out of range; it must be at least 0 and below 1"
-        )
-    if not method.traits.samples:
+    if method.traits.samples:
+        _check_truncated_sampling(method)
+    else:
         _check_given_temperature(method)
-        return
-    _check_truncated_sampling(method)
-    if dropout:
-        raise ConfigError(
-            f"model.lora.dropout={dropout} makes the trained policy differ from the sampled one; "
-            f"{method.settings.name} cannot use it: remove it"
-        )
 
 
 def _check_given_temperature(method: Any) -> None:

@@ -14,7 +14,6 @@ from postgrad.algorithms.correction import (
     geometric_row_weights,
     importance_weights,
     mismatch_metrics,
-    off_policy_sequence_mask,
     reject,
 )
 from postgrad.algorithms.losses import Loss
@@ -121,19 +120,6 @@ def weights_for(loss: Loss, batch: Batch) -> Tensor:
         return weights
     mask = batch.tokens["loss_mask"]
     return geometric_row_weights(weights, mask, batch.row_index, len(batch))
-
-
-def near_rollout_policy(batch: Batch, logprobs: Tensor, threshold: float) -> Tensor:
-    """(tokens,) bool: False where method.sequence_mask leaves a response out of the loss."""
-    return off_policy_sequence_mask(
-        logprobs,
-        batch.tokens["behavior_logprobs"],
-        batch.tokens["advantages"],
-        batch.tokens["loss_mask"] & (batch.tokens["token_source"] == POLICY),
-        batch.row_index,
-        len(batch),
-        threshold=threshold,
-    )
 
 
 def log_engine_gap(batch: Batch, logprobs: Tensor, metrics: MetricAccumulator) -> None:

@@ -126,12 +126,6 @@ class GrpoSettings(ReferenceSettings):
         "leave responses that reach rollout.max_response_tokens out of the loss; their rewards "
         "still count in their groups",
     )
-    sequence_mask: float | None = setting(
-        None,
-        "leave responses of negative advantage out of the loss if the mean log-ratio of engine to "
-        "current policy exceeds this (DeepSeek-V3.2's off-policy mask); null: off",
-        above=0.0,
-    )
     correction: str = setting(
         "auto",
         "importance weights for an engine with its own weights; auto: token for such an engine; "

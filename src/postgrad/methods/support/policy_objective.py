@@ -17,11 +17,7 @@ from postgrad.algorithms.losses import log_ratio
 from postgrad.config.schema import Config
 from postgrad.errors import RunError
 from postgrad.methods.objective import Objective
-from postgrad.methods.support.correction import (
-    log_engine_gap,
-    near_rollout_policy,
-    weights_for,
-)
+from postgrad.methods.support.correction import log_engine_gap, weights_for
 from postgrad.methods.support.declarations import call_loss, check_shape, expand_rows, find_loss
 from postgrad.methods.support.grpo_settings import kl_estimator, loss_options
 from postgrad.model.metrics import MetricAccumulator
@@ -96,7 +92,7 @@ class PolicyObjective(Objective):
         batch.tokens.setdefault("old_logprobs", current.logprobs.detach())
         values = self.token_losses(batch, current, metrics)
         check_shape(values, batch.num_tokens, "token", f"{type(self).__qualname__}.token_losses")
-        values = self.weigh(batch, values, current, metrics)
+        values = self.weigh(batch, values)
         if self.settings.kl == "loss":
             values = values + self.kl_losses(batch, current.logprobs, metrics)
         total = torch.where(mask, values * weight, 0.0).sum()
@@ -126,16 +122,10 @@ class PolicyObjective(Objective):
             metrics.mean(f"policy/{name}", column, columns["mask"])
         return result.values
 
-    def weigh(
-        self, batch: Batch, values: Tensor, current: TokenOutputs, metrics: MetricAccumulator
-    ) -> Tensor:
+    def weigh(self, batch: Batch, values: Tensor) -> Tensor:
         """Return the token losses with importance weights; 0 where a rule leaves tokens out."""
         if "rollout_weights" in batch.tokens:
             values = values * weights_for(self.policy_loss, batch)
-        if self.settings.sequence_mask is not None:
-            keep = near_rollout_policy(batch, current.logprobs, self.settings.sequence_mask)
-            metrics.mean("policy/sequence_masked", (~keep).float(), batch.tokens["loss_mask"])
-            values = torch.where(keep, values, 0.0)
         if "entropy_selected" in batch.tokens:
             values = torch.where(batch.tokens["entropy_selected"], values, 0.0)
         return values

@@ -29,17 +29,16 @@ BITSANDBYTES_KEY = "state1"  # name of a moment in the state that bitsandbytes k
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
     """Return the learning rate at a step counted from 1.
 
-    Linear warm-up over `warmup_steps`, or over `warmup_ratio` of all steps; then constant. With
-    linear or cosine, the last `decay_ratio` of all steps decay to lr · final_lr_ratio.
+    Linear warm-up over `warmup_steps`, or over `warmup_ratio` of all steps; then constant, or
+    linear or cosine decay to lr · final_lr_ratio.
     """
     warmup_steps = config.warmup_steps or int(config.warmup_ratio * total_steps)
     if step <= warmup_steps:
         return config.lr * step / (warmup_steps + 1)
-    decay_steps = max(1, min(total_steps - warmup_steps, round(config.decay_ratio * total_steps)))
-    decay_start = max(warmup_steps, total_steps - decay_steps)
-    if config.schedule == "constant" or step <= decay_start:
+    if config.schedule == "constant":
         return config.lr
-    progress = min(1.0, (step - decay_start - 1) / decay_steps)
+    decay_steps = max(1, total_steps - warmup_steps)
+    progress = min(1.0, (step - warmup_steps - 1) / decay_steps)
     remaining = 1 - progress
     if config.schedule == "cosine":
         remaining = 0.5 * (1 + math.cos(math.pi * progress))

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
-from torch import Tensor, nn
+from torch import Tensor
 
 from postgrad.errors import ConfigError
-from postgrad.model.lora import ADAPTER_NAME, adapted_modules, base_layer
+from postgrad.model.lora import ADAPTER_NAME, base_layer
 from postgrad.model.parallel.experts import divide_experts, num_experts_of
 from postgrad.model.parallel.groups import (
     Division,
@@ -107,12 +107,6 @@ def _check_model(model: Any, group: Group, by_expert: bool) -> None:
             f"cluster.tensor_parallel was not tested with model type {config.model_type}; it works "
             f"with {', '.join(FAMILIES)}"
         )
-    for module in adapted_modules(model).values():
-        if not isinstance(module.lora_dropout[ADAPTER_NAME], nn.Identity):
-            raise ConfigError(
-                "model.lora.dropout would drop other inputs on each worker of "
-                "cluster.tensor_parallel; remove one of the two"
-            )
     experts = num_experts_of(model) if by_expert else 0
     sizes = {
         "attention heads": config.num_attention_heads,
