@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# Receives the phase, how many are done and of how many; 0 of 0 for a phase without a count.
+# Receives the phase, how many are done and of how many; 0 for a number that nobody knows.
 Show = Callable[[str, int, int], None]
 
 
@@ -62,14 +62,16 @@ class PhaseLines:
         self.phase = phase
         if is_new and self.is_patient:
             self.last_printed = now
-        elif is_new or (total and now - self.last_printed >= self.every_s):
+        elif is_new or (done and now - self.last_printed >= self.every_s):
             self.last_printed = now
             print_line(describe(phase, done, total))
 
 
 def describe(phase: str, done: int, total: int) -> str:
-    """Return a phase with its count, such as "sampling 40/128"."""
-    return f"{phase} {done:,}/{total:,}" if total else phase
+    """Return a phase with its count, such as "sampling 40/128" or "reading rows.jsonl 30,000"."""
+    if total:
+        return f"{phase} {done:,}/{total:,}"
+    return f"{phase} {done:,}" if done else phase
 
 
 def duration(seconds: float) -> str:

@@ -11,9 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from postgrad.data import problems
 from postgrad.data.problems import load_problems, problems_of_rows
+from postgrad.data.rows import files
 from postgrad.data.sets import split_sets
 from postgrad.errors import ConfigError
+from postgrad.phases import shown_by
 from postgrad.problem import Conversation, named, sent_fields
 
 SYSTEM = {"role": "system", "content": "Think."}
@@ -362,6 +365,22 @@ def test_invalid_utf8_and_invalid_gzip(tmp_path: Path):
     assert "not a readable jsonl.gz file" in refused(str(tmp_path / "a.jsonl.gz"))
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"x" * 1000)[:-10])
     assert "not a readable jsonl.gz file" in refused(str(tmp_path / "a.jsonl.gz"))
+
+
+def test_a_small_file_with_a_line_without_end_is_refused(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_LINE", 1 << 10)
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"question": "a", "answer": "1"}\n' + b"x" * (1 << 20)))
+    assert "line 2 is longer than" in refused(str(path))
+
+
+def test_long_files_show_how_far_they_are(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(problems, "ROWS_PER_COUNT", 2)
+    path = jsonl(tmp_path, *({"question": f"a{i}", "answer": "1"} for i in range(5)))
+    shown = []
+    with shown_by(lambda phase, done, total: shown.append((phase, done, total))):
+        load_problems(path)
+    assert shown == [(f"reading {path}", done, 0) for done in (0, 2, 4)]
 
 
 def test_bad_csv(tmp_path: Path):

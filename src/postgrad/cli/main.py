@@ -55,7 +55,7 @@ COMMANDS = {
 }
 
 # Commands that say what they are doing.
-LONG_COMMANDS = ("demo", "train", "doctor")
+LONG_COMMANDS = ("demo", "train", "doctor", "data")
 
 # What an interrupted command says about its next start.
 FROM_CHECKPOINT = "; the same command continues from the last checkpoint"

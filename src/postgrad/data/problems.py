@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from postgrad import phases
 from postgrad.data.rows.files import data_files, exists, extension, read_rows, split_columns
 from postgrad.data.rows.values import Row, RowError, rename_columns, type_name
 from postgrad.data.uid import assign_uids
@@ -14,6 +15,7 @@ from postgrad.problem import Problem
 from postgrad.user_code import import_named, load_object, place_of
 
 Report = Callable[[str], object]  # takes a line about what was read
+ROWS_PER_COUNT = 10_000  # a long file shows how far it is
 LOADER = re.compile(r"(.+\.py):([A-Za-z_]\w*)")  # file.py:load
 # Sources that are no files, by the text before the first colon: functions of the whole text.
 GENERATED = {
@@ -51,6 +53,7 @@ def load_problems_with_locations(
     """Return (problems, location of each), with locations such as "train.jsonl: line 3"."""
     located: list[tuple[str, Problem]] = []
     for part in _split_source(source):
+        phases.begin(f"reading {part}")
         lines: dict[str, None] = {}  # the files of a folder are often alike
         located += _read_part(part, lambda line, lines=lines: lines.setdefault(line))
         for line in lines:
@@ -129,16 +132,17 @@ def _convert(
     from postgrad.data.rows.shapes import RowReader
 
     reader = RowReader(stem)
-    is_empty = True
-    for location, row in rows:
-        is_empty = False
+    number = 0
+    for number, (location, row) in enumerate(rows, 1):
+        if number % ROWS_PER_COUNT == 0:
+            phases.count(number, 0)
         try:
             if not isinstance(row, Problem):
                 row = reader.read(rename_columns(row, columns) if columns else row)
         except RowError as error:
             raise ConfigError(f"{label}: {location}: {error}") from error
         yield f"{label}: {location}", row
-    if is_empty:
+    if not number:
         raise ConfigError(f"{label}: no rows; give at least one problem")
     if line := reader.describe():
         report(line)

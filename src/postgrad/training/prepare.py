@@ -65,7 +65,6 @@ def prepare(config: Config, planned: "GpuSpec | None" = None) -> Prepared:
     config = resolve(resume_config(config), given, planned)
     method = type(given)(config)
     check_tracker(config)
-    phases.begin(f"reading {config.data.train}")
     notes: list[str] = []
     train = load_problems(config.data.train, notes.append)
     validation = load_sets(config, notes.append)

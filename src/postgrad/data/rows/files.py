@@ -3,6 +3,7 @@
 The location says where the row is in its file ("line 3"); the row maps column names to values.
 """
 
+import codecs
 import csv
 import difflib
 import gzip
@@ -13,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -39,7 +40,8 @@ JSON_COLUMNS = (
 )
 # MMLU's csv files have no header. A first line of six fields that ends in a letter is one of them.
 MMLU_COLUMNS = ["question", "A", "B", "C", "D", "answer"]
-MAX_CSV_FIELD = 1 << 27  # bytes; a worked solution may exceed the csv module's 128 KiB
+MAX_LINE = 1 << 27  # bytes; also of a csv field, for which the csv module allows 128 KiB
+PEEK = 4096  # bytes that show whether a .json file is an array
 
 
 def read_rows(path: Path) -> Rows:
@@ -216,27 +218,38 @@ def _check_columns(path: Path, names: list[str]) -> None:
             raise ConfigError(f"{path}: two columns are called {name!r}; rename one of them")
 
 
-def _read_text(path: Path) -> str:
+def _open(path: Path) -> BinaryIO:
+    """Open a file for reading; a compressed one as what it holds."""
     name = path.name.lower()
     if name.endswith(".gz"):
-        data = gzip.decompress(path.read_bytes())
-    elif name.endswith(".zst"):
-        with pa.CompressedInputStream(str(path), "zstd") as file:
-            data = file.read()
-    else:
-        data = path.read_bytes()
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(
-            f"{path}: line {line}: not UTF-8 text (byte {data[error.start]:#04x}); "
-            "save the file as UTF-8"
-        ) from error
+        return cast(BinaryIO, gzip.open(path))
+    if name.endswith(".zst"):
+        return io.BufferedReader(pa.CompressedInputStream(str(path), "zstd"))
+    return path.open("rb")
+
+
+def _read_lines(path: Path, is_limited: bool = True) -> Iterator[str]:
+    """Yield the lines of a text file. A small compressed file may hold a line without end."""
+    with _open(path) as file:
+        number = 0
+        while line := file.readline(MAX_LINE + 1 if is_limited else -1):
+            number += 1
+            if is_limited and len(line) > MAX_LINE:
+                raise ConfigError(
+                    f"{path}: line {number} is longer than {MAX_LINE >> 20} MiB; "
+                    "write one row per line"
+                )
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ConfigError(
+                    f"{path}: line {number}: not UTF-8 text (byte {line[error.start]:#04x}); "
+                    "save the file as UTF-8"
+                ) from error
 
 
 def _read_jsonl(path: Path) -> Rows:
-    for number, line in enumerate(io.StringIO(_read_text(path)), 1):
+    for number, line in enumerate(_read_lines(path), 1):
         if line.strip():
             place = f"line {number}"
             yield place, _checked_row(path, place, _parse_json(path, place, line))
@@ -244,10 +257,12 @@ def _read_jsonl(path: Path) -> Rows:
 
 def _read_json(path: Path) -> Rows:
     """Read one array of objects, or one object per line, which many tools also call .json."""
-    text = _read_text(path)
-    if not text.lstrip().startswith("["):
+    with _open(path) as file:
+        start = file.read(PEEK).removeprefix(codecs.BOM_UTF8).lstrip()
+    if not start.startswith(b"["):
         yield from _read_jsonl(path)
         return
+    text = "".join(_read_lines(path, is_limited=False))
     for number, item in enumerate(_parse_json(path, "the array", text), 1):
         yield f"row {number}", _checked_row(path, f"row {number}", item)
 
@@ -280,8 +295,8 @@ def _read_csv(path: Path) -> Rows:
     Raises ConfigError if a row has another number of fields than the header, which would shift
     its texts, or if a quote is not closed, which would join rows.
     """
-    csv.field_size_limit(MAX_CSV_FIELD)
-    text = _read_text(path)
+    csv.field_size_limit(MAX_LINE)
+    text = "".join(_read_lines(path))
     usual = "\t" if ".tsv" in extension(path) else ","
     header = text.partition("\n")[0]
     delimiter = next((one for one in (usual, ";", "\t") if one in header), usual)
