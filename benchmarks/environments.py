@@ -44,7 +44,7 @@ class Slow:
 """
 
 
-class Prompts:
+class Encoder:
     """Token ids in place of texts: an observation is 16 tokens."""
 
     max_prompt_tokens = 4096
@@ -152,7 +152,7 @@ def main() -> None:
     for name, used in modes.items():
         # The end of a turn is any token; a turn of random weights has about `tokens` of them.
         engine.stop_ids = torch.arange(0, VOCABULARY, int(options["tokens"]))
-        turns = Turns(Environments(settings, RolloutConfig()), Prompts(), num_turns)
+        turns = Turns(Environments(settings, RolloutConfig()), Encoder(), num_turns)
         run_turns(used, requests[:2], problems[:2], sampling, turns)  # starts the processes
         began, cpu_began = time.perf_counter(), time.process_time()
         groups = run_turns(used, requests, problems, sampling, turns)

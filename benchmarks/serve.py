@@ -10,7 +10,7 @@ Measures a server that runs already, such as vLLM's, with the same load:
     python benchmarks/serve.py Qwen/Qwen3-0.6B --clients 1,16,128 --seconds 20 --tokens 128 \
         --url http://127.0.0.1:8001/v1
 
-Each client streams completions and sends its next request when the last one is answered. Prompts
+Each client streams completions and sends its next request when the last one is answered. Encoder
 are sums of `--numbers` random numbers, different for each request. Clients run in `--processes`
 processes beside the server. Each number of clients is measured after two seconds of the same load.
 Prints a table; times are in milliseconds. Responses may end early, so compare `tokens each`, too.

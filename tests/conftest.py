@@ -96,10 +96,10 @@ def prompts(tiny: Path) -> Any:
     """The tiny model's tokenizer, plain prompts."""
     from tiny_runs import config_of
 
-    from postgrad.data.render import Prompts
+    from postgrad.data.encode.encoder import Encoder
     from postgrad.model.load.load import load_tokenizer
 
-    return Prompts(load_tokenizer(config_of("grpo", tiny).model), "plain")
+    return Encoder(load_tokenizer(config_of("grpo", tiny).model), "plain")
 
 
 @pytest.fixture(scope="session")

@@ -33,8 +33,8 @@ def token_probs(loaded: Any, prompts: Any, problem: Any) -> list[TokenProb]:
     """Return the probability of each token of the problem's first demonstration, end included."""
     import torch
 
-    prompt = prompts.encode(problem)
-    response = prompts.encode_demonstrations(problem)[0]
+    prompt = prompts.prompt(problem)
+    response = prompts.demonstrations(problem)[0]
     device = next(loaded.model.parameters()).device
     ids = torch.tensor([prompt + response], device=device)
     with torch.no_grad():
@@ -61,13 +61,13 @@ def places(texts: Sequence[str]) -> list[tuple[int, int]]:
 def measure(path: str, data: str, num_rows: int) -> list[list[TokenProb]]:
     """Return the token probabilities of the first problems' demonstrations, a list per problem."""
     from postgrad.config.schema import ModelConfig
+    from postgrad.data.encode.encoder import Encoder
     from postgrad.data.problems import load_problems
-    from postgrad.data.render import Prompts
     from postgrad.model.device import choose_device
     from postgrad.model.load.load import load
 
     loaded = load(ModelConfig(path=path, dtype="float32"), choose_device("auto"))
-    prompts = Prompts(loaded.tokenizer)
+    prompts = Encoder(loaded.tokenizer)
     problems = load_problems(data)[:num_rows]
     if not all(problem.demonstrations for problem in problems):
         raise SystemExit(f"{data}: problems without a demonstration (column target)")

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,11 @@ def read_batches(config: Any, args: argparse.Namespace) -> list[Any]:
 
     config.training.problems_per_step = args.rows
     inputs = prepare(config)
-    encoder: Any = inputs.method.row_encoder(inputs.prompts)
+    encode = partial(inputs.method.encode_row, inputs.encoder)
     rows: list[Trajectory] = []
     for number in range(args.steps * args.rows):
         problem = inputs.train[number % len(inputs.train)]
-        row = encoder.row(problem)
+        row = encode(problem)
         rows.append(
             Trajectory(problem.uid, row.prompt, row.response, number, 0, loss_mask=row.loss_mask)
         )

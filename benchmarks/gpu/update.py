@@ -4,7 +4,7 @@
     python benchmarks/gpu/update.py --shape 0.6b --problems 1 --samples 1 --tokens 16284
     python benchmarks/gpu/update.py --shape 4b ... model.lora.rank=16
 
-Prints tokens per second of forward, backward and optimizer step, and peak memory. Prompts and
+Prints tokens per second of forward, backward and optimizer step, and peak memory. Encoder and
 responses are random tokens; both count as tokens.
 """
 

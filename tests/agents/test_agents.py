@@ -15,7 +15,7 @@ from waiting import wait_for
 from postgrad.agents.program import read_reward
 from postgrad.agents.runner import Agents
 from postgrad.config.schema import AgentConfig
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Completion, Request, Sampling
@@ -35,8 +35,8 @@ def command(name: str) -> str:
 
 def make_agents(
     name: str, template: str = PLAIN_CHAT, verifier: str = "auto", **changes
-) -> tuple[Agents, Prompts]:
-    prompts = Prompts(chat_tokenizer(LETTERS, template), "chat", 200)
+) -> tuple[Agents, Encoder]:
+    prompts = Encoder(chat_tokenizer(LETTERS, template), "chat", 200)
     return Agents(AgentConfig(command(name), **changes), prompts, verifier), prompts
 
 
@@ -48,12 +48,12 @@ class CountingEngine(FakeEngine):
         return Completion(done.tokens, [-float(i) for i in range(len(done.tokens))], done.finish)
 
 
-def play(agents: Agents, prompts: Prompts, replies: list[str], problem=PROBLEM, limit=2000):
+def play(agents: Agents, prompts: Encoder, replies: list[str], problem=PROBLEM, limit=2000):
     """The trajectories of one program whose calls get `replies`, in order."""
     tokens = [prompts.encode_response(text) for text in replies]
     said = iter(tokens)
     engine = CountingEngine(lambda prompt, seed: next(said))
-    requests = [Request(prompts.encode(problem), [7])]
+    requests = [Request(prompts.prompt(problem), [7])]
     try:
         sampling = Sampling(max_new_tokens=limit)
         (done,) = run_turns(engine, requests, [problem], sampling, agents)
@@ -62,7 +62,7 @@ def play(agents: Agents, prompts: Prompts, replies: list[str], problem=PROBLEM, 
     return done, engine
 
 
-def render(prompts: Prompts, messages: list[dict[str, str]]) -> list[int]:
+def render(prompts: Encoder, messages: list[dict[str, str]]) -> list[int]:
     """The tokens of a conversation, up to the end of its last message."""
     assert prompts.chat_template is not None
     text = prompts.chat_template.render(messages).removesuffix("\n")
@@ -80,7 +80,7 @@ def test_calls_that_continue_each_other_are_one_trajectory():
     conversation = [USER, said("one"), again, said("seven")]
     episode = done.episode
     assert [*episode.prompt, *done.tokens] == render(prompts, conversation)
-    assert episode.prompt == prompts.encode(PROBLEM)
+    assert episode.prompt == prompts.prompt(PROBLEM)
     assert prompts.decode(done.policy_tokens) == "oneseven"
     # The policy wrote "one" and its end, and "seven" and its end; the template the rest.
     num_between = len(done.tokens) - 4 - 6
@@ -218,7 +218,7 @@ def test_a_reward_that_is_not_finite_is_a_failure():
 
 
 def test_a_program_that_does_not_exist_is_refused():
-    prompts = Prompts(chat_tokenizer(LETTERS, PLAIN_CHAT), "chat", 200)
+    prompts = Encoder(chat_tokenizer(LETTERS, PLAIN_CHAT), "chat", 200)
     with pytest.raises(ConfigError, match="agent=no_such_program"):
         Agents(AgentConfig("no_such_program x"), prompts, "auto")
 

@@ -14,7 +14,7 @@ from tool_model import CALL, KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
 from postgrad.agents.runner import Agents
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import AgentConfig
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.problem import Problem
@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parent
 
 
 def run_program(agents, engine, prompts, problem, limit, seeds=(7,)):
-    requests = [Request(prompts.encode(problem), list(seeds))]
+    requests = [Request(prompts.prompt(problem), list(seeds))]
     try:
         sampling = Sampling(max_new_tokens=limit)
         (done,) = run_turns(engine, requests, [problem], sampling, agents)
@@ -66,7 +66,7 @@ def test_the_official_client_gets_the_tokens_that_are_recorded(tiny, prompts):
 def test_the_responses_api_is_recorded_as_one_trajectory():
     """A tool call, its output and a streamed turn; log-probs reach the program, too."""
     pytest.importorskip("openai", reason="needs openai")
-    prompts = Prompts(chat_tokenizer(LETTERS, KNOWS_TOOLS), "chat", 2000)
+    prompts = Encoder(chat_tokenizer(LETTERS, KNOWS_TOOLS), "chat", 2000)
     said = [prompts.encode_response(text) for text in (CALL, "42")]
     replies = iter(said)
     engine = CountingEngine(lambda prompt, seed: next(replies))
@@ -89,7 +89,7 @@ def test_the_responses_api_is_recorded_as_one_trajectory():
 def test_an_agent_framework_is_recorded():
     """smolagents rewrites replies in later prompts, so each step is a trajectory of its own."""
     pytest.importorskip("smolagents", reason="needs smolagents")
-    prompts = Prompts(chat_tokenizer(LETTERS, PLAIN_CHAT), "chat", 40_000)
+    prompts = Encoder(chat_tokenizer(LETTERS, PLAIN_CHAT), "chat", 40_000)
     replies = iter(
         [
             "Thought: add.\n<code>\nx = 40 + 2\nprint(x)\n</code>",

@@ -19,7 +19,7 @@ from tool_model import PLAIN_CHAT, chat_tokenizer
 
 from postgrad.agents.runner import Agents
 from postgrad.config.schema import AgentConfig
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.turns import run_turns
@@ -83,12 +83,12 @@ def test_a_verifiers_environment_is_an_agent(monkeypatch, tmp_path):
     paths = [str(Path(__file__).parent), *(path for path in sys.path if path)]
     monkeypatch.setenv("PYTHONPATH", ":".join(paths))
     monkeypatch.setenv("HOME", str(tmp_path))
-    prompts = Prompts(chat_tokenizer(LETTERS, PLAIN_CHAT), "chat", 500)
+    prompts = Encoder(chat_tokenizer(LETTERS, PLAIN_CHAT), "chat", 500)
     engine = FakeEngine(lambda prompt, seed: prompts.encode_response("it is 3"))
     command = f"{sys.executable} {EXAMPLE} vf_sums"
     agents = Agents(AgentConfig(command, timeout_s=200), prompts, "auto")
     problems = [Problem(f"seed-{i}", ({"role": "user", "content": ""},), "") for i in (2, 3)]
-    requests = [Request(prompts.encode(problem), [7]) for problem in problems]
+    requests = [Request(prompts.prompt(problem), [7]) for problem in problems]
     try:
         done = run_turns(engine, requests, problems, Sampling(max_new_tokens=50), agents)
     finally:

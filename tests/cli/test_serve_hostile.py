@@ -16,7 +16,7 @@ from tiny_runs import config_of
 from waiting import wait_for
 
 from postgrad.cluster.host import build_host
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.model.load.tiny import make_tiny
 from postgrad.net import server as net_server
 from postgrad.rollout.engine import Request, Sampling
@@ -340,8 +340,8 @@ def test_a_prompt_of_too_many_characters_is_refused_before_it_is_encoded(
     server, monkeypatch, path, body, param
 ):
     encoded = []
-    monkeypatch.setattr(Prompts, "encode", lambda self, problem: encoded.append(problem) or [1])
-    monkeypatch.setattr(Prompts, "text", lambda self, problem: encoded.append(problem) or "")
+    monkeypatch.setattr(Encoder, "encode", lambda self, problem: encoded.append(problem) or [1])
+    monkeypatch.setattr(Encoder, "text", lambda self, problem: encoded.append(problem) or "")
     answer = post(server, {"model": "tiny"} | body, f"/v1/{path}")
     assert_refused(answer, 400, "characters exceeds the context of 512 tokens", param)
     assert answer[1]["error"]["code"] == "context_length_exceeded"

@@ -5,8 +5,13 @@ import re
 
 import pytest
 
-from postgrad.data.arithmetic import LEVELS, Expression, arithmetic_problems, arithmetic_source
 from postgrad.data.problems import load_problems
+from postgrad.data.sources.arithmetic import (
+    LEVELS,
+    Expression,
+    arithmetic_problems,
+    arithmetic_source,
+)
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 

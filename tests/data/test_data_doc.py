@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from postgrad.cli.data import COMMANDS
+from postgrad.data.encode.styles import STYLES
 from postgrad.data.prepare.catalog import COMMON, SETS
-from postgrad.data.styles import STYLES
 
 DOC = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 

@@ -10,9 +10,9 @@ import pytest
 from chat_templates import CHATML, GEMMA, QWEN25, make_tokenizer
 
 from postgrad.api.rows import as_problems
-from postgrad.data.conversation_rows import ConversationRows, conversation_of
+from postgrad.data.encode.encoder import Encoder
 from postgrad.data.problems import load_problems
-from postgrad.data.render import Prompts
+from postgrad.data.rows.messages import conversation_of
 from postgrad.errors import ConfigError
 from postgrad.problem import Conversation
 
@@ -139,16 +139,16 @@ WITH_TOOLS = [
 def test_tools_of_every_schema_are_in_the_prompt(tmp_path: Path, row: dict[str, Any]):
     problem = load(tmp_path, {**row, "tools": [TOOL]})
     assert "tools" not in problem.extra
-    assert json.dumps(TOOL) in Prompts(make_tokenizer(QWEN25)).text(problem)
+    assert json.dumps(TOOL) in Encoder(make_tokenizer(QWEN25)).text(problem)
     for template in (CHATML, None):  # it does not read tools; there is none
         with pytest.raises(ConfigError, match=f"problem {problem.uid} .* has tools"):
-            Prompts(make_tokenizer(template)).encode(problem)
+            Encoder(make_tokenizer(template)).prompt(problem)
 
 
 def test_tools_of_a_demonstration_are_in_the_row_of_sft(tmp_path: Path):
     row = {"instruction": "Weather in Rome?", "output": "It is sunny.", "tools": [TOOL]}
-    prompts = Prompts(make_tokenizer(QWEN25))
-    encoded = ConversationRows(prompts).row(load(tmp_path, row))
+    prompts = Encoder(make_tokenizer(QWEN25))
+    encoded = prompts.conversation(load(tmp_path, row))
     assert json.dumps(TOOL) in prompts.decode_raw(encoded.prompt)
 
 
@@ -161,7 +161,7 @@ def test_tools_of_a_problem_are_kept_by_train(tmp_path: Path):
 @pytest.mark.parametrize("role", ["Assistant", "bot", "model", "ai", "human", "prompter", "gpt"])
 @pytest.mark.parametrize("template", [CHATML, QWEN25, GEMMA])
 def test_unknown_roles_are_refused(tmp_path: Path, role: str, template: str):
-    prompts = Prompts(make_tokenizer(template))
+    prompts = Encoder(make_tokenizer(template))
     odd = {"role": role, "content": "Hm?"}
     key = f"has a message with the role {role!r}, .* system, developer, user, assistant, tool"
     for row in (
@@ -172,10 +172,10 @@ def test_unknown_roles_are_refused(tmp_path: Path, role: str, template: str):
     ):
         problem = load(tmp_path, row)
         with pytest.raises(ConfigError, match=key):
-            prompts.encode(problem)
+            prompts.prompt(problem)
         if conversation_of(problem):
             with pytest.raises(ConfigError, match=key):
-                ConversationRows(prompts).row(problem)
+                prompts.conversation(problem)
     assert role in refused(tmp_path, {"messages": [USER, odd]})
 
 
@@ -188,7 +188,7 @@ def test_unknown_speakers_of_sharegpt_are_refused(tmp_path: Path):
     ]
     problem = load(tmp_path, {"conversations": turns})
     with pytest.raises(ConfigError, match="role 'bing'"):
-        ConversationRows(Prompts(make_tokenizer(CHATML))).row(problem)
+        Encoder(make_tokenizer(CHATML)).conversation(problem)
 
 
 @pytest.mark.parametrize("weight", [0, 0.0, False])

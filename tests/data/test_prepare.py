@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from postgrad.data.encode.styles import BOXED, HASHES
 from postgrad.data.prepare.catalog import SETS
 from postgrad.data.prepare.output import read_provenance
 from postgrad.data.prepare.request import find_files, parse_request
 from postgrad.data.prepare.run import prepare
 from postgrad.data.problems import load_problems
-from postgrad.data.styles import BOXED, HASHES
 from postgrad.errors import ConfigError
 from postgrad.verifiers.grading.answers import boxed_answer
 

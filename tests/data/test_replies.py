@@ -18,8 +18,7 @@ from chat_templates import (
     make_tokenizer,
 )
 
-from postgrad.data.conversation_rows import ConversationRows
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
 from postgrad.methods.support.pairs import pair_rows
 from postgrad.problem import Problem
@@ -33,10 +32,10 @@ def pair(chosen: str, rejected: str = "no", *messages: dict[str, Any]) -> Proble
     return Problem("u", messages or (HELLO,), "", extra={"chosen": chosen, "rejected": rejected})
 
 
-def rows_of(prompts: Prompts, problem: Problem) -> Any:
+def rows_of(prompts: Encoder, problem: Problem) -> Any:
     """The rows of DPO, ORPO, SimPO and KTO."""
     config = SimpleNamespace(rollout=SimpleNamespace(max_response_tokens=1000))
-    method = SimpleNamespace(ports=SimpleNamespace(prompts=prompts), config=config)
+    method = SimpleNamespace(ports=SimpleNamespace(encoder=prompts), config=config)
     return pair_rows(cast(Any, method), problem)
 
 
@@ -56,36 +55,36 @@ ENDS = [
 @pytest.mark.parametrize(("template", "written"), ENDS)
 def test_pairs_and_demonstrations_are_what_the_template_writes(template: str | None, written: str):
     tokenizer = make_tokenizer(template)
-    prompts = Prompts(tokenizer)
+    prompts = Encoder(tokenizer)
     problem = pair("It is sunny.", "no", HELLO, HI, WEATHER)
     chosen, rejected = rows_of(prompts, problem)
-    assert chosen.prompt == rejected.prompt == prompts.encode(problem)
+    assert chosen.prompt == rejected.prompt == prompts.prompt(problem)
     assert tokenizer.decode(chosen.response) == written
     assert tokenizer.decode(rejected.response) == written.replace("It is sunny.", "no")
     shown = Problem("d", problem.messages, "", demonstrations=("It is sunny.",))
-    assert prompts.encode_demonstrations(shown) == [chosen.response]
+    assert prompts.demonstrations(shown) == [chosen.response]
 
 
 @pytest.mark.parametrize("template", [template for template, _ in ENDS])
 def test_rows_of_pairs_have_the_text_of_sft(template: str | None):
-    prompts = Prompts(make_tokenizer(template))
+    prompts = Encoder(make_tokenizer(template))
     problem = Problem("u", (HELLO,), "", demonstrations=("It is sunny.",))
-    row = ConversationRows(prompts).row(problem)
-    ids = [*prompts.encode(problem), *prompts.encode_reply(problem, "It is sunny.")]
+    row = prompts.conversation(problem)
+    ids = [*prompts.prompt(problem), *prompts.reply(problem, "It is sunny.")]
     assert prompts.decode_raw([*row.prompt, *row.response]) == prompts.decode_raw(ids)
 
 
 @pytest.mark.parametrize("template", [CHATML, GEMMA, PHI3])
 def test_a_response_that_brings_its_end_has_one(template: str):
-    prompts = Prompts(make_tokenizer(template))
-    once = prompts.encode_reply(pair(""), "Hi!")
+    prompts = Encoder(make_tokenizer(template))
+    once = prompts.reply(pair(""), "Hi!")
     end = prompts.decode_raw(once[-1:])
-    assert prompts.encode_reply(pair(""), f"Hi!{end}") == once
+    assert prompts.reply(pair(""), f"Hi!{end}") == once
 
 
 def test_thinking_of_a_pair_is_rendered_by_the_template():
-    prompts = Prompts(make_tokenizer(QWEN3))
-    ids = prompts.encode_reply(pair(""), "<think>Hm.</think>Hi!")
+    prompts = Encoder(make_tokenizer(QWEN3))
+    ids = prompts.reply(pair(""), "<think>Hm.</think>Hi!")
     assert prompts.decode_raw(ids) == "<think>\nHm.\n</think>\n\nHi!<|im_end|>"
 
 
@@ -96,23 +95,23 @@ def test_thinking_of_a_pair_is_rendered_by_the_template():
 @pytest.mark.parametrize("response", ["4", " 4", "\n4"])
 def test_a_response_has_no_space_of_the_tokenizer(prompt: str, response: str):
     tokenizer = make_sentencepiece_tokenizer(None)
-    prompts = Prompts(tokenizer)
+    prompts = Encoder(tokenizer)
     problem = Problem("u", ({"role": "user", "content": prompt},), "", demonstrations=(response,))
-    row = ConversationRows(prompts).row(problem)
+    row = prompts.conversation(problem)
     assert row.prompt == tokenizer(prompt)["input_ids"]
     pieces = [*response.replace(" ", "\u2581"), "</s>"]
     assert tokenizer.convert_ids_to_tokens(row.response) == pieces
-    assert prompts.encode_reply(problem, response) == row.response
-    assert prompts.encode_demonstrations(problem) == [row.response]
+    assert prompts.reply(problem, response) == row.response
+    assert prompts.demonstrations(problem) == [row.response]
 
 
 def test_a_token_over_the_border_leaves_the_prompt_as_it_is():
     """Two line breaks are one token here, but the prompt ends between them."""
     tokenizer = make_tokenizer(None)
     assert len(tokenizer("\n\n")["input_ids"]) == 1
-    prompts = Prompts(tokenizer)
+    prompts = Encoder(tokenizer)
     problem = Problem("u", ({"role": "user", "content": "Hello\n"},), "", demonstrations=("\nHi",))
-    row = ConversationRows(prompts).row(problem)
+    row = prompts.conversation(problem)
     assert row.prompt == tokenizer("Hello\n")["input_ids"]
     assert row.response == [*tokenizer("\nHi")["input_ids"], tokenizer.eos_token_id]
 
@@ -125,15 +124,15 @@ def test_one_opening_of_the_thought_in_every_method(start: str):
     response = f"{start}Hm.</think>Hi!"
     for style in ("own", "luffy"):
         tokenizer = make_tokenizer(DEEPSEEK_R1)
-        prompts = Prompts(tokenizer, style=style)
+        prompts = Encoder(tokenizer, style=style)
         problem = Problem("u", (HELLO,), "", demonstrations=(response,))
         assert prompts.text(problem).endswith("<|Assistant|><think>\n")
         chosen, _ = rows_of(prompts, pair(response))
-        (demonstration,) = prompts.encode_demonstrations(problem)
+        (demonstration,) = prompts.demonstrations(problem)
         for ids in (
             chosen.response,
             demonstration,
-            ConversationRows(prompts).row(problem).response,
+            prompts.conversation(problem).response,
         ):
             assert tokenizer.decode(ids) == "Hm.</think>Hi!</s>"
 
@@ -144,13 +143,13 @@ def test_one_opening_of_the_thought_in_every_method(start: str):
 @pytest.mark.parametrize("template", [CHATML, QWEN3, LLAMA3])
 def test_a_prompt_that_ends_in_an_assistant_message_is_refused(template: str):
     messages = (HELLO, {"role": "assistant", "content": "Sure,"})
-    prompts = Prompts(make_tokenizer(template))
+    prompts = Encoder(make_tokenizer(template))
     key = "problem u: its prompt ends in an assistant message"
     problem = Problem("u", messages, "", demonstrations=("it is sunny.",))
     with pytest.raises(ConfigError, match=key):
-        prompts.encode(problem)
+        prompts.prompt(problem)
     with pytest.raises(ConfigError, match=key):
-        ConversationRows(prompts).row(problem)
+        prompts.conversation(problem)
     with pytest.raises(ConfigError, match=key):
         rows_of(prompts, pair("yes", "no", *messages))
 
@@ -158,4 +157,4 @@ def test_a_prompt_that_ends_in_an_assistant_message_is_refused(template: str):
 def test_a_plain_prompt_is_continued():
     messages = (HELLO, {"role": "assistant", "content": "Sure,"})
     problem = Problem("u", messages, "")
-    assert Prompts(make_tokenizer(None)).text(problem) == "Hello there\n\nSure,"
+    assert Encoder(make_tokenizer(None)).text(problem) == "Hello there\n\nSure,"

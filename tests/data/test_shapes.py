@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from chat_templates import CHATML, make_tokenizer
 
+from postgrad.data.encode.encoder import Encoder
 from postgrad.data.problems import load_problems
-from postgrad.data.render import Prompts
-from postgrad.data.scored_rows import split_conversation
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
@@ -125,16 +124,16 @@ def test_both_replies_of_a_pair_have_one_prompt(
 ) -> None:
     (problem,) = load(tmp_path, row)
     assert list(problem.messages) == messages
-    prompts = Prompts(make_tokenizer(CHATML))
+    prompts = Encoder(make_tokenizer(CHATML))
     written = [f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in messages]
     prompt = "".join(written) + "<|im_start|>assistant\n"
-    assert prompts.decode_raw(prompts.encode(problem)) == prompt
+    assert prompts.decode_raw(prompts.prompt(problem)) == prompt
     for name, reply in REPLIES.items():
         assert problem.extra[name] == reply
-        assert prompts.decode_raw(prompts.encode_reply(problem, reply)) == f"{reply}<|im_end|>"
-        before, after = split_conversation(prompts, problem, reply)
-        assert prompts.decode_raw(before) == prompt
-        assert prompts.decode_raw(after).startswith(f"{reply}<|im_end|>")
+        assert prompts.decode_raw(prompts.reply(problem, reply)) == f"{reply}<|im_end|>"
+        row = prompts.scored_row(problem, reply)
+        assert prompts.decode_raw(row.prompt) == prompt
+        assert prompts.decode_raw(row.response).startswith(f"{reply}<|im_end|>")
 
 
 REFUSED: list[tuple[Row, str]] = [

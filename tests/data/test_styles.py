@@ -5,8 +5,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from postgrad.config.schema import DataConfig
-from postgrad.data.render import Prompts, make_prompts
-from postgrad.data.styles import (
+from postgrad.data.encode.encoder import Encoder, make_encoder
+from postgrad.data.encode.styles import (
     BOXED,
     HASHES,
     STYLES,
@@ -53,10 +53,10 @@ def rendered(
     style: str, template: str | None = QWEN3, *messages: dict[str, str], **options: object
 ) -> str:
     """The prompt as text; asserts that its ids decode to the same text."""
-    prompts = Prompts(qwen(template), style=style, options=options)
+    prompts = Encoder(qwen(template), style=style, options=options)
     text = prompts.text(problem(*messages))
     decoded = prompts.tokenizer.decode(
-        prompts.encode(problem(*messages)), skip_special_tokens=False
+        prompts.prompt(problem(*messages)), skip_special_tokens=False
     )
     assert decoded == text
     return text
@@ -175,26 +175,26 @@ def test_style_from_a_text_file(tmp_path):
 )
 def test_wrong_settings(overrides: dict, key: str):
     with pytest.raises(ConfigError, match=key):
-        Prompts(qwen(), **overrides)
+        Encoder(qwen(), **overrides)
 
 
 def test_chatml_style_needs_its_special_tokens():
     tokenizer = qwen()
     tokenizer._tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
     with pytest.raises(ConfigError, match=r"data\.prompt_style=qwen writes <\|im_start\|>"):
-        Prompts(tokenizer, style="qwen")
+        Encoder(tokenizer, style="qwen")
 
 
 @pytest.mark.parametrize("template", [QWEN3, OPENS_THINK])
 @pytest.mark.parametrize("trace", ["<think>\nHm. </think>\n2", "Hm. </think>\n2"])
 def test_one_think_opening_in_a_demonstration_row(template: str, trace: str):
     """The prompt ends in one <think>, written by the template or the style; none is added."""
-    prompts = Prompts(qwen(template), style="luffy")
+    prompts = Encoder(qwen(template), style="luffy")
     row = Problem("u", USER, "2", demonstrations=(trace,))
     prompt = prompts.text(row)
     assert prompt.endswith("assistant\n<think>\n")
     assert prompt.count("<think>\n") == 1 + TWO_SECTIONS.count("<think>\n")
-    text = prompts.tokenizer.decode([*prompts.encode(row), *prompts.encode_demonstrations(row)[0]])
+    text = prompts.tokenizer.decode([*prompts.prompt(row), *prompts.demonstrations(row)[0]])
     assert text.endswith("<|im_start|>assistant\n<think>\nHm. </think>\n2<|endoftext|>")
 
 
@@ -210,8 +210,8 @@ def test_one_think_opening_in_a_demonstration_row(template: str, trace: str):
 def test_a_trace_keeps_its_opening_where_the_prompt_has_none(
     style: str, template: str | None, trace: str, left: str
 ):
-    prompts = Prompts(qwen(template), style=style)
-    (ids,) = prompts.encode_demonstrations(Problem("u", USER, "2", demonstrations=(trace,)))
+    prompts = Encoder(qwen(template), style=style)
+    (ids,) = prompts.demonstrations(Problem("u", USER, "2", demonstrations=(trace,)))
     assert prompts.decode(ids) == left
 
 
@@ -220,8 +220,8 @@ def test_training_and_evaluation_prompts_are_the_same_bytes(style: str):
     """The configuration alone decides the prompt, in whatever style the file was prepared."""
     options = {} if STYLES[style].text else {"enable_thinking": False}
     data = DataConfig(train="", prompt_style=style, template_options=options)
-    training, evaluation = make_prompts(qwen(), data), make_prompts(qwen(), data)
+    training, evaluation = make_encoder(qwen(), data), make_encoder(qwen(), data)
     file_style = STYLES["hash"] if style != "own" else STYLES["own"]
     prepared = Problem("other", styled(file_style, USER), "2")
     assert training.text(problem()) == evaluation.text(prepared)
-    assert training.encode(problem()) == evaluation.encode(prepared)
+    assert training.prompt(problem()) == evaluation.prompt(prepared)

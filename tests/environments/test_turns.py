@@ -9,7 +9,7 @@ from fake_engine import FakeEngine
 from tool_model import KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
 
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.environments.lookup import Environments
 from postgrad.environments.port import choose_verifier
 from postgrad.environments.session import load_environment
@@ -41,11 +41,11 @@ def environments(name: str = "Echo", workers: int = 0, **changes) -> Environment
 
 def make_turns(found: Environments, max_turns: int = 4, template: str = "chat") -> Turns:
     tokenizer = chat_tokenizer(LETTERS, KNOWS_TOOLS) if found.schemas else TOKENIZER
-    return Turns(found, Prompts(tokenizer, template, 4096, tools=found.schemas), max_turns)
+    return Turns(found, Encoder(tokenizer, template, 4096, tools=found.schemas), max_turns)
 
 
 def say(turns: Turns, text: str) -> list[int]:
-    return [*turns.prompts.encode_response(text, with_end=False), END]  # type: ignore[attr-defined]
+    return [*turns.encoder.encode_response(text, with_end=False), END]  # type: ignore[attr-defined]
 
 
 def play(turns: Turns, replies: list[str], one: Problem, limit: int = 2000):
@@ -67,10 +67,10 @@ def test_a_trajectory_is_what_the_template_writes():
         {"role": "user", "content": "you said abc"},
         {"role": "assistant", "content": "de"},
     ]
-    whole = turns.prompts.chat_template.render(messages).removesuffix("\n")  # type: ignore
+    whole = turns.encoder.chat_template.render(messages).removesuffix("\n")  # type: ignore
     episode = done.episode
     assert TOKENIZER(whole)["input_ids"] == [*episode.prompt, *done.tokens]
-    assert turns.prompts.decode(done.policy_tokens) == "abcde"
+    assert turns.encoder.decode(done.policy_tokens) == "abcde"
     assert (done.turns, episode.done, done.finish) == (2, True, "stop")
     assert (episode.rewards, episode.reward, episode.parts) == ([3.0, 2.0], 5.5, {"bonus": 0.25})
     assert episode.state == {"seen": ["abc", "de"]}
@@ -105,7 +105,7 @@ def test_a_thought_is_no_action():
 def test_plain_prompts_are_continued_by_the_observation():
     turns = make_turns(environments(), template="plain")
     done = play(turns, ["ab", "c"], problem("u", "x"))
-    assert turns.prompts.decode(done.tokens) == "abyou said abc"
+    assert turns.encoder.decode(done.tokens) == "abyou said abc"
 
 
 def test_trajectories_with_equal_prompts_are_one_request():
@@ -121,7 +121,7 @@ def test_a_failed_environment_is_a_failure_of_its_trajectory():
     raising, fine = say(turns, "raise"), say(turns, "go")
     engine = FakeEngine(lambda prompt, seed: raising if seed % 2 else fine)
     answers = respond(
-        engine, Scorer("environment"), turns.prompts, [problem()], Sampling(), 4, 0, turns
+        engine, Scorer("environment"), turns.encoder, [problem()], Sampling(), 4, 0, turns
     )
     kinds = {type(answer.verdict) for answer in answers}
     assert kinds == {Score, Failure}
@@ -135,7 +135,7 @@ def test_a_failed_environment_is_a_failure_of_its_trajectory():
 
 def test_a_prompt_that_became_too_long_is_a_failure():
     turns = make_turns(environments())
-    turns.prompts.max_prompt_tokens = 5
+    turns.encoder.max_prompt_tokens = 5
     assert play(turns, [], problem()).episode.failure.kind == "prompt"
 
 
@@ -182,7 +182,7 @@ def test_nobody_waits_for_a_slow_environment(tmp_path):
 
     def reply(prompt, seed):
         nonlocal num_fast_turns
-        num_fast_turns += "fast" in turns.prompts.decode(prompt)
+        num_fast_turns += "fast" in turns.encoder.decode(prompt)
         if num_fast_turns == 5:
             gate.set()
         return go

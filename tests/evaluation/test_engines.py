@@ -6,14 +6,14 @@ from tiny_runs import config_of
 
 from postgrad.cli.main import main
 from postgrad.cluster.engines import engine_config, load_engine
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.model.load.load import load_tokenizer
 
 
 @pytest.mark.slow
 def test_greedy_responses_are_equal_for_every_engine(tiny, tmp_path, capsys):
     config = config_of("grpo", tiny)
-    prompts = Prompts(load_tokenizer(config.model), "plain")
+    prompts = Encoder(load_tokenizer(config.model), "plain")
     overrides = [
         "data=arithmetic:2:digits:test",
         "limit=10",

@@ -12,8 +12,8 @@ import pytest
 from tiny_runs import config_of, forkserver, run_words, tree
 
 from postgrad.cli.main import main
+from postgrad.data.encode.encoder import Encoder
 from postgrad.data.problems import load_problems
-from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.evaluation import report, run
 from postgrad.evaluation.folder import locked_folder, stored_settings
@@ -578,13 +578,13 @@ def test_prompts_equal_those_of_training(tiny, tmp_path):
     texts = {}
     for template in ("auto", "chat", "plain"):
         config = config_of("grpo", model, f"data.template={template}")
-        training = Prompts(load_tokenizer(config.model), template)
+        training = Encoder(load_tokenizer(config.model), template)
         plan = make_plan(
             read_settings(str(model), ["data=arithmetic:1", f"template={template}"]),
             find_model(str(model)),
         )
-        assert [plan.prompts.encode(p) for p in problems] == [training.encode(p) for p in problems]
-        texts[template] = plan.prompts.decode(plan.prompts.encode(problems[0]))
+        assert [plan.encoder.prompt(p) for p in problems] == [training.prompt(p) for p in problems]
+        texts[template] = plan.encoder.decode(plan.encoder.prompt(problems[0]))
     question = problems[0].messages[0]["content"]
     assert texts == {"auto": f"({question})=", "chat": f"({question})=", "plain": question}
 

@@ -27,9 +27,9 @@ from test_prepare import prepared_rows, write
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from postgrad.data.conversation_rows import ConversationRows, conversation_of
+from postgrad.data.encode.encoder import Encoder
 from postgrad.data.problems import load_problems
-from postgrad.data.render import Prompts
+from postgrad.data.rows.messages import conversation_of
 from postgrad.problem import Problem
 
 GOLDEN = Path(__file__).parent / "problems.jsonl"
@@ -66,14 +66,14 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 def encode(problem: Problem, template: str) -> dict[str, Row]:
     """Return the rows that training makes of a problem: prompt, response and mask by their use."""
-    prompts = Prompts(byte_tokenizer(), template, max_prompt_tokens=4096)
+    prompts = Encoder(byte_tokenizer(), template, max_prompt_tokens=4096)
     rows: dict[str, Row] = {}
     conversation = conversation_of(problem)
     if conversation is None or not conversation.text:
-        prompt = prompts.encode(problem)
+        prompt = prompts.prompt(problem)
         pair = [problem.extra.get(name) for name in ("chosen", "rejected")]
         for number, text in enumerate(text for text in (*problem.demonstrations, *pair) if text):
-            response = prompts.encode_reply(problem, text)
+            response = prompts.reply(problem, text)
             rows[f"reply {number}"] = (prompt, response, [True] * len(response))
         rows = rows or {"prompt": (prompt, [], [])}
     if conversation is not None:
@@ -81,7 +81,7 @@ def encode(problem: Problem, template: str) -> dict[str, Row]:
         if template == "chat" and not conversation.text:
             uses = ("last", "all")  # plain text has no turns to choose
         for train_on in uses:
-            row = ConversationRows(prompts, train_on).row(problem)
+            row = prompts.conversation(problem, train_on)
             rows[f"conversation {train_on}"] = (row.prompt, row.response, row.loss_mask)
     return rows
 

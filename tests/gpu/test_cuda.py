@@ -35,14 +35,14 @@ def make_config(tiny, *overrides):
 
 
 def build_method(config):
-    from postgrad.data.render import Prompts
+    from postgrad.data.encode.encoder import Encoder
     from postgrad.verifiers.scorer import Scorer
 
     host = build_host(config)
     method = find_method("grpo")(config)
     scorer = Scorer("exact")
     method.bind(
-        Ports(host.policy, host.engine, scorer, Prompts(host.policy.loaded.tokenizer, "plain"))
+        Ports(host.policy, host.engine, scorer, Encoder(host.policy.loaded.tokenizer, "plain"))
     )
     return host, method
 

@@ -7,9 +7,9 @@ from method_runs import PlainScorer, build_tokenizer
 
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import Config
+from postgrad.data.encode.encoder import Encoder
 from postgrad.data.feed import Feed
 from postgrad.data.problems import load_problems
-from postgrad.data.render import Prompts
 from postgrad.methods import find_method
 from postgrad.methods.method import Ports, Step
 from postgrad.rollout.generator import Generator
@@ -30,7 +30,7 @@ class Setting:
     ):
         self.config, self.method = config, find_method("classmate")(config)
         self.method.check()
-        self.prompts = Prompts(build_tokenizer(config), "plain", 64)
+        self.prompts = Encoder(build_tokenizer(config), "plain", 64)
         self.engines = [FakeEngine(reply) for _ in config.method.classmates]
         models = {
             f"classmate-{k}": Generator(engine, self.prompts, 512)
@@ -54,7 +54,7 @@ class Setting:
             rows.append(
                 Trajectory(
                     problem.uid,
-                    self.prompts.encode(problem),
+                    self.prompts.prompt(problem),
                     tokens,
                     i // per_group,
                     i % per_group,

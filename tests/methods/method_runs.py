@@ -12,9 +12,9 @@ from torch import Tensor
 from postgrad.cluster.host import build_host
 from postgrad.config.compose import recipe_names
 from postgrad.config.schema import Config
+from postgrad.data.encode.encoder import Encoder
 from postgrad.data.feed import Feed
 from postgrad.data.problems import load_problems
-from postgrad.data.render import Prompts
 from postgrad.methods import find_method
 from postgrad.methods.method import Method, Ports, Step
 from postgrad.training.driver import train
@@ -144,7 +144,7 @@ class Bound:
         self.host = placed or build_host(config)
         self.scorer = PlainScorer(value)
         tokenizer = build_tokenizer(config)
-        self.prompts = Prompts(tokenizer, "plain", 64, "error")
+        self.prompts = Encoder(tokenizer, "plain", 64, "error")
         self.method.bind(
             Ports(self.host.policy, self.host.engine, self.scorer, self.prompts, self.host.models)
         )

@@ -11,9 +11,9 @@ from method_runs import SMALL, build_tokenizer, flat_weights
 from tiny_runs import config_of
 
 from postgrad.algorithms.groups import STD_EPS
+from postgrad.data.encode.encoder import Encoder
 from postgrad.data.feed import Feed
 from postgrad.data.problems import load_problems
-from postgrad.data.render import Prompts
 from postgrad.data.thoughts import ThoughtSplitter
 from postgrad.errors import ConfigError
 from postgrad.methods.classmate import ESTIMATORS
@@ -74,12 +74,12 @@ def test_what_a_tool_wrote_is_in_no_thought_and_no_output(tiny):
     first = s.problems[0]
     row = Trajectory(
         first.uid,
-        s.prompts.encode(first),
+        s.prompts.prompt(first),
         tokens,
         token_source=[POLICY if flag else TOOL for flag in own],
         loss_mask=own,
     )
-    plain = Trajectory(first.uid, s.prompts.encode(first), encode("(5)6"), index=1)
+    plain = Trajectory(first.uid, s.prompts.prompt(first), encode("(5)6"), index=1)
     s.batch = Batch.of([row, plain])
     batch = s.until_estimate()
     assert batch.rows["cot"] == ["12", "5"] and batch.rows["output"] == ["34", "6"]
@@ -133,7 +133,7 @@ def test_several_classmates_have_their_own_markers_samples_shares_and_seeds(tiny
 
 
 def test_the_prompt_is_written_with_the_classmate_s_own_tokenizer(tiny):
-    class Shifted(Prompts):
+    class Shifted(Encoder):
         def tokenize(self, text, special):
             return [i + 100 for i in super().tokenize(text, special)]
 
@@ -143,7 +143,7 @@ def test_the_prompt_is_written_with_the_classmate_s_own_tokenizer(tiny):
         decode_raw = decode
 
     s = made(tiny, FOUR, reply=lambda prompt, seed: [107, 117])
-    s.method.classmates.generators[0].prompts = Shifted(build_tokenizer(s.config), "plain", 64)
+    s.method.classmates.generators[0].encoder = Shifted(build_tokenizer(s.config), "plain", 64)
     batch = s.until_estimate()
     assert all(token >= 100 for request in s.engines[0].requests for token in request.prompt)
     assert batch.rows["classmate_texts"][0] == ["7"]
@@ -151,13 +151,13 @@ def test_the_prompt_is_written_with_the_classmate_s_own_tokenizer(tiny):
 
 def test_a_prompt_that_opens_the_thought_is_not_opened_twice(tiny):
     config = config_of("classmate", tiny)
-    prompts = Prompts(build_tokenizer(config), "plain", 64)
+    prompts = Encoder(build_tokenizer(config), "plain", 64)
     problem = dataclasses.replace(
         load_problems("arithmetic:1")[0], messages=({"role": "user", "content": "1+1=("},)
     )
     assert prompts.decode(prompts.encode_prefilled(problem, "(", "2", ")")) == "1+1=(2)"
     thought = ThoughtSplitter(prompts, "(", ")").split(
-        prompts.encode(problem), prompts.encode_response("3(4)5"), True
+        prompts.prompt(problem), prompts.encode_response("3(4)5"), True
     )
     assert thought.text == "3(4" and thought.output == "5", "the response begins inside the thought"
 

@@ -16,8 +16,8 @@ from postgrad.cli.main import main
 from postgrad.cluster.backends import open_models
 from postgrad.cluster.host import build_host
 from postgrad.cluster.wire import decode
+from postgrad.data.encode.encoder import Encoder
 from postgrad.data.feed import Feed
-from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.method import Step
@@ -63,7 +63,7 @@ def test_a_run_goes_the_same_way_wherever_the_classmates_are(tiny, verifier, tmp
         "method.reward_type=remove_wo_cot",
     )
     host = build_host(config_of("grpo", tiny))
-    prompts = Prompts(build_tokenizer(config_of("grpo", tiny)), "plain")
+    prompts = Encoder(build_tokenizer(config_of("grpo", tiny)), "plain")
     with serve(engine=host.engine, prompts=prompts) as served:
         mapping = tmp_path / "servers.json"
         port = int(served.url.rsplit(":", 1)[1].split("/")[0])

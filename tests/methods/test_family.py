@@ -211,7 +211,7 @@ def test_remax_takes_the_reward_of_one_greedy_response_a_problem(tiny):
     texts = [b.prompts.decode(ids) for ids in b.scorer.token_ids]
     assert texts == b.scorer.asked and len(texts) == len(batch) + 4
     for uid, baseline in zip(batch.rows["uid"], batch.rows["greedy_reward"].tolist(), strict=True):
-        prompt = b.prompts.encode(b.feed.find(uid))
+        prompt = b.prompts.prompt(b.feed.find(uid))
         (request,) = [r for r in greedy[0] if r.prompt == prompt]
         answer = b.host.engine.generate([request], greedy[1])[0][0]
         assert baseline == pytest.approx(spread_out(b.prompts.decode(answer.tokens)))

@@ -13,7 +13,7 @@ from spies import Spy
 from tiny_runs import END, config_of
 from tokenizers.decoders import Fuse
 
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import RunError
 from postgrad.methods.luffy import Luffy
 from postgrad.methods.method import Ports, Step
@@ -193,7 +193,7 @@ def method_of(model, *overrides: str) -> Luffy:
     config = config_of("luffy", model, *SMALL, "rollout.max_response_tokens=16", *overrides)
     method = Luffy(config)
     method.check()
-    method.bind(Ports(None, None, None, Prompts(build_tokenizer(config), "plain"), {}))  # type: ignore[arg-type]
+    method.bind(Ports(None, None, None, Encoder(build_tokenizer(config), "plain"), {}))  # type: ignore[arg-type]
     return method
 
 
@@ -243,7 +243,7 @@ def test_demonstration_is_the_first_row_and_is_not_sampled(tiny):
     batch = b.until("sample")
     (_, (requests, _)) = spy.calls[0]
     assert [(request.prompt, len(request.seeds)) for request in requests] == [
-        (b.prompts.encode(p), 3) for p in b.problems[:2]
+        (b.prompts.prompt(p), 3) for p in b.problems[:2]
     ]
     assert batch.rows["source"].tolist() == [DEMONSTRATION, POLICY, POLICY, POLICY] * 2
     rows = batch.response.split()
@@ -358,12 +358,12 @@ def test_the_prompt_s_opening_of_the_thought_is_not_doubled():
     )
     for text in ("<think>\nso</think>2", "so</think>2"):
         row = Problem("p", ({"role": "user", "content": "1+1="},), "2", "", (text,))
-        prompts = Prompts(tokenizer, "chat")
-        (ids,) = prompts.encode_demonstrations(row)
+        prompts = Encoder(tokenizer, "chat")
+        (ids,) = prompts.demonstrations(row)
         assert (
-            prompts.decode(prompts.encode(row)) + prompts.decode(ids) == "1+1=<think>\nso</think>2"
+            prompts.decode(prompts.prompt(row)) + prompts.decode(ids) == "1+1=<think>\nso</think>2"
         )
-        (ids,) = Prompts(tokenizer, "plain").encode_demonstrations(row)
+        (ids,) = Encoder(tokenizer, "plain").demonstrations(row)
         assert prompts.decode(ids) == text, (
             "a prompt that opens nothing keeps the demonstration's opening"
         )

@@ -309,8 +309,7 @@ def test_the_start_says_how_much_there_is(recipe, words, line, tiny):
         return
     problems = inputs.train
     num = sum(
-        any(len(ids) <= 6 for ids in inputs.prompts.encode_demonstrations(problem))
-        for problem in problems
+        any(len(ids) <= 6 for ids in inputs.prompts.demonstrations(problem)) for problem in problems
     )
     assert supply.line.startswith(line.format(num)) and supply.line in inputs.notes
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from method_runs import VERIFIERS, bound, run
 
-from postgrad.data.labels import label_of
 from postgrad.data.problems import problems_of_rows
+from postgrad.data.rows.labels import label_of
 from postgrad.errors import ConfigError
 from postgrad.methods.kto import mismatch
 from postgrad.model.load.tiny import make_tiny
@@ -152,7 +152,7 @@ def test_kto_reports_data_with_one_label(column, fresh):
         method = bound("kto", fresh).method
         problems = problems_of_rows(rows, "rows")
         method.check_problems(problems)
-        return method.data_notes(method.ports.prompts, problems)
+        return method.data_notes(method.ports.encoder, problems)
 
     assert notes(True, False) == []
     (note,) = notes(True, True)
@@ -166,7 +166,7 @@ def test_kto_counts_a_pair_as_both_labels(fresh):
     pair = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
     problems = problems_of_rows([pair, pair], "rows")
     method.check_problems(problems)
-    assert method.data_notes(method.ports.prompts, problems) == []
+    assert method.data_notes(method.ports.encoder, problems) == []
 
 
 @pytest.mark.parametrize(("label", "name"), [(True, "desirable"), (False, "undesirable")])

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,7 @@ import torch
 from method_runs import SMALL, VERIFIERS, run
 from tiny_runs import config_of
 
-from postgrad.data.render import Prompts
-from postgrad.data.scored_rows import conversation_ids
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.reward_model import RewardModel as Method
@@ -90,8 +90,8 @@ def test_the_folder_is_a_stock_classifier_with_the_same_scores(trained, fresh):
     stock = AutoModelForSequenceClassification.from_pretrained(folder)
     assert stock.config.num_labels == 1 and type(stock).__name__ == "Qwen3ForSequenceClassification"
     config = config_of("reward_model", folder, *SMALL)
-    prompts = Prompts(load_tokenizer(config.model), "plain")
-    rows = [conversation_ids(prompts, problem("1+1="), text) for text in ("77", "1", "70707")]
+    prompts = Encoder(load_tokenizer(config.model), "plain")
+    rows = [prompts.scored(problem("1+1="), text) for text in ("77", "1", "70707")]
     with torch.no_grad():
         expected = [float(stock(input_ids=torch.tensor([row])).logits[0, 0]) for row in rows]
     scores = RewardModel(config.model, CPU).scores(rows)
@@ -146,11 +146,11 @@ def test_scores_start_near_zero(fresh):
 def test_padding_at_the_end_is_never_scored(fresh):
     """transformers skips it; a tokenizer whose padding is its end token then has no end."""
     tokenizer = load_tokenizer(config_of("grpo", fresh).model)
-    prompts = Prompts(tokenizer, "plain")
-    ids = conversation_ids(prompts, problem("1+1="), "2")
+    prompts = Encoder(tokenizer, "plain")
+    ids = prompts.scored(problem("1+1="), "2")
     assert ids[-1] == tokenizer.eos_token_id
     tokenizer.pad_token = tokenizer.eos_token
-    assert conversation_ids(prompts, problem("1+1="), "2") == ids[:-1]
+    assert prompts.scored(problem("1+1="), "2") == ids[:-1]
 
 
 def test_pairs_that_are_too_long_are_refused_or_dropped(fresh):
@@ -162,15 +162,18 @@ def test_pairs_that_are_too_long_are_refused_or_dropped(fresh):
         Problem(chosen, problem("1+1").messages, "", extra={"chosen": chosen, "rejected": "1"})
         for chosen in ("77", "777")
     ]
-    dropping = method.row_encoder(Prompts(tokenizer, "chat", overlong="drop"))
-    assert dropping.drop_overlong_demonstrations(pairs, 4) == (pairs[:1], 1)
-    refusing = method.row_encoder(Prompts(tokenizer, "chat"))
-    assert refusing.drop_overlong_demonstrations(pairs, 5)[1] == 0
+
+    def fit(encoder: Encoder, limit: int) -> list[Problem]:
+        return encoder.fit(pairs, partial(method.encode_row, encoder), limit)[0]
+
+    assert fit(Encoder(tokenizer, "chat", overlong="drop"), 4) == pairs[:1]
+    refusing = Encoder(tokenizer, "chat")
+    assert fit(refusing, 5) == pairs
     with pytest.raises(ConfigError, match=r"rollout\.max_response_tokens"):
-        refusing.drop_overlong_demonstrations(pairs, 4)
-    truncating = Prompts(tokenizer, "chat", overlong="left", max_prompt_tokens=3)
+        fit(refusing, 4)
+    truncating = Encoder(tokenizer, "chat", overlong="left", max_prompt_tokens=3)
     with pytest.raises(ConfigError, match=r"data\.overlong"):
-        method.row_encoder(truncating).drop_overlong_demonstrations(pairs, 4)
+        fit(truncating, 4)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.model.metrics import MetricAccumulator
@@ -149,12 +149,12 @@ def test_a_turn_end_at_which_the_model_does_not_stop_is_reported(is_declared, ti
 def test_luffy_reports_such_an_end_of_its_demonstrations(tiny, tmp_path):
     model = model_with(TEMPLATE.replace("{{ eos_token }}", "<pad>"), tiny, tmp_path / "model")
     method = find_method("luffy")(config_of("luffy", model))
-    prompts = Prompts(AutoTokenizer.from_pretrained(model))
+    prompts = Encoder(AutoTokenizer.from_pretrained(model))
     asked = ({"role": "user", "content": "1+1"},)
     shown = Problem("shown", asked, "2", demonstrations=("2",))
     (note,) = method.data_notes(prompts, [Problem("first", asked, "2"), shown])
     assert "responses end with <pad>, at which" in note
-    prompts = Prompts(AutoTokenizer.from_pretrained(tiny), "plain")
+    prompts = Encoder(AutoTokenizer.from_pretrained(tiny), "plain")
     assert method.data_notes(prompts, [shown]) == []
 
 
@@ -162,7 +162,7 @@ def test_luffy_reports_such_an_end_of_its_demonstrations(tiny, tmp_path):
 def test_thinking_in_a_column_of_its_own_is_reported(tiny, reasoning, is_reported):
     row = {"prompt": "1+1", "response": "2", "reasoning": reasoning}
     problem = Problem("a", ({"role": "user", "content": "1+1"},), "", "", ("2",), row=row)
-    prompts = Prompts(AutoTokenizer.from_pretrained(tiny), "plain")
+    prompts = Encoder(AutoTokenizer.from_pretrained(tiny), "plain")
     notes = find_method("sft")(config_of("sft", tiny)).data_notes(prompts, [problem])
     assert any("column reasoning" in note for note in notes) == is_reported
 

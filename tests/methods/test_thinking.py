@@ -6,9 +6,9 @@ from method_runs import SMALL, PlainScorer, build_tokenizer
 from tiny_runs import config_of
 
 from postgrad.cluster.host import build_host
+from postgrad.data.encode.encoder import Encoder
 from postgrad.data.feed import Feed
 from postgrad.data.problems import load_problems
-from postgrad.data.render import Prompts
 from postgrad.errors import ConfigError
 from postgrad.methods.method import Ports, Step
 from postgrad.methods.support.thinking import Thinking
@@ -42,7 +42,7 @@ def estimated(tiny, responses: list[str], *overrides: str) -> tuple[Batch, Plain
     method, host, prompts = (
         Short(config),
         build_host(config),
-        Prompts(build_tokenizer(config), "plain", 64),
+        Encoder(build_tokenizer(config), "plain", 64),
     )
     method.check()
     scorer = PlainScorer(lambda text: float(text == "7"))
@@ -50,7 +50,7 @@ def estimated(tiny, responses: list[str], *overrides: str) -> tuple[Batch, Plain
     problem, *_ = problems = load_problems("arithmetic:1")
     step = Step(1, Feed(problems, shuffle=False))
     rows = [
-        Trajectory(problem.uid, prompts.encode(problem), prompts.encode_response(text), 0, i)
+        Trajectory(problem.uid, prompts.prompt(problem), prompts.encode_response(text), 0, i)
         for i, text in enumerate(responses)
     ]
     return method.estimate(method.score(method.enrich(Batch.of(rows), step), step), step), scorer

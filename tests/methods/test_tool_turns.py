@@ -12,7 +12,7 @@ from tiny_runs import config_of, metrics_of, stock_model, stock_row
 from tool_model import CALL, SHORT_CHAT, TOOLS, chat_model
 
 from postgrad.cli.main import main
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.environments.lookup import Environments
 from postgrad.environments.tools import Toolbox
 from postgrad.errors import ConfigError
@@ -121,14 +121,14 @@ def test_no_loss_sees_what_a_tool_wrote(overrides, tmp_path):
     )
     bound = Bound(config)
     box = Toolbox(config.rollout.tools)
-    prompts = Prompts(bound.prompts.tokenizer, "chat", 4096, tools=box.schemas)
+    prompts = Encoder(bound.prompts.tokenizer, "chat", 4096, tools=box.schemas)
     call, end = prompts.tokenizer.convert_tokens_to_ids(CALL), prompts.tokenizer.eos_token_id
     engine = FakeEngine(
         lambda prompt, seed: (
             [3, end] if call in prompt else [call, end] if seed % 2 else [4, 5, end]
         )
     )
-    bound.method.ports.engine, bound.method.ports.prompts, bound.method.ports.turns = (
+    bound.method.ports.engine, bound.method.ports.encoder, bound.method.ports.turns = (
         engine,
         prompts,
         Turns(Environments(config.environment, config.rollout), prompts, 4),

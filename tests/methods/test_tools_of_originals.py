@@ -10,7 +10,7 @@ from method_runs import Bound
 from tiny_runs import GUESS, config_of
 from tool_model import CALL, TOOLS, chat_model
 
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.environments.lookup import Environments
 from postgrad.environments.tools import Toolbox
 from postgrad.errors import ConfigError
@@ -44,7 +44,7 @@ def with_tools(tmp_path):
         )
         world = Bound(config)
         schemas = Toolbox(config.rollout.tools).schemas
-        prompts = Prompts(world.prompts.tokenizer, "chat", 4096, tools=schemas)
+        prompts = Encoder(world.prompts.tokenizer, "chat", 4096, tools=schemas)
         call = prompts.tokenizer.convert_tokens_to_ids(CALL)
         end = prompts.tokenizer.eos_token_id
 
@@ -55,7 +55,7 @@ def with_tools(tmp_path):
 
         ports = world.method.ports
         ports.engine = FakeEngine(reply)
-        ports.prompts = prompts
+        ports.encoder = prompts
         ports.turns = Turns(Environments(config.environment, config.rollout), prompts, 4)
         world.scorer.value = lambda text: float(CALL in text)
         return world

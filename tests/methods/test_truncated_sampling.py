@@ -79,7 +79,7 @@ def test_rows_of_others_keep_the_whole_vocabulary():
 def test_stop_strings_cut_what_was_kept(tiny):
     world = bound("grpo", tiny, "rollout.engine=hf")
     sampling = Sampling(top_k=3, max_new_tokens=6, record_kept=True)
-    request = Request(world.prompts.encode(world.problems[0]), [1, 2, 3])
+    request = Request(world.prompts.prompt(world.problems[0]), [1, 2, 3])
     other = native.NativeEngine(world.host.policy.loaded, world.config.rollout)
     for engine in (world.host.engine, other):
         (completions,) = engine.generate([request], sampling)

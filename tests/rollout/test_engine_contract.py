@@ -14,7 +14,7 @@ from tiny_runs import END, config_of, same_completions, sharpened
 from postgrad.cluster.backends import open_models
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.environments.lookup import Environments
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.load.load import load_tokenizer
@@ -65,7 +65,7 @@ def native(host):
 
 @pytest.fixture(scope="module")
 def prompts(model):
-    return Prompts(load_tokenizer(config_of("grpo", model).model), "plain")
+    return Encoder(load_tokenizer(config_of("grpo", model).model), "plain")
 
 
 @pytest.fixture(scope="module")

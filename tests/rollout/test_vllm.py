@@ -21,8 +21,8 @@ from tiny_runs import END, config_of, metrics_of, overrides_of, random_batch, sh
 from postgrad.cli.main import main
 from postgrad.cluster.backends import open_models
 from postgrad.cluster.host import build_host
+from postgrad.data.encode.encoder import Encoder
 from postgrad.data.problems import load_problems
-from postgrad.data.render import Prompts
 from postgrad.doctor import machine as doctor
 from postgrad.errors import ConfigError
 from postgrad.methods.method import Ports
@@ -147,7 +147,7 @@ def test_a_real_model_in_bfloat16_agrees_with_the_trainer():
     )
     config = config_of("grpo", SMOLLM2, *SMALL, *overrides, "rollout.max_response_tokens=24")
     host = build_host(config)
-    prompts = Prompts(load_tokenizer(config.model), "chat")
+    prompts = Encoder(load_tokenizer(config.model), "chat")
     found = check_engine_gap(
         config, Ports(host.policy, host.engine, None, prompts), load_problems(config.data.train)
     )
@@ -330,7 +330,7 @@ def served(untied, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prompts(untied):
-    return Prompts(load_tokenizer(config_of("grpo", untied).model), "plain")
+    return Encoder(load_tokenizer(config_of("grpo", untied).model), "plain")
 
 
 def test_the_server_continues_token_ids_with_log_probs_of_the_model(served, untied, prompts):

@@ -51,7 +51,7 @@ def test_packed_passes_are_those_of_the_trainer(budget: int) -> None:
     rows: list[Trajectory] = []
     for number, group in enumerate(groups):
         for length in group.responses(20):
-            # Prompts are in order, because the trainer sorts by them.
+            # Encoder are in order, because the trainer sorts by them.
             rows.append(Trajectory(str(number), [number] * group.prompt, [0] * length, number))
     passes = make_packed_micro_batches(Batch.of(rows), budget)
     expected = [(micro.num_tokens, len(micro.gather)) for micro in passes]

@@ -1,4 +1,4 @@
-"""Prompts that are cut (data.overlong=left, right, middle).
+"""Encoder that are cut (data.overlong=left, right, middle).
 
 Every method trains on the cut tokens, validation and evaluation see them, a note gives their
 number once, and a resumed run uses the same tokens.
@@ -11,8 +11,8 @@ import pytest
 from tiny_runs import config_of, toy_run
 
 from postgrad.cli.main import main
+from postgrad.data.encode.limits import truncate
 from postgrad.data.problems import load_problems
-from postgrad.data.truncate import truncate
 from postgrad.errors import ConfigError
 from postgrad.training.driver import train
 from postgrad.training.prepare import prepare
@@ -115,7 +115,7 @@ def test_every_method_trains_on_the_cut_tokens(
     folder = train(config_of(recipe, tiny, *settings), reporter).folder
     expected = {}
     for problem in load_problems(data):
-        expected[problem.uid] = truncate(prompts.encode(problem), LIMIT, side)
+        expected[problem.uid] = truncate(prompts.prompt(problem), LIMIT, side)
     rows = rollouts(folder)
     assert len(rows) >= 8 and all(row["prompt"] == expected[row["uid"]] for row in rows)
     line = (
@@ -184,7 +184,7 @@ def test_evaluation_cuts_the_same_tokens_and_reports_their_number(
     )
     seen = [json.loads(line)["prompt"] for line in (out / "sums.jsonl").read_text().splitlines()]
     assert seen == [
-        prompts.decode_raw(truncate(prompts.encode(problem), LIMIT, side))
+        prompts.decode_raw(truncate(prompts.prompt(problem), LIMIT, side))
         for problem in load_problems(data)
     ]
     assert json.loads((out / "summary.json").read_text())["sets"]["sums"]["prompts_truncated"] == 9

@@ -81,7 +81,7 @@ def make_stream(tiny, bound: int, steps: int, engine=None, version: int = 0) -> 
     )
     method = find_method("grpo")(config)
     method.check()
-    prompts = SimpleNamespace(encode=lambda problem: [int(problem.uid)])
+    prompts = SimpleNamespace(prompt=lambda problem: [int(problem.uid)])
     engine = engine or CheckedEngine()
     method.bind(Ports(FakePolicy(version), engine, None, prompts))  # type: ignore[arg-type]
     method.sync_weights()

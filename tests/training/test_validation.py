@@ -171,7 +171,7 @@ def test_test_set_may_be_validated_besides_the_one_that_chooses(files, tiny):
 
 
 THREES = """
-from postgrad.data.arithmetic import arithmetic_problems
+from postgrad.data.sources.arithmetic import arithmetic_problems
 
 HELD_OUT = {p.uid for p in arithmetic_problems(1, "digits", "validation")}
 

@@ -169,7 +169,7 @@ def test_a_missing_thought_gets_the_score_of_a_missing_output():
 
 
 def test_a_thought_cannot_write_turns_of_a_classmate(prompts):
-    member = SimpleNamespace(prompts=prompts)
+    member = SimpleNamespace(encoder=prompts)
     panel = Panel("classmate", [member], ["<"], [">"], Sampling(1.0, 4), 1, 0)
     end = prompts.tokenizer.eos_token
     assert prompts.tokenizer.eos_token_id in prompts.encode_prefilled(PROBLEM, "<", f"1{end}2", ">")

@@ -531,12 +531,12 @@ def run_with_classmates(tmp_path: Path, texts: tuple[str, ...]) -> Path:
     from openai_server import MODEL, serve
     from tiny_runs import config_of
 
-    from postgrad.data.render import Prompts
+    from postgrad.data.encode.encoder import Encoder
     from postgrad.model.load.load import load_tokenizer
     from postgrad.model.load.tiny import make_tiny
 
     mate = make_tiny(tmp_path / "mate", seed=0, layers=1, width=32)
-    prompts = Prompts(load_tokenizer(config_of("grpo", mate).model), "plain")
+    prompts = Encoder(load_tokenizer(config_of("grpo", mate).model), "plain")
     with ExitStack() as stack:
         addresses: list[str] = []
         for text in texts:

@@ -14,7 +14,7 @@ from postgrad.agents.endpoint import MODEL, Endpoint, WaitingCall
 from postgrad.agents.program import Ended, Program
 from postgrad.agents.recording import Limits, Recording
 from postgrad.config.schema import AgentConfig
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.environments.host import drain
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
@@ -30,20 +30,20 @@ class Agents:
 
     Args:
         config: the command, its limits, and how many programs run at the same time.
-        prompts: the policy's tokenizer, how chats are rendered, and the length of prompts.
+        encoder: the policy's tokenizer, how chats are rendered, and the length of prompts.
         verifier: reward.verifier; if it reads the program's reward, there must be one.
 
     Raises ConfigError if the command cannot be run.
     """
 
-    def __init__(self, config: AgentConfig, prompts: Prompts, verifier: str) -> None:
+    def __init__(self, config: AgentConfig, encoder: Encoder, verifier: str) -> None:
         self.config = config
-        self.max_prompt_tokens = prompts.max_prompt_tokens
+        self.max_prompt_tokens = encoder.max_prompt_tokens
         self.command = read_command(config.command)
-        tokenizer: Any = prompts.tokenizer
+        tokenizer: Any = encoder.tokenizer
         stop_ids = {*tokenizer.all_special_ids, tokenizer.eos_token_id}
-        options = prompts.chat_template.options if prompts.chat_template else {}
-        self.text = ModelText(MODEL, tokenizer, stop_ids, len(tokenizer), prompts.template, options)
+        options = encoder.chat_template.options if encoder.chat_template else {}
+        self.text = ModelText(MODEL, tokenizer, stop_ids, len(tokenizer), encoder.template, options)
         self.needs_reward = verifier == "auto" or bool(re.search(r"\benvironment\b", verifier))
 
     @property
@@ -232,6 +232,6 @@ def read_command(text: str) -> list[str]:
     return command
 
 
-def open_agents(config: AgentConfig, prompts: Prompts, verifier: str) -> Agents | None:
+def open_agents(config: AgentConfig, encoder: Encoder, verifier: str) -> Agents | None:
     """Return the agents of the settings; None if there are none."""
-    return Agents(config, prompts, verifier) if config.command else None
+    return Agents(config, encoder, verifier) if config.command else None

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from postgrad.analysis.settings import EntropyConfig
+from postgrad.data.encode.encoder import Encoder
 from postgrad.data.problems import load_problems
-from postgrad.data.render import Prompts
 from postgrad.data.rollout_folder import rollout_files
 from postgrad.data.rows.files import read_rows
 from postgrad.errors import ConfigError, RunError
@@ -144,13 +144,13 @@ def make_batch(pairs: Sequence[Pair], vocabulary: int, context: int, data: str) 
     return Batch.of(rows)
 
 
-def read_problems(config: EntropyConfig, prompts: Prompts, context: int) -> list[Problem]:
+def read_problems(config: EntropyConfig, encoder: Encoder, context: int) -> list[Problem]:
     """Returns as many problems, evenly spaced in the data, as `rows` responses need.
 
     Raises ConfigError if a prompt and a response do not fit the model's context.
     """
     problems = load_problems(config.data)
-    longest = max(len(prompts.encode(problem)) for problem in problems)
+    longest = max(len(encoder.prompt(problem)) for problem in problems)
     if longest >= context:
         raise ConfigError(
             f"data={config.data} has a prompt of {longest} tokens, the model's context is {context}"
@@ -165,13 +165,13 @@ def read_problems(config: EntropyConfig, prompts: Prompts, context: int) -> list
 
 
 def sample_pairs(
-    config: EntropyConfig, engine: Engine, prompts: Prompts, problems: Sequence[Problem]
+    config: EntropyConfig, engine: Engine, encoder: Encoder, problems: Sequence[Problem]
 ) -> list[Pair]:
     """Returns `samples` responses per problem, sampled from the model."""
     requests: list[Request] = []
     for problem in problems:
         seeds = [trajectory_seed(config.seed, 0, problem.uid, i) for i in range(config.samples)]
-        requests.append(Request(prompts.encode(problem), seeds))
+        requests.append(Request(encoder.prompt(problem), seeds))
     groups = engine.generate(requests, Sampling(config.temperature, config.max_response_tokens))
     pairs: list[Pair] = []
     for request, group in zip(requests, groups, strict=True):

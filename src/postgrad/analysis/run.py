@@ -21,7 +21,7 @@ from postgrad.analysis.entropy import EntropyProbe, measure, summarize
 from postgrad.analysis.figures import draw
 from postgrad.analysis.settings import EntropyConfig
 from postgrad.config.schema import RolloutConfig
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
 from postgrad.evaluation.folder import write
 from postgrad.evaluation.model import Target
@@ -49,8 +49,8 @@ def analyze_entropy(
     context = context_length(model_config(config.model, config.seed))
     tokenizer = load_tokenizer(config.model, config.seed)
     stored = stored_pairs(config, tokenizer)
-    prompts = _make_prompts(config, tokenizer, context)
-    problems = read_problems(config, prompts, context) if stored is None else []
+    encoder = _make_encoder(config, tokenizer, context)
+    problems = read_problems(config, encoder, context) if stored is None else []
     if config.model.threads:
         set_threads(config.model.threads)
     on_progress("loading the model", 0, 0)
@@ -59,7 +59,7 @@ def analyze_entropy(
     if stored is None:
         on_progress(f"sampling {len(problems) * config.samples} responses", 0, 0)
         engine = NativeEngine(loaded, RolloutConfig(max_rows=MAX_ROWS))
-        pairs = sample_pairs(config, engine, prompts, problems)
+        pairs = sample_pairs(config, engine, encoder, problems)
     else:
         pairs = stored
     vocabulary = len(head_of(loaded.model).weight)
@@ -84,8 +84,8 @@ def analyze_entropy(
     return report, folder, draw(report, folder)
 
 
-def _make_prompts(config: EntropyConfig, tokenizer: Any, context: int) -> Prompts:
-    return Prompts(
+def _make_encoder(config: EntropyConfig, tokenizer: Any, context: int) -> Encoder:
+    return Encoder(
         tokenizer,
         config.template,
         context,

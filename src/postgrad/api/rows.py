@@ -28,7 +28,7 @@ def as_source(data: Any, label: str = "data", splits: Sequence[str] = TRAIN) -> 
     text = str(data)
     if not _is_hub_id(text):
         return text
-    from postgrad.data.hub_source import hub_source
+    from postgrad.data.sources.hub import hub_source
 
     return hub_source(text, splits)
 
@@ -131,7 +131,7 @@ def _as_json(value: Any, number: int, column: str, label: str) -> Any:
 
 def _is_hub_id(text: str) -> bool:
     """Whether a text is `owner/name[:...]` of the hub, and not a path."""
-    from postgrad.data.hub_source import is_hub_id
+    from postgrad.data.sources.hub import is_hub_id
 
     repository = text.partition(":")[0]
     owner, _, name = repository.partition("/")

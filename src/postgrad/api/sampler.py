@@ -10,11 +10,11 @@ from postgrad.api.rows import as_problems
 from postgrad.api.stream import stream_response
 from postgrad.cluster.backends import open_engine
 from postgrad.config.overrides import Override
-from postgrad.data.styles import stop_strings
+from postgrad.data.encode.styles import stop_strings
 from postgrad.environments.lookup import open_environments
 from postgrad.errors import ConfigError
 from postgrad.evaluation.model import find_model
-from postgrad.evaluation.plan import engine_config, make_prompts, resolve_engine_settings
+from postgrad.evaluation.plan import engine_config, make_encoder, resolve_engine_settings
 from postgrad.evaluation.settings import EvalConfig, read_settings
 from postgrad.model.threads import kept_threads, set_threads
 from postgrad.problem import Problem
@@ -47,9 +47,9 @@ class Sampler:
         rollout.stop = stop_strings(rollout.stop, self.config.data.prompt_style)
         environments = open_environments(self.config.environment, rollout)
         schemas = environments.schemas if environments else ()
-        self.prompts = make_prompts(self.config, schemas)
-        agents = open_agents(self.config.agent, self.prompts, self.config.reward.verifier)
-        self.turns = make_turns(environments, self.prompts, rollout.max_turns) or agents
+        self.encoder = make_encoder(self.config, schemas)
+        agents = open_agents(self.config.agent, self.encoder, self.config.reward.verifier)
+        self.turns = make_turns(environments, self.encoder, rollout.max_turns) or agents
         resolve_engine_settings(self.config)
         if self.config.cluster.backend != "local":
             raise ConfigError(
@@ -86,12 +86,12 @@ class Sampler:
             yield self.generate(prompt, temperature=temperature, seed=seed)
             return
         problems = as_problems([_as_row(prompt)], "prompts")
-        self.prompts.drop_overlong(problems)
+        self.encoder.fit(problems)
         seeds = [trajectory_seed(seed, STEP, problems[0].uid, 0)]
-        request = Request(self.prompts.encode(problems[0]), seeds)
+        request = Request(self.encoder.prompt(problems[0]), seeds)
         sampling = make_sampling(self.config.rollout, temperature)
         set_threads(self.config.model.threads)
-        yield from stream_response(self.engine, self.prompts.tokenizer, request, sampling)
+        yield from stream_response(self.engine, self.encoder.tokenizer, request, sampling)
 
     @kept_threads()
     def sample(
@@ -118,9 +118,9 @@ class Sampler:
         sampling = make_sampling(self.config.rollout, temperature)
         if max_tokens is not None:
             sampling = dataclasses.replace(sampling, max_new_tokens=max_tokens)
-        self.prompts.drop_overlong(problems)
+        self.encoder.fit(problems)
         set_threads(self.config.model.threads)
-        responses = generate(self.engine, self.prompts, problems, sampling, n, seed, self.turns)
+        responses = generate(self.engine, self.encoder, problems, sampling, n, seed, self.turns)
         texts = [response.text for response in responses]
         return [texts[i : i + n] for i in range(0, len(texts), n)]
 

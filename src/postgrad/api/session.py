@@ -17,7 +17,7 @@ from postgrad.api.settings import Settings, full_key
 from postgrad.cluster.host import build_host
 from postgrad.config.compose import compose, known_keys
 from postgrad.config.schema import Config
-from postgrad.data.render import make_prompts
+from postgrad.data.encode.encoder import make_encoder
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.files import atomic_folder
 from postgrad.methods.grpo import Grpo
@@ -93,10 +93,10 @@ class Session:
             self.config = resolve(_make_config(path, named))
             host = build_host(self.config)
         self.policy = host.policy
-        self.prompts = make_prompts(host.policy.loaded.tokenizer, self.config.data)
+        self.encoder = make_encoder(host.policy.loaded.tokenizer, self.config.data)
         self._method = Grpo(self.config)
         # Nothing of the method scores here: score() has its own scorer.
-        ports = Ports(host.policy, host.engine, None, self.prompts)  # type: ignore[arg-type]
+        ports = Ports(host.policy, host.engine, None, self.encoder)  # type: ignore[arg-type]
         self._method.bind(ports)
         self._problems: dict[str, Problem] = {}
         self._has_pass = False
@@ -130,7 +130,7 @@ class Session:
         set_threads(self.config.model.threads)
         problems = self.problems(prompts)
         batch = self._method.sample([Group(one, n) for one in problems], Step(step))
-        texts = [self.prompts.decode(ids.tolist()) for ids in batch.response.split()]
+        texts = [self.encoder.decode(ids.tolist()) for ids in batch.response.split()]
         batch.rows["text"] = texts
         return batch
 
@@ -146,7 +146,7 @@ class Session:
             problems = as_problems(
                 [one if isinstance(one, dict) else {"prompt": one} for one in data], "prompts"
             )
-        self.prompts.drop_overlong(problems)
+        self.encoder.fit(problems)
         self._problems |= {problem.uid: problem for problem in problems}
         return problems
 

@@ -247,9 +247,9 @@ def _prompts(arguments: argparse.Namespace) -> Any:
             if getattr(arguments, key):
                 raise ConfigError(f"{key}= needs a model to render prompts for; add model=MODEL")
         return None
-    from postgrad.data.render import Prompts
+    from postgrad.data.encode.encoder import Encoder
 
-    return Prompts(
+    return Encoder(
         _load_tokenizer(arguments.model),
         arguments.template or "auto",
         style=arguments.style or "own",

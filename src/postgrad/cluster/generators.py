@@ -10,7 +10,7 @@ from postgrad.cluster.engines import engine_config
 from postgrad.cluster.host import GENERATING, load_reward_model, load_role
 from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import Config, EngineConfig
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import LIVE, Role
 from postgrad.model.load.context import context_length
@@ -93,8 +93,8 @@ def _make_verifier(config: EngineConfig, term: ModelTerm, model: Any) -> JudgeMo
     from postgrad.methods.support.reward_models import ModelVerifier
 
     settings = dataclasses.replace(config.model, path=term.path)
-    prompts = Prompts(load_tokenizer(settings, config.seed))
-    return ModelVerifier(model, prompts)
+    encoder = Encoder(load_tokenizer(settings, config.seed))
+    return ModelVerifier(model, encoder)
 
 
 def _make_generator(
@@ -110,10 +110,10 @@ def _make_generator(
     model_settings = config.model
     if role.path and not is_remote_role(role.path):
         model_settings = dataclasses.replace(config.model, path=role.path)
-    prompts = Prompts(load_tokenizer(model_settings, config.seed), template)
+    encoder = Encoder(load_tokenizer(model_settings, config.seed), template)
     context = context_length(model_config(model_settings, config.seed))
     source: Any = engine if role.path == LIVE else model
-    return Generator(source, prompts, context)
+    return Generator(source, encoder, context)
 
 
 def _make_served(config: EngineConfig, role: Role, template: str, concurrency: int) -> Any:
@@ -132,7 +132,7 @@ def _make_served(config: EngineConfig, role: Role, template: str, concurrency: i
             f"no tokenizer for the served model ({error}); "
             "give its path: http://host:8000/v1?tokenizer=PATH#model"
         ) from error
-    prompts = Prompts(tokenizer, template)
+    encoder = Encoder(tokenizer, template)
     num_calls = min(MAX_CALLS, config.rollout.max_rows)
-    engine = HttpEngine(address, prompts, config.cluster.wait_s, num_calls)
-    return Generator(engine, prompts, engine.max_context)
+    engine = HttpEngine(address, encoder, config.cluster.wait_s, num_calls)
+    return Generator(engine, encoder, engine.max_context)

@@ -5,7 +5,7 @@ types, errors, config and algorithms. Knows nothing about models, verifiers or m
 
     source ─► readers (rows) ─► rows/ (problems) ──► uid ──► problems.load_problems
               arithmetic (problems made in code) ───┘            │
-                                                                 ├─► render.Prompts (token ids)
+                                                                 ├─► render.Encoder (token ids)
                                                                  └─► feed.Feed (which come next)
 
     postgrad data prepare:

@@ -19,9 +19,9 @@ ROWS_PER_COUNT = 10_000  # a long file shows how far it is
 LOADER = re.compile(r"(.+\.py):([A-Za-z_]\w*)")  # file.py:load
 # Sources that are no files, by the text before the first colon: functions of the whole text.
 GENERATED = {
-    "arithmetic": "postgrad.data.arithmetic:arithmetic_source",
-    "seeds": "postgrad.data.generated:seeds_source",
-    "reasoning_gym": "postgrad.data.generated:reasoning_gym_source",
+    "arithmetic": "postgrad.data.sources.arithmetic:arithmetic_source",
+    "seeds": "postgrad.data.sources.generated:seeds_source",
+    "reasoning_gym": "postgrad.data.sources.generated:reasoning_gym_source",
 }
 
 
@@ -90,7 +90,7 @@ def _read_part(part: str, report: Report) -> Iterator[tuple[str, Problem]]:
             yield f"{part}: row {i}", problem
         return
     if part.startswith("hub:"):
-        from postgrad.data.hub_source import hub_files
+        from postgrad.data.sources.hub import hub_files
 
         name, files, columns = hub_files(part)
     else:

@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING, Any
 from postgrad.problem import Problem
 
 if TYPE_CHECKING:
-    from postgrad.data.render import Prompts
+    from postgrad.data.encode.encoder import Encoder
 
 MAX_CHARACTERS = 1500  # of one text
 
 
 def describe_problem(
-    problem: Problem, location: str, prompts: "Prompts | None" = None
+    problem: Problem, location: str, encoder: "Encoder | None" = None
 ) -> list[str]:
     """Lines that show one problem: its messages, ground truth, demonstrations and columns.
 
-    With `prompts` the lines show the prompt as the model sees it instead of the messages.
+    With `encoder` the lines show the prompt as the model sees it instead of the messages.
     """
     source = problem.data_source or "no data_source"
     lines = [f"── {location} · uid {problem.uid} · {source} ──"]
     text = problem.conversation.text if problem.conversation else ""
     if text:
         lines += ["text (sft trains on all of it):", *_indented(text)]
-    elif prompts is None:
+    elif encoder is None:
         for message in problem.messages:
             lines.append(f"{message['role']}:")
             if message["content"] is not None:
@@ -31,15 +31,15 @@ def describe_problem(
             for call in message.get("tool_calls", ()):
                 lines += _indented(f"tool call: {_as_text(call)}")
     else:
-        lines.append(f"prompt, {len(prompts.encode(problem))} tokens:")
-        lines += _indented(prompts.text(problem))
+        lines.append(f"prompt, {len(encoder.prompt(problem))} tokens:")
+        lines += _indented(encoder.text(problem))
     if not text:
         truth = _shorten(problem.ground_truth) if problem.ground_truth else "none, a judge decides"
         lines.append(f"ground truth: {truth}")
     for number, demonstration in enumerate(problem.demonstrations, 1):
         size = f"{len(demonstration)} characters"
-        if prompts:
-            size += f", {len(prompts.encode_reply(problem, demonstration))} tokens"
+        if encoder:
+            size += f", {len(encoder.reply(problem, demonstration))} tokens"
         lines += [f"demonstration {number} ({size}):", *_indented(demonstration)]
     for name, value in problem.extra.items():
         if name == "extra_info" and isinstance(value, dict):

@@ -18,17 +18,17 @@ def read_workload(run: Prepared) -> Workload:
     config = run.config
     method = run.method
     engine: Any = SimpleNamespace(shares_weights=not config.cluster.engine_apart)
-    method.bind(Ports(None, engine, run.scorer, run.prompts))  # type: ignore[arg-type]
+    method.bind(Ports(None, engine, run.scorer, run.encoder))  # type: ignore[arg-type]
     step = Step(1, Feed(run.train, config.seed, config.data.shuffle))
     try:
         composed = method.compose(method.draw(None, step), step)
     except RunError as error:
         raise ConfigError(str(error)) from error
-    encoder = method.row_encoder(run.prompts)
     groups: list[GroupLengths] = []
     for group in composed:
-        prompt = len(encoder.encode(group.problem))
+        prompt = len(method.encode_row(run.encoder, group.problem).prompt)
         given = tuple(len(trajectory.response) for trajectory in group.given_rows)
         groups.append(GroupLengths(prompt, given, group.num_samples, method.traits.rows_per_loss))
-    longest = max(len(encoder.encode(problem)) for problem in [*run.train, *run.held_out])
+    rows = [method.encode_row(run.encoder, problem) for problem in [*run.train, *run.held_out]]
+    longest = max(len(row.prompt) for row in rows)
     return Workload(groups, longest, len(run.held_out) if method.needs_verifier() else 0)

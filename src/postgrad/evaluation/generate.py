@@ -136,7 +136,7 @@ def _generate_set(
         chunk = problems[start : start + batch]
         responses = generate(
             engine,
-            plan.prompts,
+            plan.encoder,
             chunk,
             plan.sampling,
             config.rollout.samples,

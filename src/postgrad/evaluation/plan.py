@@ -13,10 +13,10 @@ import torch
 
 from postgrad.agents.runner import open_agents
 from postgrad.config.schema import EngineConfig, ModelConfig, RolloutConfig
+from postgrad.data.encode.encoder import Encoder
+from postgrad.data.encode.styles import stop_strings
 from postgrad.data.problems import load_problems
-from postgrad.data.render import Prompts
 from postgrad.data.sets import split_sets
-from postgrad.data.styles import stop_strings
 from postgrad.environments.lookup import open_environments
 from postgrad.environments.port import choose_verifier
 from postgrad.errors import ConfigError
@@ -73,7 +73,7 @@ class Plan:
     sets: dict[str, list[Problem]]
     dropped: dict[str, int]
     truncated_prompts: dict[str, int]
-    prompts: Prompts
+    encoder: Encoder
     scorer: Scorer
     identity: dict[str, Any]
     turns: TurnRunner | None = None
@@ -111,14 +111,15 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     environments = open_environments(config.environment, config.rollout)
     has_environment = environments is not None and environments.has_environment
     schemas = environments.schemas if environments else ()
-    prompts = make_prompts(config, schemas, may_be_empty=has_environment)
-    agents = open_agents(config.agent, prompts, config.reward.verifier)
+    encoder = make_encoder(config, schemas, may_be_empty=has_environment)
+    agents = open_agents(config.agent, encoder, config.reward.verifier)
     dropped: dict[str, int] = {}
     truncated_prompts: dict[str, int] = {}
     for name in sets:
-        _check_context(config, prompts, sets[name])
-        sets[name], dropped[name] = prompts.drop_overlong(sets[name])
-        truncated_prompts[name] = prompts.num_truncated(sets[name])
+        _check_context(config, encoder, sets[name])
+        fitting, truncated_prompts[name] = encoder.fit(sets[name])
+        dropped[name] = len(sets[name]) - len(fitting)
+        sets[name] = fitting
     problems = [problem for problems in sets.values() for problem in problems]
     if asks_judge(config.reward.verifier):
         _check_judge(config, problems, list(sets))
@@ -134,15 +135,15 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
         sets=sets,
         dropped=dropped,
         truncated_prompts=truncated_prompts,
-        prompts=prompts,
+        encoder=encoder,
         scorer=scorer,
         identity=identity,
-        turns=make_turns(environments, prompts, config.rollout.max_turns) or agents,
+        turns=make_turns(environments, encoder, config.rollout.max_turns) or agents,
         notes=tuple(notes),
     )
 
 
-def make_prompts(config: EvalConfig, tool_schemas: Any, may_be_empty: bool = False) -> Prompts:
+def make_encoder(config: EvalConfig, tool_schemas: Any, may_be_empty: bool = False) -> Encoder:
     """Returns the prompts of the model; they must fit its context beside the response."""
     tokenizer = load_tokenizer(config.model, config.seed)
     context = context_length(model_config(config.model, config.seed))
@@ -155,7 +156,7 @@ def make_prompts(config: EvalConfig, tool_schemas: Any, may_be_empty: bool = Fal
     if config.data.max_prompt_tokens is not None:
         max_tokens = min(max_tokens, config.data.max_prompt_tokens)
     data = config.data
-    return Prompts(
+    return Encoder(
         tokenizer,
         data.template,
         max_tokens,
@@ -167,16 +168,16 @@ def make_prompts(config: EvalConfig, tool_schemas: Any, may_be_empty: bool = Fal
     )
 
 
-def _check_context(config: EvalConfig, prompts: Prompts, problems: list[Problem]) -> None:
+def _check_context(config: EvalConfig, encoder: Encoder, problems: list[Problem]) -> None:
     """Raises ConfigError for a prompt that the model's context, and no setting, is too short for.
 
     Only if such prompts are neither dropped nor truncated.
     """
     given = config.data.max_prompt_tokens
-    limit = prompts.max_prompt_tokens
+    limit = encoder.max_prompt_tokens
     if config.data.overlong != "error" or (given is not None and given <= limit):
         return
-    longest = max(len(prompts.encode(problem)) for problem in problems)
+    longest = max(len(encoder.prompt(problem)) for problem in problems)
     response = config.rollout.max_response_tokens
     if longest > limit:
         raise ConfigError(

@@ -141,7 +141,7 @@ def _evaluate_set(plan: Plan, name: str, engine: TimedEngine, progress: Progress
         answers = respond(
             engine,
             plan.scorer,
-            plan.prompts,
+            plan.encoder,
             chunk,
             plan.sampling,
             config.rollout.samples,
@@ -179,8 +179,8 @@ def _result_row(plan: Plan, answer: Answer) -> dict[str, Any]:
 
 def _prompt_text(plan: Plan, problem: Problem) -> str:
     """Returns the prompt as the model gets it, special tokens included."""
-    ids = plan.prompts.encode(problem)
-    return plan.prompts.tokenizer.decode(ids, clean_up_tokenization_spaces=False)  # type: ignore[return-value]
+    ids = plan.encoder.prompt(problem)
+    return plan.encoder.tokenizer.decode(ids, clean_up_tokenization_spaces=False)  # type: ignore[return-value]
 
 
 def _summarize_set(plan: Plan, name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Prompts for a judge and for a monitor.
+"""Encoder for a judge and for a monitor.
 
 A judge template has the placeholders {question} and {response}; a pairwise template has
 {question}, {first} and {second}; a template for rubrics also has {criterion}. {end} is a line that

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from postgrad.algorithms.replay import BUCKET_WEIGHTS
 from postgrad.config.schema import Config, setting
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
 from postgrad.methods.luffy import MixedPolicy, MixedPolicyObjective
 from postgrad.methods.method import Supply
@@ -105,7 +105,7 @@ class ExGrpo(MixedPolicy):
                 "itself; remove it"
             )
 
-    def supply(self, prompts: Prompts, problems: Sequence[Problem]) -> Supply | None:
+    def supply(self, encoder: Encoder, problems: Sequence[Problem]) -> Supply | None:
         """Count the problems of a step that may come from the pool."""
         settings = self.settings
         if not settings.replay_share:
@@ -159,7 +159,7 @@ class ExGrpo(MixedPolicy):
         own = stored.own.tolist()
         return Trajectory(
             problem.uid,
-            self.ports.prompts.encode(problem),
+            self.ports.encoder.prompt(problem),
             stored.tokens.tolist(),
             source=REPLAY,
             finish="given",

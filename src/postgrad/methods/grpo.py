@@ -127,7 +127,7 @@ class Grpo(Method):
         sampling = make_sampling(self.config.rollout, temperature=0.0)
         requests = [(problem, [0], []) for problem in problems]
         completions = self.generate(requests, sampling, step.number)
-        texts = [self.ports.prompts.decode(each[0].policy_tokens) for each in completions]
+        texts = [self.ports.encoder.decode(each[0].policy_tokens) for each in completions]
         results = self.ports.scorer.score(
             problems, texts, lambda: [list(each[0].tokens) for each in completions]
         )
@@ -196,9 +196,9 @@ class Grpo(Method):
         """Return the parts of the score that method.reward_weights and refill_by name."""
         return grpo_checks.reward_parts(self)
 
-    def data_notes(self, prompts: Any, problems: Any) -> list[str]:
+    def data_notes(self, encoder: Any, problems: Any) -> list[str]:
         """Note an aggregation other than the one that the formula of the loss assumes."""
-        return [*super().data_notes(prompts, problems), *grpo_checks.aggregation_note(self)]
+        return [*super().data_notes(encoder, problems), *grpo_checks.aggregation_note(self)]
 
     def state(self) -> dict[str, Any]:
         """Return the adapted coefficient of the KL penalty."""

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from postgrad.algorithms.preference import kto, mismatched_kl
 from postgrad.config.schema import setting
-from postgrad.data.labels import label_of, label_value
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
+from postgrad.data.rows.labels import label_of, label_value
 from postgrad.errors import ConfigError
 from postgrad.methods.method import Traits
 from postgrad.methods.objective import Objective
@@ -117,8 +117,8 @@ class Kto(GivenResponses):
                 "completion, label, or prompt, chosen, rejected"
             )
 
-    def data_notes(self, prompts: Prompts, problems: Sequence[Problem]) -> list[str]:
-        notes = super().data_notes(prompts, problems)
+    def data_notes(self, encoder: Encoder, problems: Sequence[Problem]) -> list[str]:
+        notes = super().data_notes(encoder, problems)
         label = _only_label(problems)
         return notes if label is None else [*notes, _one_label_note(label, len(problems))]
 

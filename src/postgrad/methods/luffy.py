@@ -27,7 +27,7 @@ from postgrad.algorithms.prefixes import READS, STRATEGIES, prefix_ratio
 from postgrad.algorithms.shaping import drop_confident, off_policy_shape, reshaped_loss
 from postgrad.config.effects import Condition
 from postgrad.config.schema import setting
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.methods.grpo import Grpo
 from postgrad.methods.method import Supply
@@ -338,7 +338,7 @@ class Luffy(MixedPolicy):
     def fitting_traces(self, problem: Problem, step: Step) -> list[list[int]]:
         """Return the demonstrations as token ids, without those that are too long."""
         limit = self.config.rollout.max_response_tokens
-        traces = self.ports.prompts.encode_demonstrations(problem)
+        traces = self.ports.encoder.demonstrations(problem)
         fitting = [trace for trace in traces if len(trace) <= limit]
         if len(fitting) < len(traces) and self.settings.overlong_demonstrations == "error":
             longest = max(map(len, traces))
@@ -358,7 +358,7 @@ class Luffy(MixedPolicy):
             logprobs = [math.log(p + 1e-6) for p in probs]
         return Trajectory(
             problem.uid,
-            self.ports.prompts.encode(problem),
+            self.ports.encoder.prompt(problem),
             trace,
             source=DEMONSTRATION,
             finish="given",
@@ -375,12 +375,12 @@ class Luffy(MixedPolicy):
 
     # ---- data and checks
 
-    def data_notes(self, prompts: Prompts, problems: Sequence[Problem]) -> list[str]:
+    def data_notes(self, encoder: Encoder, problems: Sequence[Problem]) -> list[str]:
         """Note with which token the first demonstration ends."""
-        notes = super().data_notes(prompts, problems)
+        notes = super().data_notes(encoder, problems)
         for problem in problems:
-            if demonstrations := prompts.encode_demonstrations(problem):
-                end = describe_end(self.config, prompts, demonstrations[0][-1])
+            if demonstrations := encoder.demonstrations(problem):
+                end = describe_end(self.config, encoder, demonstrations[0][-1])
                 return [*notes, end] if end else notes
         return notes
 
@@ -395,11 +395,11 @@ class Luffy(MixedPolicy):
                 f"{did_you_mean(name, columns[0])}, or remove it"
             )
 
-    def supply(self, prompts: Prompts, problems: Sequence[Problem]) -> Supply | None:
+    def supply(self, encoder: Encoder, problems: Sequence[Problem]) -> Supply | None:
         """Count the problems that have a demonstration of which a row gets a part."""
         if not self.settings.num_demonstrations:
             return None
-        return luffy_checks.count_demonstrations(self.config, prompts, problems)
+        return luffy_checks.count_demonstrations(self.config, encoder, problems)
 
     def check(self) -> None:
         """Raise ConfigError for numbers that do not fit together."""

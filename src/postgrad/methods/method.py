@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from postgrad.algorithms.aggregation import AGGREGATIONS
 from postgrad.config.effects import Condition
 from postgrad.config.schema import Config, setting
-from postgrad.data.overlong import RowEncoder
 from postgrad.errors import RunError
 from postgrad.methods.objective import Objective as BaseObjective
 from postgrad.methods.objective import build_objective
@@ -34,7 +33,7 @@ from postgrad.verifiers.model_terms import asks_judge, model_terms
 from postgrad.verifiers.trl_rewards import COMPLETION_IDS, TRAINER_STATE
 
 if TYPE_CHECKING:
-    from postgrad.data.render import Prompts as PromptEncoder
+    from postgrad.data.encode.encoder import EncodedRow, Encoder
 
 
 @dataclass
@@ -155,7 +154,7 @@ class Method:
                 if self.ports.turns is not None:  # as sampled rows, whose turns are recorded
                     row.rows.setdefault("messages", "")
                 rows.append(row)
-            prompt = self.ports.prompts.encode(group.problem) if completions else []
+            prompt = self.ports.encoder.prompt(group.problem) if completions else []
             for i, completion in enumerate(completions):
                 prefix = group.prefixes[i] if i < len(group.prefixes) else []
                 row = sampled_row(group.problem, prompt, prefix, completion)
@@ -172,7 +171,7 @@ class Method:
         """Score each row. Rows that could not be scored are recorded and leave the batch."""
         problems = step.problems(batch)
         batch.rows["text"] = [
-            self.ports.prompts.decode(ids.tolist()) for ids in batch.response.split()
+            self.ports.encoder.decode(ids.tolist()) for ids in batch.response.split()
         ]
         texts = self.texts_to_score(batch)
         if "environment" not in batch.rows:
@@ -225,15 +224,17 @@ class Method:
 
     # ---- data and checks
 
-    def row_encoder(self, prompts: "PromptEncoder") -> RowEncoder:
-        """Return what encodes the prompts of the rows; SFT encodes whole conversations."""
-        return prompts
+    def encode_row(self, encoder: "Encoder", problem: Problem) -> "EncodedRow":
+        """Return the prompt of a problem, and the response if the method learns from given ones."""
+        if self.traits.demonstrations:
+            return encoder.reply_row(problem)
+        return encoder.prompt_row(problem)
 
-    def data_notes(self, prompts: "PromptEncoder", problems: Sequence[Problem]) -> list[str]:
+    def data_notes(self, encoder: "Encoder", problems: Sequence[Problem]) -> list[str]:
         """Return lines about the training data that a run reports at its start."""
         return []
 
-    def supply(self, prompts: "PromptEncoder", problems: Sequence[Problem]) -> Supply | None:
+    def supply(self, encoder: "Encoder", problems: Sequence[Problem]) -> Supply | None:
         """Return what the run has of what this method needs besides problems; None: nothing."""
         return None
 

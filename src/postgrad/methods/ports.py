@@ -8,7 +8,7 @@ from postgrad.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:  # transformers takes seconds to import, and a list of settings needs no model
     from postgrad.model.port import Critic, Policy
     from postgrad.rollout.engine import Engine
-    from postgrad.rollout.respond import Prompts, Scorer
+    from postgrad.rollout.respond import Encoder, Scorer
     from postgrad.rollout.turns import TurnRunner
 
 LIVE = "policy:live"  # the path of a role that is the engine of this run
@@ -83,7 +83,7 @@ class Ports:
     policy: "Policy"
     engine: "Engine"
     scorer: "Scorer"
-    prompts: "Prompts"
+    encoder: "Encoder"
     models: dict[str, Any] = field(default_factory=dict)
     turns: "TurnRunner | None" = None
 

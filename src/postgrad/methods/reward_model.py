@@ -15,8 +15,7 @@ from torch import Tensor
 
 from postgrad.algorithms.preference import bradley_terry
 from postgrad.config.schema import setting
-from postgrad.data.render import Prompts
-from postgrad.data.scored_rows import ScoredRows, split_conversation
+from postgrad.data.encode.encoder import EncodedRow, Encoder
 from postgrad.errors import ConfigError
 from postgrad.methods.method import MethodSettings
 from postgrad.methods.step import Group, Stage, Step
@@ -65,13 +64,11 @@ class RewardModel(GivenPairs):
         for problem in problems:
             margin_of(problem)
 
-    def row_encoder(self, prompts: Prompts) -> ScoredRows:
-        def count_tokens(problem: Problem) -> int:
-            texts = [str(problem.extra[name]) for name in PAIR if name in problem.extra]
-            rows = [split_conversation(prompts, problem, text)[1] for text in texts]
-            return max((len(row) for row in rows), default=0)
-
-        return ScoredRows(prompts, "pairs", count_tokens)
+    def encode_row(self, encoder: Encoder, problem: Problem) -> EncodedRow:
+        texts = [str(problem.extra[name]) for name in PAIR if name in problem.extra]
+        responses = [encoder.scored_row(problem, text).response for text in texts]
+        longest = max(responses, key=len, default=[])
+        return replace(encoder.prompt_row(problem), response=longest)
 
     # ---- stages, on the driver
 
@@ -87,12 +84,14 @@ class RewardModel(GivenPairs):
         A row's last token is never read by the model: scores are computed before each response
         token, so one token is added, and the score before it is the score of the response.
         """
-        prompts = cast(Prompts, self.ports.prompts)
+        encoder = cast(Encoder, self.ports.encoder)
         rows: list[Trajectory] = []
         for index, name in enumerate(PAIR):
-            prompt, response = split_conversation(prompts, problem, str(problem.extra[name]))
-            response.append(prompts.eos_token_id())
-            row = Trajectory(problem.uid, prompt, response, source=DEMONSTRATION, finish="given")
+            scored = encoder.scored_row(problem, str(problem.extra[name]))
+            response = [*scored.response, encoder.eos_token_id()]
+            row = Trajectory(
+                problem.uid, scored.prompt, response, source=DEMONSTRATION, finish="given"
+            )
             row.index = index
             row.rows["margin"] = margin_of(problem)
             rows.append(row)

@@ -12,11 +12,10 @@ from typing import cast
 from torch import Tensor
 
 from postgrad.algorithms.supervised import SFT_LOSSES, sft_loss
-from postgrad.config.schema import Config, setting
-from postgrad.data.conversation_rows import TRAIN_ON, ConversationRows, conversation_of
-from postgrad.data.labels import is_undesirable
-from postgrad.data.render import Prompts
-from postgrad.data.rows.messages import REASONING_FIELDS
+from postgrad.config.schema import setting
+from postgrad.data.encode.encoder import EncodedRow, Encoder
+from postgrad.data.rows.labels import is_undesirable
+from postgrad.data.rows.messages import REASONING_FIELDS, conversation_of
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.method import Method, MethodSettings, Traits
 from postgrad.methods.objective import Objective
@@ -34,7 +33,9 @@ class SftSettings(MethodSettings):
         "nll", "loss of a token: nll, or dft (weighted by its probability)", choices=SFT_LOSSES
     )
     train_on: str = setting(
-        "all", "assistant turns of a conversation that the loss reads: all or the last", TRAIN_ON
+        "all",
+        "assistant turns of a conversation that the loss reads: all or the last",
+        ("all", "last"),
     )
     validate_accuracy: bool = setting(
         False,
@@ -59,27 +60,23 @@ class Sft(Method):
     Objective = SftObjective
     traits = Traits(samples=False, demonstrations=True)
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self._rows: ConversationRows | None = None
+    def encode_row(self, encoder: Encoder, problem: Problem) -> EncodedRow:
+        if conversation_of(problem) is None:
+            return encoder.prompt_row(problem)
+        return encoder.conversation(problem, self.settings.train_on)
 
-    def row_encoder(self, prompts: Prompts) -> ConversationRows:
-        if self._rows is None or self._rows.prompts is not prompts:
-            self._rows = ConversationRows(prompts, self.settings.train_on)
-        return self._rows
-
-    def data_notes(self, prompts: Prompts, problems: Sequence[Problem]) -> list[str]:
-        rows = self.row_encoder(prompts)
+    def data_notes(self, encoder: Encoder, problems: Sequence[Problem]) -> list[str]:
+        rows = [self.encode_row(encoder, problem) for problem in problems]
         notes: list[str] = []
-        num_texts = rows.num_texts(problems)
+        num_texts = sum(bool(one.conversation and one.conversation.text) for one in problems)
         if num_texts:
             notes.append(
                 f"{num_texts} of {len(problems)} rows of data.train are plain texts: SFT trains on "
                 "every token of them, without a chat template"
             )
-        end = rows.row(problems[0]).response[-1]
+        end = rows[0].response[-1]
         first = problems[0]
-        end_note = describe_end(self.config, prompts, end)
+        end_note = describe_end(self.config, encoder, end)
         notes += filter(None, [end_note, _unread_reasoning(first)])
         notes += filter(None, [_unread_weight(problems)])
         num_undesirable = sum(is_undesirable(problem) for problem in problems)
@@ -88,7 +85,7 @@ class Sft(Method):
                 f"warning: {num_undesirable} of {len(problems)} responses of data.train have the "
                 "label false, and SFT trains on them, too; kto learns from labels"
             )
-        count = rows.num_rewritten(problems)
+        count = sum(row.is_rewritten for row in rows)
         if not count:
             return notes
         return [
@@ -140,7 +137,7 @@ class Sft(Method):
         Raises:
             RunError: it is longer than rollout.max_response_tokens.
         """
-        row = self.row_encoder(cast(Prompts, self.ports.prompts)).row(problem)
+        row = cast(Encoder, self.ports.encoder).conversation(problem, self.settings.train_on)
         limit = self.config.rollout.max_response_tokens
         if len(row.response) > limit:
             raise RunError(

@@ -24,7 +24,7 @@ class TurnPrompts(Protocol):
     max_prompt_tokens: int
     tokenizer: Any
 
-    def encode(self, problem: Problem) -> list[int]: ...
+    def prompt(self, problem: Problem) -> list[int]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -36,9 +36,9 @@ class TurnPrompts(Protocol):
 class Turns:
     """The environments and tools of a run, and the largest number of turns per response."""
 
-    def __init__(self, environments: "Environments", prompts: TurnPrompts, max_turns: int) -> None:
+    def __init__(self, environments: "Environments", encoder: TurnPrompts, max_turns: int) -> None:
         self.environments = environments
-        self.prompts = prompts
+        self.encoder = encoder
         self.max_turns = max_turns
 
     @cached_property
@@ -67,24 +67,24 @@ class Turns:
     @cached_property
     def call_parser(self) -> CallParser:
         """What finds tool calls in the format of the model."""
-        return self.environments.call_parser(self.prompts.tokenizer)
+        return self.environments.call_parser(self.encoder.tokenizer)
 
     def find_calls(self, tokens: list[int]) -> list[Call]:
         """Return the tool calls of a turn, without those in its thought."""
         if not self.environments.schemas:
             return []
-        return self.call_parser.parse(self.prompts.decode_turn(tokens))
+        return self.call_parser.parse(self.encoder.decode_turn(tokens))
 
     def find_action(self, tokens: list[int]) -> str:
         """Return the text of a turn for an environment, without its thought."""
-        return self.prompts.decode(tokens).rpartition(THOUGHT_END)[2].strip()
+        return self.encoder.decode(tokens).rpartition(THOUGHT_END)[2].strip()
 
 
 def make_turns(
-    environments: "Environments | None", prompts: TurnPrompts, max_turns: int
+    environments: "Environments | None", encoder: TurnPrompts, max_turns: int
 ) -> Turns | None:
     """Return the turns of a run; None if it has neither an environment nor tools."""
-    return Turns(environments, prompts, max_turns) if environments else None
+    return Turns(environments, encoder, max_turns) if environments else None
 
 
 @dataclass(eq=False)
@@ -164,7 +164,7 @@ class Conversations:
         are not answered, because the policy could not read the answers.
         """
         conversation = self.conversations[key]
-        text = self.turns.prompts.decode(completion.tokens)
+        text = self.turns.encoder.decode(completion.tokens)
         conversation.transcript.add_turn(completion, text, conversation.last_seen)
         is_complete = completion.finish == "stop"
         calls = self.turns.find_calls(completion.tokens) if is_complete else []
@@ -198,10 +198,10 @@ class Conversations:
         conversation.last_seen = text
         if self.has_environment:
             problem = _with_text(conversation.problem, text)
-            prompt = self.turns.prompts.encode(problem)
+            prompt = self.turns.encoder.prompt(problem)
             conversation.transcript.prompt = prompt
             conversation.transcript.episode.question = str(problem.messages[-1]["content"])
-            limit = self.turns.prompts.max_prompt_tokens
+            limit = self.turns.encoder.max_prompt_tokens
             reason = ""
             if not prompt:
                 reason = "the prompt has no tokens: neither the problem nor reset gives a text"
@@ -232,7 +232,7 @@ class Conversations:
             self.end(conversation)
             return
         messages = observation.messages
-        tokens = self.turns.prompts.encode_after_turn(messages, transcript.tokens[-1])
+        tokens = self.turns.encoder.encode_after_turn(messages, transcript.tokens[-1])
         if len(transcript.tokens) + len(tokens) >= conversation.limit:
             transcript.finish = "length"
             self.end(conversation)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from postgrad.problem import Failure, Problem
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling
-from postgrad.rollout.respond import Prompts
+from postgrad.rollout.respond import Encoder
 
 Messages = list[dict[str, str]]
 
@@ -25,7 +25,7 @@ class Generator:
     """An engine with its own tokenizer and, where it is known, its context length in tokens."""
 
     engine: Engine
-    prompts: Prompts
+    encoder: Encoder
     context: int | None = None
 
     def generate(
@@ -54,12 +54,12 @@ class Generator:
         self, chats: Sequence[Messages], sampling: Sampling, seeds: Sequence[int]
     ) -> list[str | Failure]:
         """Return the answer to each list of messages; a Failure if they fill the context."""
-        prompts = [self.prompts.encode(Problem("", tuple(messages), "")) for messages in chats]
+        prompts = [self.encoder.prompt(Problem("", tuple(messages), "")) for messages in chats]
         results = self.generate(prompts, [[seed] for seed in seeds], sampling)
         too_long = Failure(
             "judge", f"the messages leave no space in a context of {self.context} tokens"
         )
         return [
-            too_long if completions is None else self.prompts.decode(completions[0].tokens)
+            too_long if completions is None else self.encoder.decode(completions[0].tokens)
             for completions in results
         ]

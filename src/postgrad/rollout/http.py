@@ -1,6 +1,6 @@
 """Engines that are servers: anything with OpenAI's /v1/completions (vLLM, SGLang, postgrad serve).
 
-Prompts are sent as token ids and return as token ids with log-probs where the server supports it; a
+Encoder are sent as token ids and return as token ids with log-probs where the server supports it; a
 server that refuses ids gets text. http_client.py makes the calls.
 """
 

@@ -83,19 +83,19 @@ def _check_vllm(config: EngineConfig) -> None:
 
 
 def _build_http(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
-    from postgrad.data.render import Prompts
+    from postgrad.data.encode.encoder import Encoder
     from postgrad.model.load.load import stop_ids
     from postgrad.rollout.http import HttpEngine
     from postgrad.rollout.http_client import Address
     from postgrad.rollout.http_sync import SyncedHttpEngine
 
     address = Address.parse(config.rollout.url)
-    prompts = Prompts(loaded.tokenizer)
+    encoder = Encoder(loaded.tokenizer)
     wait_s = config.cluster.wait_s
     num_calls = _num_calls(config)
     if weights_folder is None:
-        return HttpEngine(address, prompts, wait_s, num_calls)
-    return SyncedHttpEngine(address, prompts, stop_ids(loaded), weights_folder, wait_s, num_calls)
+        return HttpEngine(address, encoder, wait_s, num_calls)
+    return SyncedHttpEngine(address, encoder, stop_ids(loaded), weights_folder, wait_s, num_calls)
 
 
 def _check_http(config: EngineConfig) -> None:
@@ -110,18 +110,18 @@ def _check_http(config: EngineConfig) -> None:
 
 
 def _build_sglang(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
-    from postgrad.data.render import Prompts
+    from postgrad.data.encode.encoder import Encoder
     from postgrad.model.load.load import stop_ids
     from postgrad.rollout.http_client import Address
     from postgrad.rollout.sglang import SglangEngine, SyncedSglangEngine
 
     address = Address.parse(config.rollout.url)
-    prompts = Prompts(loaded.tokenizer)
+    encoder = Encoder(loaded.tokenizer)
     ends = stop_ids(loaded)
     limits = (config.cluster.wait_s, _num_calls(config))
     if weights_folder is None:
-        return SglangEngine(address, prompts, ends, *limits)
-    return SyncedSglangEngine(address, prompts, ends, weights_folder, *limits)
+        return SglangEngine(address, encoder, ends, *limits)
+    return SyncedSglangEngine(address, encoder, ends, weights_folder, *limits)
 
 
 def _num_calls(config: EngineConfig) -> int:

@@ -81,7 +81,7 @@ class Panel:
                 if row_completions is None:
                     row_texts += [None] * self.num_samples
                     continue
-                row_texts += [generator.prompts.decode(c.tokens) for c in row_completions]
+                row_texts += [generator.encoder.decode(c.tokens) for c in row_completions]
                 completions += row_completions
         return texts, self._metrics(thoughts, completions)
 
@@ -110,15 +110,15 @@ class Panel:
         answer to the first problem, and the target follows as the next question. The member's
         special tokens are removed from the thought, so that a thought cannot write turns.
         """
-        prompts = self.generators[member].prompts
-        thought = prompts.without_special_tokens(thought)
+        encoder = self.generators[member].encoder
+        thought = encoder.without_special_tokens(thought)
         if target.uid == problem.uid:
-            return prompts.encode_prefilled(
+            return encoder.encode_prefilled(
                 problem, self.starts[member], thought, self.ends[member]
             )
         turn = {"role": "assistant", "content": thought}
         messages = (*problem.messages, turn, *target.messages)
-        return prompts.encode(replace(problem, uid="", messages=messages))
+        return encoder.prompt(replace(problem, uid="", messages=messages))
 
     def score(
         self, scorer: Scorer, problems: Sequence[Problem], texts: Texts

@@ -29,16 +29,16 @@ class Scorer(Protocol):
     ) -> list[Score | Failure]: ...
 
 
-class Prompts(Protocol):
+class Encoder(Protocol):
     """Text to token ids and back."""
 
-    def encode(self, problem: Problem) -> list[int]: ...
+    def prompt(self, problem: Problem) -> list[int]: ...
 
     def encode_response(self, text: str, with_end: bool = True) -> list[int]: ...
 
-    def encode_reply(self, problem: Problem, text: str) -> list[int]: ...
+    def reply(self, problem: Problem, text: str) -> list[int]: ...
 
-    def encode_demonstrations(self, problem: Problem) -> list[list[int]]: ...
+    def demonstrations(self, problem: Problem) -> list[list[int]]: ...
 
     def encode_prefilled(
         self, problem: Problem, opening: str, text: str, closing: str
@@ -89,7 +89,7 @@ class Answer(Response):
 
 def generate(
     engine: Engine,
-    prompts: Prompts,
+    encoder: Encoder,
     problems: Sequence[Problem],
     sampling: Sampling,
     samples: int,
@@ -100,7 +100,7 @@ def generate(
     requests: list[Request] = []
     for problem in problems:
         seeds = [trajectory_seed(seed, STEP, problem.uid, i) for i in range(samples)]
-        requests.append(Request(prompts.encode(problem), seeds))
+        requests.append(Request(encoder.prompt(problem), seeds))
     groups = run_turns(engine, requests, problems, sampling, turns)
     responses: list[Response] = []
     for problem, request, group in zip(problems, requests, groups, strict=True):
@@ -111,8 +111,8 @@ def generate(
                     sample=i,
                     seed=request.seeds[i],
                     tokens=completion.tokens,
-                    text=prompts.decode(completion.tokens),
-                    policy_text=_policy_text(prompts, completion),
+                    text=encoder.decode(completion.tokens),
+                    policy_text=_policy_text(encoder, completion),
                     finish=completion.finish,
                     episode=completion.episode,
                 )
@@ -120,16 +120,16 @@ def generate(
     return responses
 
 
-def _policy_text(prompts: Prompts, completion: Completion) -> str:
+def _policy_text(encoder: Encoder, completion: Completion) -> str:
     if completion.episode is not None and completion.episode.answer is not None:
         return completion.episode.answer
-    return prompts.decode(completion.policy_tokens)
+    return encoder.decode(completion.policy_tokens)
 
 
 def respond(
     engine: Engine,
     scorer: Scorer,
-    prompts: Prompts,
+    encoder: Encoder,
     problems: Sequence[Problem],
     sampling: Sampling,
     samples: int,
@@ -137,7 +137,7 @@ def respond(
     turns: TurnRunner | None = None,
 ) -> list[Answer]:
     """Return `samples` scored responses per problem, ordered by problem, then by sample."""
-    responses = generate(engine, prompts, problems, sampling, samples, seed, turns)
+    responses = generate(engine, encoder, problems, sampling, samples, seed, turns)
     log = RewardLog()
     verdicts = scorer.score(
         [episode_problem(response.problem, response.episode) for response in responses],

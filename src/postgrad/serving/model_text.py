@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 from postgrad.serving.detokenizer import REPLACEMENT, Detokenizer, raw_bytes
@@ -25,7 +25,7 @@ class ModelText:
         tokenizer: a transformers tokenizer.
         stop_ids: the tokens that end a response of the model.
         vocabulary_size: number of token ids that the model knows.
-        template: how chats are rendered; see Prompts.
+        template: how chats are rendered; see Encoder.
         options: values that the chat template reads; a request may add others.
         max_tokens: largest number of tokens of a prompt and its response.
     """
@@ -48,8 +48,8 @@ class ModelText:
         self.template = template
         self.options = dict(options or {})
         # An empty prompt is refused here, in words for a client.
-        self.plain_prompts = self._make_prompts("plain")
-        self.chat_prompts = self._make_prompts(template, self.options)
+        self.plain_prompts = self._make_encoder("plain")
+        self.chat_prompts = self._make_encoder(template, self.options)
         self.lock = threading.Lock()  # tokenizers are not thread-safe
         self._token_texts: dict[int, str] = {}
 
@@ -73,9 +73,9 @@ class ModelText:
             messages = tuple(self._known_role(message) for message in prompt)
         try:
             with self.lock:
-                prompts = self.prompts_for(request)
-                _check_roles(prompts, messages)
-                ids = prompts.encode(Problem("", messages, ""))
+                encoder = self.prompts_for(request)
+                _check_roles(encoder, messages)
+                ids = encoder.prompt(Problem("", messages, ""))
         except ConfigError as error:
             reason = str(error).removeprefix("problem : ")
             reason = reason.replace("data.template_options", "chat_template_kwargs")
@@ -110,22 +110,22 @@ class ModelText:
             return message
         return {**message, "role": "system"}
 
-    def prompts_for(self, request: GenerationRequest) -> Prompts:
+    def prompts_for(self, request: GenerationRequest) -> Encoder:
         """Return what renders the prompt of a request. Raises ConfigError."""
         if not isinstance(request, ChatRequest):
             return self.plain_prompts
         if request.template_options or request.tool_schemas:
             options = self.options | request.template_options
-            return self._make_prompts(self.template, options, request.tool_schemas)
+            return self._make_encoder(self.template, options, request.tool_schemas)
         return self.chat_prompts
 
-    def _make_prompts(
+    def _make_encoder(
         self,
         template: str,
         options: Mapping[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] = (),
-    ) -> Prompts:
-        return Prompts(
+    ) -> Encoder:
+        return Encoder(
             self.tokenizer,
             template,
             options=options,
@@ -188,19 +188,19 @@ def count_characters(value: Any) -> int:
     return total
 
 
-def _check_roles(prompts: Prompts, messages: Messages) -> None:
+def _check_roles(encoder: Encoder, messages: Messages) -> None:
     """Raise ApiError if the chat template leaves out the messages of a role without a word.
 
     Such a template writes the same text when their contents change.
     """
     roles = {message["role"] for message in messages} - {"user", "assistant"}
-    text = prompts.text(Problem("", messages, "")) if roles else ""
+    text = encoder.text(Problem("", messages, "")) if roles else ""
     for role in sorted(roles):
         changed = tuple(
             {**message, "content": message["content"] + "x"} if message["role"] == role else message
             for message in messages
         )
-        if prompts.text(Problem("", changed, "")) == text:
+        if encoder.text(Problem("", changed, "")) == text:
             raise ApiError(
                 400,
                 f"the chat template of this model leaves out messages of role {role[:40]!r}; "

@@ -63,7 +63,7 @@ class ServedModel(ModelText):
     async def make_jobs(self, request: GenerationRequest) -> list[Job]:
         """Return one job per prompt of a request.
 
-        Prompts are encoded in a thread of their own; requests take turns, prompt by prompt.
+        Encoder are encoded in a thread of their own; requests take turns, prompt by prompt.
         Raises ApiError for ids outside the vocabulary and for prompts that do not fit.
         """
         loop = asyncio.get_running_loop()

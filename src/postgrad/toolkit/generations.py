@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.masked import masked_normalize
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.load import stop_ids
 from postgrad.toolkit.sequences import compute_entropy, encode_text, pad_id
@@ -59,7 +59,7 @@ def log_generations(
         model.train(was_training)
     lengths = mask.sum(1)
     mean_entropies = masked_normalize(entropies, mask, dim=1) / lengths.clamp(min=1)
-    decode = Prompts(tokenizer, "plain").decode
+    decode = Encoder(tokenizer, "plain").decode
     examples: list[dict[str, Any]] = []
     for row, (prompt, truth) in enumerate(zip(prompts, truths, strict=True)):
         response = decode(completions[row][mask[row]].tolist())
@@ -100,7 +100,7 @@ def _generate(
     The entropies are those of the model's own distribution, without temperature or top-p.
     """
     device = next(model.parameters()).device
-    encoder = Prompts(tokenizer, "plain")
+    encoder = Encoder(tokenizer, "plain")
     rows = [encode_text(encoder, prompt) for prompt in prompts]
     pad = pad_id(tokenizer)
     prompt_ids, prompt_mask = _pad_left(rows, pad)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.algorithms import entropy as chunked
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.problem import Problem
 
 
@@ -36,11 +36,11 @@ def tokenize_prompt_and_output(
         )
     if not prompt_strs:
         raise ValueError("no prompts; give at least one")
-    prompts = Prompts(tokenizer, "plain")
+    encoder = Encoder(tokenizer, "plain")
     pairs: list[tuple[list[int], list[int]]] = []
     for prompt_str, output_str in zip(prompt_strs, output_strs, strict=True):
-        prompt = encode_text(prompts, prompt_str)
-        pairs.append((prompt, prompts.encode_response(output_str, with_end=False)))
+        prompt = encode_text(encoder, prompt_str)
+        pairs.append((prompt, encoder.encode_response(output_str, with_end=False)))
     width = max(len(prompt) + len(output) for prompt, output in pairs)
     ids = torch.full((len(pairs), width), pad_id(tokenizer), dtype=torch.int64)
     is_output = torch.zeros(len(pairs), width, dtype=torch.bool)
@@ -51,12 +51,12 @@ def tokenize_prompt_and_output(
     return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "response_mask": is_output[:, 1:]}
 
 
-def encode_text(prompts: Prompts, text: str) -> list[int]:
+def encode_text(encoder: Encoder, text: str) -> list[int]:
     """Returns the ids of a text encoded as training encodes a plain prompt.
 
     The special tokens are included, with one BOS; no end token is appended.
     """
-    return prompts.encode(Problem("text", ({"role": "user", "content": text},), ""))
+    return encoder.prompt(Problem("text", ({"role": "user", "content": text},), ""))
 
 
 def pad_id(tokenizer: Any) -> int:

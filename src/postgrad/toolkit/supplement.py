@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from postgrad.algorithms.preference import dpo
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
+from postgrad.data.encode.styles import STYLES
 from postgrad.data.rows.files import read_rows
-from postgrad.data.styles import STYLES
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem, Score
 from postgrad.toolkit.sequences import encode_text, get_response_log_probs
@@ -33,12 +33,12 @@ def alpaca(prompt: str, response: str) -> str:
     return f"{style.before}{prompt}{style.after}{response}"
 
 
-def _document(prompts: Prompts, prompt: str, response: str) -> list[int]:
+def _document(encoder: Encoder, prompt: str, response: str) -> list[int]:
     """Returns the ids of the Alpaca text: the tokenizer's BOS, the text, the end token."""
-    end = prompts.tokenizer.eos_token_id
+    end = encoder.tokenizer.eos_token_id
     if not isinstance(end, int):
         raise ConfigError("the tokenizer has no eos_token; set tokenizer.eos_token")
-    return [*encode_text(prompts, alpaca(prompt, response)), end]
+    return [*encode_text(encoder, alpaca(prompt, response)), end]
 
 
 class PackedSftDataset(Dataset[dict[str, Tensor]]):
@@ -60,7 +60,7 @@ class PackedSftDataset(Dataset[dict[str, Tensor]]):
         if seq_length < 1:
             raise ValueError(f"seq_length is {seq_length}; give at least 1")
         self.seq_length = seq_length
-        prompts = Prompts(tokenizer, "plain")
+        encoder = Encoder(tokenizer, "plain")
         documents: list[Tensor] = []
         for location, row in read_rows(Path(dataset_path)):
             prompt = row.get("prompt")
@@ -70,7 +70,7 @@ class PackedSftDataset(Dataset[dict[str, Tensor]]):
                     f"{dataset_path}: {location}: prompt or response is not a string; "
                     "each line needs both"
                 )
-            documents.append(torch.tensor(_document(prompts, prompt, response)))
+            documents.append(torch.tensor(_document(encoder, prompt, response)))
         if shuffle:
             documents = [documents[i] for i in torch.randperm(len(documents)).tolist()]
         empty = torch.empty(0, dtype=torch.int64)  # torch.cat refuses an empty list
@@ -144,9 +144,9 @@ def compute_per_instance_dpo_loss(
     its end token; the prompt's part cancels. The reference may be on another device and runs
     without gradient.
     """
-    prompts = Prompts(tokenizer, "plain")
-    chosen_ids = _document(prompts, prompt, response_chosen)
-    rejected_ids = _document(prompts, prompt, response_rejected)
+    encoder = Encoder(tokenizer, "plain")
+    chosen_ids = _document(encoder, prompt, response_chosen)
+    rejected_ids = _document(encoder, prompt, response_rejected)
     chosen = _log_prob(lm, chosen_ids)
     rejected = _log_prob(lm, rejected_ids)
     with torch.no_grad():

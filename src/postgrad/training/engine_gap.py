@@ -80,7 +80,7 @@ def check_engine_gap(config: Config, ports: Ports, problems: Sequence[Problem]) 
 def _request(config: Config, ports: Ports, problem: Problem) -> Request:
     uid = f"{problem.uid}/agreement"
     seeds = [trajectory_seed(config.seed, 0, uid, index) for index in range(NUM_SAMPLES)]
-    return Request(ports.prompts.encode(problem), seeds)
+    return Request(ports.encoder.prompt(problem), seeds)
 
 
 def _measure_gap(

@@ -47,15 +47,15 @@ def open_run(prepared: Prepared, reporter: Reporter) -> Iterator[OpenRun]:
         config.method.freeze()
         phases.begin(f"loading {config.model.path}")
         models = stack.enter_context(open_models(config))
-        prompts = prepared.prompts
-        ports = Ports(models.policy, models.engine, scorer, prompts, models.models, prepared.turns)
+        encoder = prepared.encoder
+        ports = Ports(models.policy, models.engine, scorer, encoder, models.models, prepared.turns)
         prepared.method.bind(ports)
         check_stages(prepared.method)
         if not exists:
             stack.enter_context(run.locked_folder(config, new=True))
         run.create_folder(config)
         input_files.record(folder, config)
-        prompts.save(folder / "tokenizer.json")
+        encoder.save(folder / "tokenizer.json")
         events = stack.enter_context(Events(folder))
         connect_scorer(config, scorer, models.models, folder)
         reporters = MultiReporter(events, reporter, *tracker_reporters(config))

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from postgrad import phases
@@ -28,7 +29,7 @@ from postgrad.types import Problem
 
 if TYPE_CHECKING:
     from postgrad.agents.runner import Agents
-    from postgrad.data.render import Prompts
+    from postgrad.data.encode.encoder import Encoder
     from postgrad.environments.lookup import Environments
     from postgrad.sizing.devices import GpuSpec
     from postgrad.verifiers.scorer import Scorer
@@ -44,7 +45,7 @@ class Prepared:
     method: Method
     train: list[Problem]
     validation: dict[str, list[Problem]]  # sets by name
-    prompts: "Prompts"
+    encoder: "Encoder"
     scorer: "Scorer"
     turns: TurnRunner | None  # None without tools, environment and agent
     notes: list[str]  # lines about the data that the start of a run reports
@@ -70,11 +71,11 @@ def prepare(config: Config, planned: "GpuSpec | None" = None) -> Prepared:
     validation = load_sets(config, notes.append)
     tokenizer = load_tokenizer(config.model, config.seed)
     environments = _open_environments(config)
-    prompts = _make_prompts(config, tokenizer, environments)
-    agents = _open_agents(config, prompts)
+    encoder = _make_encoder(config, tokenizer, environments)
+    agents = _open_agents(config, encoder)
     scorer = _make_scorer(config, environments, agents)
-    turns = make_turns(environments, prompts, config.rollout.max_turns) or agents
-    run = Prepared(config, method, train, validation, prompts, scorer, turns, notes)
+    turns = make_turns(environments, encoder, config.rollout.max_turns) or agents
+    run = Prepared(config, method, train, validation, encoder, scorer, turns, notes)
     phases.begin(f"encoding the prompts of {len(train):,} problems")
     too_long = _leave_out_overlong(run)
     Cursor(len(run.train)).take(config.training.problems_per_step)  # raises if there are too few
@@ -94,12 +95,12 @@ def prepare(config: Config, planned: "GpuSpec | None" = None) -> Prepared:
 def _notes(run: Prepared) -> list[str]:
     """Return lines about the data. Raises ConfigError if the method's data are missing."""
     method = run.method
-    notes = method.data_notes(run.prompts, run.train)
-    if supply := method.supply(run.prompts, run.train):
+    notes = method.data_notes(run.encoder, run.train)
+    if supply := method.supply(run.encoder, run.train):
         if not supply.num:
             raise ConfigError(f"{supply.line}; {supply.fix}")
         notes.append(supply.line)
-    if run.prompts.is_plain_by_default and run.config.model.path != "tiny":
+    if run.encoder.is_plain_by_default and run.config.model.path != "tiny":
         notes.append(
             "the tokenizer has no chat template, so prompts are plain text (data.template=plain)"
         )
@@ -112,13 +113,13 @@ def _notes(run: Prepared) -> list[str]:
 # ---- what is opened: prompts, environments and tools or agents, the scorer
 
 
-def _make_prompts(config: Config, tokenizer: Any, environments: "Environments | None") -> "Prompts":
-    from postgrad.data.render import make_prompts
+def _make_encoder(config: Config, tokenizer: Any, environments: "Environments | None") -> "Encoder":
+    from postgrad.data.encode.encoder import make_encoder
 
     if environments is None:
-        return make_prompts(tokenizer, config.data)
+        return make_encoder(tokenizer, config.data)
     may_be_empty = environments.has_environment
-    return make_prompts(tokenizer, config.data, environments.schemas, may_be_empty=may_be_empty)
+    return make_encoder(tokenizer, config.data, environments.schemas, may_be_empty=may_be_empty)
 
 
 def _open_environments(config: Config) -> "Environments | None":
@@ -130,13 +131,13 @@ def _open_environments(config: Config) -> "Environments | None":
     return open_environments(config.environment, config.rollout)
 
 
-def _open_agents(config: Config, prompts: "Prompts") -> "Agents | None":
+def _open_agents(config: Config, encoder: "Encoder") -> "Agents | None":
     """Return the agents of a run; None if it has none."""
     if not config.agent.command:
         return None
     from postgrad.agents.runner import open_agents
 
-    return open_agents(config.agent, prompts, config.reward.verifier)
+    return open_agents(config.agent, encoder, config.reward.verifier)
 
 
 def _make_scorer(
@@ -160,17 +161,14 @@ def _leave_out_overlong(run: Prepared) -> list[str]:
     Raises ConfigError for them unless data.overlong says what to do.
     """
     data = run.config.data
-    encoder = run.method.row_encoder(run.prompts)
+    learns_from_data = run.method.traits.demonstrations
+    response_limit = run.config.rollout.max_response_tokens if learns_from_data else None
+    encode = partial(run.method.encode_row, run.encoder)
     counts: list[str] = []
 
     def fitting(label: str, loaded: list[Problem]) -> list[Problem]:
-        problems, _ = encoder.drop_overlong(loaded)
-        if run.method.traits.demonstrations:
-            limit = run.config.rollout.max_response_tokens
-            problems, _ = encoder.drop_overlong_demonstrations(problems, limit)
-        count = len(loaded) - len(problems)
-        if data.overlong != "drop":
-            count = encoder.num_truncated(problems)
+        problems, num_truncated = run.encoder.fit(loaded, encode, response_limit)
+        count = len(loaded) - len(problems) or num_truncated
         if count:
             counts.append(f"{count} of {len(loaded)} in {label}")
         return problems
@@ -207,16 +205,16 @@ def _check_lengths(run: Prepared, has_agents: bool) -> None:
     """Raise ConfigError if a prompt and its response may exceed the model's context."""
     config = run.config
     method = run.method
-    encoder = method.row_encoder(run.prompts)
     context = context_length(model_config(config.model, config.seed))
     problems = [*run.train, *run.held_out]
-    prompts = [len(encoder.encode(problem)) for problem in problems]
+    rows = [method.encode_row(run.encoder, problem) for problem in problems]
+    prompts = [len(row.prompt) for row in rows]
     if method.traits.demonstrations:
-        responses = [encoder.response_length(problem) for problem in problems]
+        responses = [len(row.response) for row in rows]
         _check_given_rows(config, prompts, responses, method.traits.mixes_rows, context)
         prompts = []
     if method.needs_verifier():  # validation samples responses
-        prompts += [len(run.prompts.encode(problem)) for problem in run.held_out]
+        prompts += [len(run.encoder.prompt(problem)) for problem in run.held_out]
     if has_agents:  # they write their own prompts
         prompts.append(config.data.max_prompt_tokens)
     prompt = max(prompts, default=0)

@@ -8,7 +8,7 @@ import torch
 
 from postgrad.cluster.remote_roles import is_remote_role
 from postgrad.config.schema import ClusterConfig, Config, copy_settings, engine_config
-from postgrad.data.styles import stop_strings
+from postgrad.data.encode.styles import stop_strings
 from postgrad.errors import ConfigError, RunError
 from postgrad.machine import available_cores
 from postgrad.methods.method import Method

@@ -136,7 +136,7 @@ class RolloutStream:
         problem = plan.problem
         seed = self.config.seed
         seeds = [trajectory_seed(seed, number, problem.uid, i) for i in range(plan.num_samples)]
-        return StreamGroup(number, plan, Request(self.method.ports.prompts.encode(problem), seeds))
+        return StreamGroup(number, plan, Request(self.method.ports.encoder.prompt(problem), seeds))
 
     def _wait_for_groups(self) -> list[StreamGroup]:
         """Return the groups of one step, once there are enough; raise the thread's error."""

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from postgrad.data.encode.styles import Messages
 from postgrad.data.rows.values import Row, RowError, checked_text
-from postgrad.data.styles import Messages
 from postgrad.errors import ConfigError, did_you_mean
 
 

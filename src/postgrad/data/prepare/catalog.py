@@ -3,17 +3,17 @@
 A data set of your own needs no entry: `own` reads any file that load_problems reads.
 """
 
-from postgrad.data.labels import LABEL_COLUMNS
+from postgrad.data.encode.styles import question_of
 from postgrad.data.prepare.base import Context, DataSet, Draft, Drop, Option, select_columns
 from postgrad.data.prepare.chat import CHAT
 from postgrad.data.prepare.choice import CHOICE
 from postgrad.data.prepare.code import CODE
 from postgrad.data.prepare.math import MATH
 from postgrad.data.prepare.open_math import OPEN_MATH
+from postgrad.data.rows.labels import LABEL_COLUMNS
 from postgrad.data.rows.messages import WEIGHT, reasoning_field
 from postgrad.data.rows.shapes import read_row
 from postgrad.data.rows.values import Row, RowError
-from postgrad.data.styles import question_of
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Conversation, Problem
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from postgrad.data.boxes import BOX, last_box
+from postgrad.data.encode.styles import THINK
 from postgrad.data.prepare.base import (
     Context,
     DataSet,
@@ -18,7 +19,6 @@ from postgrad.data.prepare.base import (
 )
 from postgrad.data.rows.fields import FINAL_ANSWER
 from postgrad.data.rows.values import Row, truth_of
-from postgrad.data.styles import THINK
 
 QUESTION = ("problem", "question", "Problem", "Question")
 ANSWER = ("answer", "final_answer", "expected_answer", "Answer")

@@ -6,11 +6,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from postgrad.data.encode.styles import Style, find_style
 from postgrad.data.prepare.base import DataSet
 from postgrad.data.prepare.catalog import COMMON, find_set
 from postgrad.data.prepare.hub import data_files, fetch, matching_files
 from postgrad.data.rows.files import exists, missing_file_message, split_columns
-from postgrad.data.styles import Style, find_style
 from postgrad.errors import ConfigError, did_you_mean
 
 

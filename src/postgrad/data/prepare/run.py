@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from postgrad.data.encode.styles import OWN, Messages, Style, styled
 from postgrad.data.prepare.base import Context, Draft, Drop
 from postgrad.data.prepare.catalog import draft_of_problem
 from postgrad.data.prepare.output import (
@@ -26,7 +27,6 @@ from postgrad.data.prepare.request import PrepareRequest
 from postgrad.data.rows.files import extension, read_rows
 from postgrad.data.rows.shapes import VERL, read_row
 from postgrad.data.rows.values import Row, RowError, rename_columns, user_turn
-from postgrad.data.styles import OWN, Messages, Style, styled
 from postgrad.data.uid import content_uid
 from postgrad.errors import ConfigError, first_line
 

@@ -3,8 +3,8 @@
 Two transcripts that differ in the last reply become one dialogue and two replies.
 """
 
+from postgrad.data.encode.styles import Messages
 from postgrad.data.rows.values import RowError, checked_text
-from postgrad.data.styles import Messages
 
 HUMAN_MARK = "\n\nHuman:"
 REPLY_MARK = "\n\nAssistant:"

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +16,7 @@ from postgrad.data.rows.values import (
     type_name,
     user_turn,
 )
-from postgrad.problem import Message
+from postgrad.problem import Conversation, Message, Problem
 
 # Columns that may be a text or messages. JSON text is messages if all of it has these roles.
 TEXT_COLUMNS = ("prompt", "completion", "chosen", "rejected")
@@ -116,6 +117,27 @@ def without_weights(messages: Sequence[Message]) -> tuple[Message, ...]:
 def is_trained(message: Message) -> bool:
     """Whether SFT trains on a message of a conversation: the assistant's, without the weight 0."""
     return message["role"] == "assistant" and message.get(WEIGHT) != 0
+
+
+def conversation_of(problem: Problem) -> Conversation | None:
+    """Return the conversation to imitate: the row's own, or its prompt and first demonstration.
+
+    It ends with its last trained message: those after it have the weight 0. None if all have it.
+    """
+    conversation = problem.conversation
+    if conversation is None:
+        if not problem.demonstrations:
+            return None
+        reply = {"role": "assistant", "content": problem.demonstrations[0]}
+        messages = (*problem.messages, reply)
+        return Conversation(messages, problem.tools, num_prompt=len(problem.messages))
+    if conversation.text:
+        return conversation
+    messages = conversation.messages
+    for end in range(len(messages), conversation.num_prompt, -1):
+        if is_trained(messages[end - 1]):
+            return replace(conversation, messages=messages[:end])
+    return None
 
 
 def check_last_is_assistant(messages: Sequence[Message], name: str) -> None:

@@ -12,7 +12,7 @@ from postgrad.algorithms.shaping import (
     ON_READS,
     check_options,
 )
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.method import Supply
 from postgrad.problem import named
@@ -58,7 +58,7 @@ def check(config: Any) -> None:
         )
 
 
-def count_demonstrations(config: Any, prompts: Prompts, problems: Sequence[Problem]) -> Supply:
+def count_demonstrations(config: Any, encoder: Encoder, problems: Sequence[Problem]) -> Supply:
     """Count the problems that have a demonstration of which a row gets at least one token.
 
     Counts in the first problems only, unless none of them has one: encoding takes time.
@@ -70,7 +70,7 @@ def count_demonstrations(config: Any, prompts: Prompts, problems: Sequence[Probl
         if num and num_counted == MAX_COUNTED:
             break
         num_counted += 1
-        lengths = [len(trace) for trace in prompts.encode_demonstrations(problem)]
+        lengths = [len(trace) for trace in encoder.demonstrations(problem)]
         num += any(length <= limit and int(length * largest) > 0 for length in lengths)
         shortest = min([shortest, *lengths])
     if math.isinf(shortest):

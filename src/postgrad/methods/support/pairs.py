@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.preference import row_logprobs
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.method import Method, MethodSettings, Traits
 from postgrad.methods.objective import Objective
@@ -57,14 +57,14 @@ def pair_rows(method: Method, problem: Problem) -> list[Trajectory]:
 
 def given_row(method: Method, problem: Problem, text: str, name: str, index: int) -> Trajectory:
     """A response of the data as a row. Raises RunError if it is too long."""
-    tokens = method.ports.prompts.encode_reply(problem, text)
+    tokens = method.ports.encoder.reply(problem, text)
     limit = method.config.rollout.max_response_tokens
     if len(tokens) > limit:
         raise RunError(
             f"the {name} response of {named(problem)} has {len(tokens)} tokens; "
             f"raise rollout.max_response_tokens (now {limit})"
         )
-    prompt = method.ports.prompts.encode(problem)
+    prompt = method.ports.encoder.prompt(problem)
     row = Trajectory(problem.uid, prompt, tokens, source=DEMONSTRATION, finish="given")
     row.index = index
     return row
@@ -114,7 +114,7 @@ class GivenPairs(GivenResponses):
     def check_validation_problems(self, problems: Sequence[Problem]) -> None:
         check_pairs(self, problems, "data.validation")
 
-    def data_notes(self, prompts: Prompts, problems: Sequence[Problem]) -> list[str]:
+    def data_notes(self, encoder: Encoder, problems: Sequence[Problem]) -> list[str]:
         num_equal = sum(has_equal_sides(problem) for problem in problems)
         if not num_equal:
             return []

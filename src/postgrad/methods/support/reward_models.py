@@ -6,8 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from postgrad.data.render import Prompts
-from postgrad.data.scored_rows import conversation_ids
+from postgrad.data.encode.encoder import Encoder
 from postgrad.problem import Failure, Problem, Score
 
 
@@ -20,14 +19,14 @@ class RewardModelPort(Protocol):
 class ModelVerifier:
     """Scores responses with a reward model, whose own tokenizer and chat template are used."""
 
-    def __init__(self, model: RewardModelPort, prompts: Prompts) -> None:
+    def __init__(self, model: RewardModelPort, encoder: Encoder) -> None:
         self.model = model
-        self.prompts = prompts
+        self.encoder = encoder
 
     def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
         """One Score per response; a Failure for a conversation longer than the context."""
         pairs = zip(problems, responses, strict=True)
-        rows = [conversation_ids(self.prompts, problem, text) for problem, text in pairs]
+        rows = [self.encoder.scored(problem, text) for problem, text in pairs]
         values = self.model.scores(rows).tolist()
         return [_as_score(value, row) for value, row in zip(values, rows, strict=True)]
 

@@ -32,7 +32,7 @@ def sample_requests(
         counts[uid] += 1
         if not indices:  # a group of given rows only
             continue
-        prompt = ports.prompts.encode(problem)
+        prompt = ports.encoder.prompt(problem)
         seeds = [trajectory_seed(run_seed, step, name, i) for i in indices]
         for prefix, seed in zip(prefixes, seeds, strict=False):
             limit = sampling.max_new_tokens - len(prefix)

@@ -23,7 +23,7 @@ def policy_texts(ports: Ports, batch: Batch) -> Sequence[str | None]:
     if bool(own.all()):
         return batch.rows["text"]
     rows = zip(batch.response.split(), own.split(batch.response.lengths.tolist()), strict=True)
-    return [ports.prompts.decode(ids[keep].tolist()) for ids, keep in rows]
+    return [ports.encoder.decode(ids[keep].tolist()) for ids, keep in rows]
 
 
 def score_texts(

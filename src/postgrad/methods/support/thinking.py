@@ -113,7 +113,7 @@ class Thinking(Grpo):
     def bind(self, ports: Ports) -> None:
         super().bind(ports)
         settings = self.settings
-        self.splitter = ThoughtSplitter(ports.prompts, settings.cot_start, settings.cot_end)
+        self.splitter = ThoughtSplitter(ports.encoder, settings.cot_start, settings.cot_end)
 
     # ---- stages, on the driver
 

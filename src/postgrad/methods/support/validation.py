@@ -100,7 +100,7 @@ def validate(
         answers = respond(
             ports.engine,
             ports.scorer,
-            ports.prompts,
+            ports.encoder,
             problems,
             one.sampling,
             one.samples,

@@ -25,17 +25,17 @@ def declared_ends(config: ModelConfig, tokenizer: Any, seed: int = 0) -> set[int
     return {end for end in [*ends, tokenizer.eos_token_id] if end is not None}
 
 
-def describe_end(config: Config, prompts: Any, end: int) -> str:
+def describe_end(config: Config, encoder: Any, end: int) -> str:
     """Return a line if responses of the data end with a token at which sampling does not stop.
 
-    `end` is the last token of such a response, `prompts` encodes them. Otherwise the line is empty.
+    `end` is the last token of such a response, `encoder` encodes them. Otherwise the line is empty.
     """
-    tokenizer = prompts.tokenizer
+    tokenizer = encoder.tokenizer
     if end not in tokenizer.all_special_ids:
         return ""
     if end in declared_ends(config.model, tokenizer, config.seed):
         return ""
     return (
-        f"warning: responses end with {prompts.decode_raw([end])}, at which the trained model "
+        f"warning: responses end with {encoder.decode_raw([end])}, at which the trained model "
         f"will not stop: add {end} to eos_token_id in the generation_config.json of model.path"
     )

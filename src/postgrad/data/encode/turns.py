@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from postgrad.data.chat_template import ChatTemplate
+from postgrad.data.encode.styles import THINK, without_opening
+from postgrad.data.encode.template import ChatTemplate
 from postgrad.data.rows.messages import reasoning_field
-from postgrad.data.styles import THINK, without_opening
 from postgrad.problem import Message
 
 if TYPE_CHECKING:
@@ -115,19 +115,18 @@ class TurnFinder:
         text = without_opening(prompt, text)
         return text.removesuffix(end) + end, bool(end)
 
-    def find(
-        self, text: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
-    ) -> list[Turn]:
-        """The assistant turns of a conversation, in order.
-
-        Args:
-            text: from render().
-            messages: the messages of the conversation.
-            tools: its tools.
+    def turns(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+    ) -> tuple[str, list[Turn]]:
+        """Return (the rendered conversation, its assistant turns in order).
 
         Raises:
             TurnNotFound: the template writes a turn in a way that cannot be located.
         """
+        if self.template.has_generation_markers:
+            text = self.template.render(messages, tools)
+            return text, self._marked_turns(text, messages, tools)
+        text = self.render(messages, tools)
         turns: list[Turn] = []
         for i, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -139,6 +138,20 @@ class TurnFinder:
             if not previous_end <= turn.start < turn.end <= len(text):
                 raise TurnNotFound(f"message {i + 1}")
             turns.append(turn)
+        return text, turns
+
+    def _marked_turns(
+        self, text: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+    ) -> list[Turn]:
+        """The turns by the template's {% generation %} markers, which say where each one ends."""
+        spans = self.template.generation_spans(messages, tools)
+        indices = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if len(spans) != len(indices):
+            raise TurnNotFound(f"one {{% generation %}} block per assistant message ({len(spans)})")
+        turns: list[Turn] = []
+        for i, (start, end) in zip(indices, spans, strict=True):
+            through = self.template.render(messages[: i + 1], tools).rstrip()
+            turns.append(Turn(i, start, end, True, not text.startswith(through)))
         return turns
 
     def _find_by_prefix(

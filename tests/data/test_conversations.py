@@ -19,8 +19,8 @@ from chat_templates import (
     make_tokenizer,
 )
 
-from postgrad.data.conversation_rows import ConversationRow, ConversationRows, conversation_of
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import EncodedRow, Encoder
+from postgrad.data.rows.messages import conversation_of
 from postgrad.errors import ConfigError
 from postgrad.problem import Conversation, Problem
 
@@ -45,10 +45,10 @@ def problem_of(*messages: dict[str, Any], tools: Any = (), num_prompt: int = 0) 
 
 def encode(
     template: str | None, problem: Problem, train_on: str = "all", **options: Any
-) -> tuple[ConversationRow, list[str]]:
+) -> tuple[EncodedRow, list[str]]:
     """The row, and the text of each trained run of tokens."""
-    prompts = Prompts(make_tokenizer(template), **options)
-    row = ConversationRows(prompts, train_on).row(problem)
+    prompts = Encoder(make_tokenizer(template), **options)
+    row = prompts.conversation(problem, train_on)
     assert len(row.response) == len(row.loss_mask)
     assert row.loss_mask[0] and row.loss_mask[-1]
     texts: list[str] = []
@@ -133,7 +133,7 @@ def test_tools_are_rendered_in_the_prompt():
 
 
 def test_prompts_of_rl_show_the_tools_of_the_row():
-    prompts = Prompts(make_tokenizer(QWEN25))
+    prompts = Encoder(make_tokenizer(QWEN25))
     text = prompts.text(problem_of(*WITH_TOOLS, tools=[TOOL]))
     assert json.dumps(TOOL) in text and JSON_CALL in text
     assert text.endswith("<|im_start|>assistant\n")
@@ -154,7 +154,7 @@ def test_single_demonstration_is_the_conversation_of_prompt_and_reply():
     )
     row, texts = encode(CHATML, problem)
     assert texts == ["Hi!<|im_end|>"]
-    assert row.prompt == Prompts(make_tokenizer(CHATML)).encode(problem)
+    assert row.prompt == Encoder(make_tokenizer(CHATML)).prompt(problem)
     assert conversation_of(Problem("u", (HELLO,), "")) is None
 
 
@@ -182,20 +182,20 @@ def test_thinking_that_the_template_does_not_read_is_refused(field: str):
     for template, style in ((CHATML, "own"), (CHATML, "luffy"), (None, "own")):
         with pytest.raises(ConfigError, match=f"problem u has {field}"):
             encode(template, problem, style=style)
-        prompts = Prompts(make_tokenizer(template), style=style)
+        prompts = Encoder(make_tokenizer(template), style=style)
         with pytest.raises(ConfigError, match=f"problem u has {field}"):
-            prompts.encode_demonstrations(shown)
+            prompts.demonstrations(shown)
     history = Problem("u", (HELLO, {**SUNNY, field: "Look."}, WEATHER), "")
     with pytest.raises(ConfigError, match=f"problem u has {field}"):
-        Prompts(make_tokenizer(CHATML)).encode(history)
+        Encoder(make_tokenizer(CHATML)).prompt(history)
 
 
 def test_thinking_that_the_template_reads_is_in_every_row():
     problem = problem_of(HELLO, {**SUNNY, "reasoning_content": "Look."})
     _, texts = encode(QWEN3, problem)
     assert texts == ["<think>\nLook.\n</think>\n\nIt is sunny.<|im_end|>"]
-    prompts = Prompts(make_tokenizer(QWEN3))
-    (ids,) = prompts.encode_demonstrations(replace(problem, demonstrations=("It is sunny.",)))
+    prompts = Encoder(make_tokenizer(QWEN3))
+    (ids,) = prompts.demonstrations(replace(problem, demonstrations=("It is sunny.",)))
     assert prompts.decode_raw(ids) == texts[0]
 
 
@@ -378,14 +378,13 @@ def test_limits_hold_for_the_prompt_and_the_response_of_the_row():
     problem = problem_of(*TWO_TURNS)
     row, _ = encode(CHATML, problem)
     num_prompt, num_response = len(row.prompt), len(row.response)
-    rows = ConversationRows(Prompts(make_tokenizer(CHATML), max_prompt_tokens=num_prompt))
-    assert rows.drop_overlong([problem]) == ([problem], 0)
-    assert rows.drop_overlong_demonstrations([problem], num_response) == ([problem], 0)
+    fits = Encoder(make_tokenizer(CHATML), max_prompt_tokens=num_prompt)
+    assert fits.fit([problem], fits.conversation, num_response) == ([problem], 0)
     with pytest.raises(ConfigError, match=r"rollout\.max_response_tokens"):
-        rows.drop_overlong_demonstrations([problem], num_response - 1)
-    tight = Prompts(make_tokenizer(CHATML), max_prompt_tokens=num_prompt - 1)
+        fits.fit([problem], fits.conversation, num_response - 1)
+    tight = Encoder(make_tokenizer(CHATML), max_prompt_tokens=num_prompt - 1)
     with pytest.raises(ConfigError, match=r"data\.max_prompt_tokens"):
-        ConversationRows(tight).drop_overlong([problem])
+        tight.fit([problem], tight.conversation)
 
 
 def test_prompt_of_a_row_is_truncated():
@@ -394,18 +393,8 @@ def test_prompt_of_a_row_is_truncated():
     limit = len(full.prompt) - 2
     row, cut_texts = encode(CHATML, problem, max_prompt_tokens=limit, overlong="left")
     assert row.prompt == full.prompt[2:] and cut_texts == texts
-    prompts = Prompts(make_tokenizer(CHATML), max_prompt_tokens=limit, overlong="left")
-    assert ConversationRows(prompts).num_truncated([problem]) == 1
-
-
-def test_rewritten_conversations_are_counted():
-    rows = ConversationRows(Prompts(make_tokenizer(QWEN3)))
-    problems = [
-        problem_of(HELLO, THOUGHT, WEATHER, THOUGHT_LAST),
-        problem_of(HELLO, THOUGHT),
-        Problem("none", (HELLO,), ""),
-    ]
-    assert rows.num_rewritten(problems) == 1
+    prompts = Encoder(make_tokenizer(CHATML), max_prompt_tokens=limit, overlong="left")
+    assert prompts.fit([problem], prompts.conversation) == ([problem], 1)
 
 
 def test_a_response_that_goes_on_after_its_end_is_refused():
@@ -470,7 +459,7 @@ def test_turns_of_weight_0_between_trained_ones_are_masked():
 
 def test_the_last_message_of_weight_1_ends_a_row_without_a_chat_template():
     row, texts = encode(None, problem_of(HELLO, HI, WEATHER, MUTE_SUNNY))
-    assert texts == [Prompts(make_tokenizer(None)).decode_raw(row.response)]
+    assert texts == [Encoder(make_tokenizer(None)).decode_raw(row.response)]
     assert texts[0].startswith("Hi!")
 
 

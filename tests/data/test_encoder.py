@@ -1,4 +1,4 @@
-"""Prompts, with a character-level tokenizer."""
+"""Encoder, with a character-level tokenizer."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from postgrad.data.render import Prompts
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
@@ -51,19 +51,19 @@ def problem(*contents: str, uid: str = "u") -> Problem:
 
 
 def test_chat_opens_the_assistants_turn():
-    ids = Prompts(tokenizer(chat_template=TURNS), "chat").encode(problem("be kind", "hi"))
+    ids = Encoder(tokenizer(chat_template=TURNS), "chat").prompt(problem("be kind", "hi"))
     assert ids == [SYSTEM_MARK, *chars("be kind"), USER_MARK, *chars("hi"), ASSISTANT_MARK]
 
 
 def test_chat_template_that_writes_bos_gets_one_bos():
-    ids = Prompts(tokenizer(chat_template="{{ bos_token }}" + TURNS), "chat").encode(problem("hi"))
+    ids = Encoder(tokenizer(chat_template="{{ bos_token }}" + TURNS), "chat").prompt(problem("hi"))
     assert ids == [BOS, USER_MARK, *chars("hi"), ASSISTANT_MARK]
 
 
 def test_auto_uses_the_chat_template_if_there_is_one():
-    assert Prompts(tokenizer(chat_template=TURNS)).template == "chat"
-    assert Prompts(tokenizer()).template == "plain"
-    assert Prompts(tokenizer(chat_template=TURNS), "plain").encode(problem("hi")) == [
+    assert Encoder(tokenizer(chat_template=TURNS)).template == "chat"
+    assert Encoder(tokenizer()).template == "plain"
+    assert Encoder(tokenizer(chat_template=TURNS), "plain").prompt(problem("hi")) == [
         BOS,
         *chars("hi"),
     ]
@@ -71,7 +71,7 @@ def test_auto_uses_the_chat_template_if_there_is_one():
 
 def test_chat_without_a_template():
     with pytest.raises(ConfigError, match=r"data\.template=plain"):
-        Prompts(tokenizer(), "chat")
+        Encoder(tokenizer(), "chat")
 
 
 def test_messages_that_the_chat_template_refuses():
@@ -79,50 +79,50 @@ def test_messages_that_the_chat_template_refuses():
         "{% if messages[0].role == 'system' %}"
         "{{ raise_exception('System role\nnot supported') }}{% endif %}" + TURNS
     )
-    prompts = Prompts(tokenizer(chat_template=template))
-    assert prompts.encode(problem("hi"))
+    prompts = Encoder(tokenizer(chat_template=template))
+    assert prompts.prompt(problem("hi"))
     with pytest.raises(
         ConfigError, match=r"problem x: .* system, user \(System role not supported"
     ):
-        prompts.encode(problem("be kind", "hi", uid="x"))
+        prompts.prompt(problem("be kind", "hi", uid="x"))
 
 
 def test_plain_joins_with_blank_lines():
-    assert Prompts(tokenizer(), "plain").encode(problem("be kind", "hi")) == [
+    assert Encoder(tokenizer(), "plain").prompt(problem("be kind", "hi")) == [
         BOS,
         *chars("be kind\n\nhi"),
     ]
-    assert Prompts(tokenizer(single="$A"), "plain").encode(problem("37+58=")) == chars("37+58=")
+    assert Encoder(tokenizer(single="$A"), "plain").prompt(problem("37+58=")) == chars("37+58=")
 
 
 def test_plain_text_with_its_own_bos_gets_one_bos():
-    assert Prompts(tokenizer(), "plain").encode(problem("<s>hi")) == [BOS, *chars("hi")]
+    assert Encoder(tokenizer(), "plain").prompt(problem("<s>hi")) == [BOS, *chars("hi")]
 
 
 def test_plain_does_not_end_in_an_added_end_token():
-    prompts = Prompts(tokenizer(single="<s> $A </s>"), "plain")
-    assert prompts.encode(problem("hi")) == [BOS, *chars("hi")]
+    prompts = Encoder(tokenizer(single="<s> $A </s>"), "plain")
+    assert prompts.prompt(problem("hi")) == [BOS, *chars("hi")]
 
 
 def test_empty_prompt():
     with pytest.raises(ConfigError, match="problem u"):
-        Prompts(tokenizer(single="$A"), "plain").encode(problem(""))
+        Encoder(tokenizer(single="$A"), "plain").prompt(problem(""))
 
 
 def test_cache_by_uid_is_used_and_not_confused():
     """Two data sets may have the same uids; callers may change the list that they got."""
-    prompts = Prompts(tokenizer(), "plain")
-    first = prompts.encode(problem("a", uid="1"))
+    prompts = Encoder(tokenizer(), "plain")
+    first = prompts.prompt(problem("a", uid="1"))
     first.append(99)
     prompts.tokenizer = None  # type: ignore[assignment]  # a second encoding would fail
-    assert prompts.encode(problem("a", uid="1")) == [BOS, *chars("a")]
+    assert prompts.prompt(problem("a", uid="1")) == [BOS, *chars("a")]
     prompts.tokenizer = tokenizer()
-    assert prompts.encode(problem("b", uid="1")) == [BOS, *chars("b")]
+    assert prompts.prompt(problem("b", uid="1")) == [BOS, *chars("b")]
 
 
 @pytest.mark.parametrize("single", ["$A", "<s> $A", "<s> $A </s>"])
 def test_encode_response(single: str):
-    prompts = Prompts(tokenizer(single))
+    prompts = Encoder(tokenizer(single))
     assert prompts.encode_response("590") == [*chars("590"), EOS]
     assert prompts.encode_response("590", with_end=False) == chars("590")
     assert prompts.encode_response("590</s>") == [*chars("590"), EOS]
@@ -130,7 +130,7 @@ def test_encode_response(single: str):
 
 
 def test_encode_response_without_an_end_token():
-    prompts = Prompts(tokenizer(eos=None))
+    prompts = Encoder(tokenizer(eos=None))
     assert prompts.encode_response("5", with_end=False) == chars("5")
     with pytest.raises(ConfigError, match="eos_token"):
         prompts.encode_response("5")
@@ -138,63 +138,54 @@ def test_encode_response_without_an_end_token():
 
 def test_decode_skips_special_tokens_and_keeps_spaces():
     text = "a , b 's  end ."
-    assert Prompts(tokenizer()).decode([BOS, *chars(text), EOS]) == text
-
-
-def test_drop_overlong_keeps_prompts_that_fit():
-    problems = [problem("a" * n, uid=str(n)) for n in range(1, 6)]
-    prompts = Prompts(tokenizer(), "plain", max_prompt_tokens=6)
-    assert prompts.drop_overlong(problems) == (problems, 0)
+    assert Encoder(tokenizer()).decode([BOS, *chars(text), EOS]) == text
 
 
 def test_overlong_error_names_count_uid_length_and_settings():
     problems = [problem("a" * n, uid=f"u{n}") for n in (1, 7, 9, 8)]
     with pytest.raises(ConfigError) as caught:
-        Prompts(tokenizer(), "plain", max_prompt_tokens=6).drop_overlong(problems)
+        Encoder(tokenizer(), "plain", max_prompt_tokens=6).fit(problems)
     message = str(caught.value)
     for part in ("3 of 4", "u7", "8 tokens", "data.max_prompt_tokens=10", "data.overlong=drop"):
         assert part in message
 
 
-def test_drop_overlong_drops_and_counts():
+def test_overlong_prompts_are_dropped_but_not_all():
     problems = [problem("a" * n, uid=f"u{n}") for n in (1, 7, 2, 8)]
-    prompts = Prompts(tokenizer(), "plain", max_prompt_tokens=6, overlong="drop")
-    kept, dropped = prompts.drop_overlong(problems)
-    assert ([p.uid for p in kept], dropped) == (["u1", "u2"], 2)
+    encoder = Encoder(tokenizer(), "plain", max_prompt_tokens=6, overlong="drop")
+    assert encoder.fit(problems) == ([problems[0], problems[2]], 0)
+    with pytest.raises(ConfigError, match=r"2 of 2 .* data\.max_prompt_tokens=9$"):
+        encoder.fit(problems[1::2])
 
 
-def test_drop_overlong_refuses_to_drop_all():
-    prompts = Prompts(tokenizer(), "plain", max_prompt_tokens=1, overlong="drop")
-    with pytest.raises(ConfigError, match=r"2 of 2 .* data\.max_prompt_tokens=5$"):
-        prompts.drop_overlong([problem("aa"), problem("aaaa", uid="v")])
-
-
-def test_demonstrations_that_do_not_fit_are_refused_or_dropped():
-    given = {"l": ("aaaa",), "s": ("a",), "n": ()}
-    long, short, none = (
-        replace(problem("a", uid=name), demonstrations=texts) for name, texts in given.items()
-    )
-    careful = Prompts(tokenizer(), "plain", max_prompt_tokens=6)
-    with pytest.raises(ConfigError, match=r"1 of 3 .* rollout\.max_response_tokens=3.* l with 5"):
-        careful.drop_overlong_demonstrations([long, short, none], 3)
-    assert careful.drop_overlong_demonstrations([long, short, none], 5) == ([long, short, none], 0)
-    kept, dropped = Prompts(tokenizer(), "plain", overlong="drop").drop_overlong_demonstrations(
-        [long, short, none], 3
-    )
-    assert kept == [short, none] and dropped == 1
+def test_responses_that_do_not_fit_are_refused_or_dropped_and_never_truncated():
+    """A demonstration, the longer response of a pair, and a problem without a response."""
+    long, short, none = (replace(problem("a", uid=name)) for name in "lsn")
+    long, short = (replace(p, demonstrations=("a" * n,)) for p, n in ((long, 4), (short, 1)))
+    pair = replace(problem("a", uid="p"), extra={"chosen": "aa", "rejected": "aaa"})
+    problems = [long, short, none, pair]
+    for overlong in ("error", "left"):
+        careful = Encoder(tokenizer(), "plain", max_prompt_tokens=6, overlong=overlong)
+        with pytest.raises(
+            ConfigError, match=r"2 of 4 .* rollout\.max_response_tokens=3.*l with 5"
+        ):
+            careful.fit(problems, careful.reply_row, 3)
+        assert careful.fit(problems, careful.reply_row, 5) == (problems, 0)
+    dropping = Encoder(tokenizer(), "plain", overlong="drop")
+    assert dropping.fit(problems, dropping.reply_row, 3) == ([short, none], 0)
 
 
 def test_unknown_settings():
     with pytest.raises(ConfigError, match=r"data\.template=chatt"):
-        Prompts(tokenizer(), "chatt")
+        Encoder(tokenizer(), "chatt")
     with pytest.raises(ConfigError, match=r"data\.overlong=dropp"):
-        Prompts(tokenizer(), overlong="dropp")
+        Encoder(tokenizer(), overlong="dropp")
 
 
 def truncating(
     side: str, limit: int, template: str | None = None, single: str = "$A", **options
-) -> Prompts:
-    return Prompts(tokenizer(single, template), max_prompt_tokens=limit, overlong=side, **options)
+) -> Encoder:
+    return Encoder(tokenizer(single, template), max_prompt_tokens=limit, overlong=side, **options)
 
 
 @pytest.mark.parametrize(
@@ -212,42 +203,42 @@ def truncating(
 def test_long_prompt_is_truncated_to_the_limit(limit: int, left: str, middle: str, right: str):
     """With an odd limit, `middle` keeps one more token at the end."""
     for side, text in {"left": left, "middle": middle, "right": right}.items():
-        assert truncating(side, limit).encode(problem("abcdefg")) == chars(text), (side, limit)
+        assert truncating(side, limit).prompt(problem("abcdefg")) == chars(text), (side, limit)
 
 
 def test_truncated_chat_keeps_the_start_of_the_assistant_turn():
     """Left loses the template's head; right loses the end of the question only."""
     ask = problem("be kind", "abcdefg")  # 1 + 7 + 1 + 7 + 1 tokens
-    assert truncating("left", 6, TURNS).encode(ask) == [*chars("cdefg"), ASSISTANT_MARK]
-    assert truncating("left", 10, TURNS).encode(ask) == [
+    assert truncating("left", 6, TURNS).prompt(ask) == [*chars("cdefg"), ASSISTANT_MARK]
+    assert truncating("left", 10, TURNS).prompt(ask) == [
         *chars("d"),
         USER_MARK,
         *chars("abcdefg"),
         ASSISTANT_MARK,
     ]
-    assert truncating("middle", 7, TURNS).encode(ask) == [
+    assert truncating("middle", 7, TURNS).prompt(ask) == [
         SYSTEM_MARK,
         *chars("be"),
         *chars("efg"),
         ASSISTANT_MARK,
     ]
-    assert truncating("right", 12, TURNS).encode(ask) == [
+    assert truncating("right", 12, TURNS).prompt(ask) == [
         SYSTEM_MARK,
         *chars("be kind"),
         USER_MARK,
         *chars("ab"),
         ASSISTANT_MARK,
     ]
-    assert truncating("right", 4, TURNS).encode(ask) == [SYSTEM_MARK, *chars("be"), ASSISTANT_MARK]
+    assert truncating("right", 4, TURNS).prompt(ask) == [SYSTEM_MARK, *chars("be"), ASSISTANT_MARK]
     for side in ("left", "middle", "right"):
-        assert truncating(side, 17, TURNS).encode(ask) == Prompts(
+        assert truncating(side, 17, TURNS).prompt(ask) == Encoder(
             tokenizer(chat_template=TURNS)
-        ).encode(ask)
+        ).prompt(ask)
 
 
 def test_truncation_keeps_the_first_bos():
-    assert truncating("left", 4, single="<s> $A").encode(problem("abcdefg")) == [BOS, *chars("efg")]
-    assert truncating("left", 4, "{{ bos_token }}" + TURNS).encode(problem("abcdefg")) == [
+    assert truncating("left", 4, single="<s> $A").prompt(problem("abcdefg")) == [BOS, *chars("efg")]
+    assert truncating("left", 4, "{{ bos_token }}" + TURNS).prompt(problem("abcdefg")) == [
         BOS,
         *chars("fg"),
         ASSISTANT_MARK,
@@ -255,12 +246,12 @@ def test_truncation_keeps_the_first_bos():
     marked = truncating(
         "left", 4, TURNS.replace("<|", "<s><|")
     )  # a token of every turn is not a BOS
-    assert marked.encode(problem("abcdefg")) == [*chars("fg"), BOS, ASSISTANT_MARK]
-    assert truncating("middle", 3, single="<s> $A").encode(problem("abcdefg")) == [
+    assert marked.prompt(problem("abcdefg")) == [*chars("fg"), BOS, ASSISTANT_MARK]
+    assert truncating("middle", 3, single="<s> $A").prompt(problem("abcdefg")) == [
         BOS,
         *chars("fg"),
     ]
-    assert truncating("right", 4, single="<s> $A").encode(problem("abcdefg")) == [
+    assert truncating("right", 4, single="<s> $A").prompt(problem("abcdefg")) == [
         BOS,
         *chars("abc"),
     ]
@@ -271,13 +262,13 @@ def test_right_truncation_keeps_the_text_after_the_question():
     form = "Question: {question}\nAnswer:"
     prompts = truncating("right", 20)
     prompts.style = replace(prompts.style, form=form, text=True)
-    assert prompts.decode_raw(prompts.encode(problem("abcdefghi"))) == "Question: ab\nAnswer:"
+    assert prompts.decode_raw(prompts.prompt(problem("abcdefghi"))) == "Question: ab\nAnswer:"
     thought = truncating("right", 700, TURNS, style="luffy")
-    opened = thought.decode_raw(thought.encode(problem("x" * 500)))
+    opened = thought.decode_raw(thought.prompt(problem("x" * 500)))
     assert opened.endswith("xx<|assistant|><think>\n")
-    assert len(thought.encode(problem("x" * 500))) == 700
+    assert len(thought.prompt(problem("x" * 500))) == 700
     given = replace(problem("x" * 500), demonstrations=("<think>\nso",))
-    assert thought.encode_demonstrations(given) == [[*chars("so"), EOS]]
+    assert thought.demonstrations(given) == [[*chars("so"), EOS]]
 
 
 def test_prefilled_prompt_is_truncated_before_its_prefill():
@@ -293,11 +284,11 @@ def test_limit_too_small_for_the_turns_opening_is_refused(side: str, limit: int,
     """The least limit keeps BOS, two tokens at the end, and one of the question."""
     template = "{{ bos_token }}" + TURNS + "{{ '>' if add_generation_prompt }}"
     with pytest.raises(ConfigError) as caught:
-        truncating(side, limit, template).encode(problem("abcdefg"))
+        truncating(side, limit, template).prompt(problem("abcdefg"))
     message = str(caught.value)
     for part in ("problem u", "11 tokens", f"({side})", f"data.max_prompt_tokens={least} "):
         assert part in message
-    ids = truncating(side, least, template).encode(problem("abcdefg"))
+    ids = truncating(side, least, template).prompt(problem("abcdefg"))
     assert ids[-2:] == [ASSISTANT_MARK, *chars(">")]
 
 
@@ -305,27 +296,9 @@ def test_truncated_prompts_fit_and_are_counted():
     problems = [problem("a" * n, uid=f"u{n}") for n in (1, 7, 6, 8)]
     for side in ("left", "middle", "right"):
         prompts = truncating(side, 6)
-        assert prompts.drop_overlong(problems) == (problems, 0)
-        assert prompts.num_truncated(problems) == 2
-        assert prompts.num_truncated(problems[:1]) == 0
-        assert [len(prompts.encode(p)) for p in problems] == [1, 6, 6, 6]
-    assert truncating("drop", 6).num_truncated(problems) == 0
-
-
-def test_demonstrations_are_never_truncated():
-    long = replace(problem("a"), demonstrations=("aaaa",))
-    with pytest.raises(ConfigError, match=r"rollout\.max_response_tokens=3.* data\.overlong=drop"):
-        truncating("left", 6).drop_overlong_demonstrations([long], 3)
-
-
-def test_pairs_that_do_not_fit_are_refused_or_dropped():
-    pairs = [
-        replace(problem("a", uid=uid), extra={"chosen": "aa", "rejected": "a" * n})
-        for uid, n in (("s", 2), ("l", 3))
-    ]
-    with pytest.raises(ConfigError, match=r"1 of 2 .* rollout\.max_response_tokens=3.* l with 4"):
-        truncating("right", 6).drop_overlong_demonstrations(pairs, 3)
-    assert truncating("drop", 6).drop_overlong_demonstrations(pairs, 3) == (pairs[:1], 1)
+        assert prompts.fit(problems) == (problems, 2)
+        assert prompts.fit(problems[:1]) == (problems[:1], 0)
+        assert [len(prompts.prompt(p)) for p in problems] == [1, 6, 6, 6]
 
 
 def test_prompts_with_tools_are_not_truncated():
@@ -340,7 +313,5 @@ def test_prompts_with_tools_are_not_truncated():
         with pytest.raises(
             ConfigError, match=rf"data\.overlong={side} .* rollout\.tools; .* data\.overlong=drop$"
         ):
-            prompts.drop_overlong([problem("hi")])
-        assert (
-            truncating(side, 5000, template, tools=[schema]).drop_overlong([problem("hi")])[1] == 0
-        )
+            prompts.fit([problem("hi")])
+        assert truncating(side, 5000, template, tools=[schema]).fit([problem("hi")])[1] == 0

@@ -1,11 +1,13 @@
 """Checks of the settings and messages that prompts are made with. All raise ConfigError."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from postgrad.config.schema import OVERLONG
-from postgrad.data.chat_template import ChatTemplate
+from postgrad.data.encode.template import ChatTemplate
+from postgrad.data.encode.turns import RENDER_ERRORS, TurnNotFound
 from postgrad.data.rows.messages import ROLES, reasoning_field
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Message, Problem, named
@@ -72,6 +74,26 @@ def check_no_chat_settings(
         )
 
 
+@contextmanager
+def rendering(problem: Problem, messages: Sequence[Message]) -> Iterator[None]:
+    """Raise ConfigError for what a chat template raises, or loses, when it renders the messages."""
+    try:
+        yield
+    except RENDER_ERRORS as error:
+        roles = ", ".join(message["role"] for message in messages)
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"{named(problem)}: the chat template refuses messages with roles {roles} "
+            f"({reason}); change the messages or use data.template=plain"
+        ) from error
+    except TurnNotFound as error:
+        raise ConfigError(
+            f"{named(problem)}: {error} is not found in what the chat template renders; write "
+            "thinking in the content, as <think>...</think>, mark the assistant's text with "
+            "{% generation %} in the template, or use data.template=plain"
+        ) from error
+
+
 def check_prompt_end(problem: Problem, messages: Sequence[Message]) -> None:
     """Refuses messages that end in an assistant message: its turn would be closed.
 
@@ -119,6 +141,17 @@ def check_no_reasoning(problem: Problem, messages: Sequence[Message]) -> None:
         raise ConfigError(
             f"{named(problem)} has {field} in a message, which only a chat template "
             "renders; write it in the content, as <think>...</think>"
+        )
+
+
+def check_no_tools(
+    problem: Problem, tools: Sequence[dict[str, Any]], messages: Sequence[Message]
+) -> None:
+    """Refuses tools and calls of tools, which need a chat template."""
+    if tools or any("tool_calls" in message for message in messages):
+        raise ConfigError(
+            f"{named(problem)} has tools or tool calls, which need a chat template; "
+            "use a model that has one, or remove these rows"
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jinja2 import TemplateError, TemplateRuntimeError
 
-from postgrad.data.template_limits import check_template_limits
+from postgrad.data.encode.template_limits import check_template_limits
 from postgrad.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -133,41 +133,39 @@ class ChatTemplate:
         Raises:
             jinja2.TemplateError: the template refuses the messages, or fails in any other way.
         """
-        text = self._apply(
-            messages, tools, add_generation_prompt=add_generation_prompt, tokenize=False
-        )
-        return cast(str, text)
-
-    def _apply(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[dict[str, Any]],
-        **arguments: Any,
-    ) -> Any:
-        """What transformers returns; every error of the template is a jinja2.TemplateError."""
         try:
-            return self.tokenizer.apply_chat_template(
+            text = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tools=list(tools) or None,
-                **arguments,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
                 **self.options,
             )
         except TemplateError:
             raise
         except Exception as error:  # a template is a program of the model's author
             raise TemplateRuntimeError(f"{type(error).__name__}: {error}") from error
+        return cast(str, text)
 
     @property
     def has_generation_markers(self) -> bool:
         """Whether the template marks the assistant's tokens with {% generation %}."""
         return re.search(r"\{%-?\s*generation\s*-?%\}", self.source) is not None
 
-    def generation_mask(
+    def generation_spans(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] = ()
-    ) -> tuple[list[int], list[bool]]:
-        """(token ids, mask) of a conversation, by the template's {% generation %} markers."""
-        encoded = self._apply(messages, tools, return_dict=True, return_assistant_tokens_mask=True)
-        return list(encoded["input_ids"]), [bool(flag) for flag in encoded["assistant_masks"]]
+    ) -> list[tuple[int, int]]:
+        """Return [start, end) of each {% generation %} block in the text of `render`."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        _, spans = render_jinja_template(
+            [[dict(message) for message in messages]],
+            tools=list(tools) or None,
+            chat_template=self.tokenizer.get_chat_template(None, list(tools) or None),
+            return_assistant_tokens_mask=True,
+            **{**self.tokenizer.special_tokens_map, **self.options},
+        )
+        return cast(list[tuple[int, int]], spans[0])
 
     def _with_tools_prompt(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         schemas = "\n".join(json.dumps(schema) for schema in self.tools)

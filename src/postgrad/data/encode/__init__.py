@@ -1,0 +1,1 @@
+"""Problems become token ids: chat templates, prompt styles, limits, and the mask of SFT."""
