@@ -66,7 +66,7 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "open site/index.html"
+	@echo "look at it: $(BIN)/python -m http.server -d site"
 
 clean:
 	rm -rf site $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -48,7 +48,7 @@ def test_formulas_become_mathml_and_code_stays():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["[gone](no-such-page.md)", "[gone](scale.md#no-such-heading)"])
+@pytest.mark.parametrize("text", ["[gone](no-such-page.md)", "[gone](machines.md#no-such-heading)"])
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path, text):
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     for folder in ("docs", "tools"):

@@ -431,7 +431,7 @@ def test_ground_truth_types_and_symbolic_comparison():
 
 @pytest.mark.slow
 def test_example_of_the_docs_page_runs(tiny):
-    page = (Path(__file__).parent.parent / "docs" / "toolkit.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "methods.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict = {"MODEL": str(tiny)}
     exec(code, names)

@@ -30,16 +30,9 @@ from postgrad.methods.support.correction import CORRECTIONS
 
 INTRODUCTION = Path(__file__).parent / "algorithms_introduction.md"
 PAGE = Path(__file__).parent.parent / "docs" / "algorithms.md"
-# Settings outside method.* that a recipe's row shows if they differ from the defaults.
-SHOWN = (
-    "rollout.samples",
-    "training.updates_per_step",
-    "training.problems_per_step",
-    "optimizer.lr",
+RECIPES_INTRO = (
+    """`postgrad recipes NAME` prints a recipe, its settings and what to expect of a run."""
 )
-
-# Methods whose losses are over whole responses, so that they aggregate no tokens.
-WITHOUT_AGGREGATION = ("dpo", "online_dpo", "kto", "reward_model")
 
 # Methods with a loss of their own, and its function.
 OTHER_LOSSES: dict[str, Callable[..., Any]] = {
@@ -88,53 +81,53 @@ class Section(NamedTuple):
 
 
 def loss_sections(recipes: list[Recipe]) -> list[Section]:
-    """Advantages and losses."""
+    """Advantages and losses, with the papers that the recipes name."""
     return [
         Section(
             "Advantages (`method.advantage`)",
-            "name|formula|per|needs|options|source|recipes",
+            "name|formula|per|needs|options|source",
             advantages(recipes),
         ),
         Section(
             "Policy losses (`method.loss`)",
-            "name|formula|options|aggregation|source|recipes",
+            "name|formula|options|aggregation|source",
             losses(recipes),
         ),
         Section(
             "Preference losses (`method.loss` of dpo)",
             "name|formula|notes",
-            preferences(),
+            listed_rows(preference, preference.PREFERENCE_LOSSES),
             terms(preference),
         ),
         Section(
             "SFT losses (`method.loss` of sft)",
-            "name|formula|notes|recipes",
-            sft_losses(recipes),
+            "name|formula|notes",
+            listed_rows(supervised, supervised.SFT_LOSSES),
             terms(supervised),
         ),
-        Section("Losses of other methods", "name|formula|options|recipes", other_losses(recipes)),
+        Section("Losses of other methods", "name|formula|options", other_losses()),
     ]
 
 
-def other_sections(recipes: list[Recipe]) -> list[Section]:
+def other_sections() -> list[Section]:
     """What is combined with a loss."""
     return [
         Section(
             "Distillation (`method.divergence`)",
-            "name|formula|notes|recipes",
-            divergences(recipes),
+            "name|formula|notes",
+            listed_rows(distillation, distillation.DIVERGENCES),
             terms(distillation),
         ),
         Section(
             "Aggregation (`method.aggregation`)",
-            "name|weight of a token|notes|recipes",
-            aggregations(recipes),
+            "name|weight of a token|notes",
+            listed_rows(aggregation.token_weights, aggregation.AGGREGATIONS),
             terms(aggregation.token_weights),
         ),
         Section(
             "KL to the reference (`method.kl_estimator`)",
-            "name|formula|notes|recipes",
-            kl_estimators(recipes),
+            "name|formula|notes",
+            kl_estimators(),
             terms(kl),
         ),
         Section(
@@ -151,9 +144,9 @@ def render() -> str:
     recipes = [read_recipe(name) for name in recipe_names()]
     shown = [recipe for recipe in recipes if recipe.shown]
     rows = [recipe_row(recipe) for recipe in recipes]
-    last = Section("Recipes", "name|source|what|settings|expect", rows)
+    last = Section("Recipes", "name|from|what", rows, RECIPES_INTRO)
     page = INTRODUCTION.read_text()
-    for section in (*loss_sections(shown), *other_sections(shown), last):
+    for section in (*loss_sections(shown), *other_sections(), last):
         page += f"\n## {section.title}\n\n"
         if section.intro:
             page += f"{section.intro}\n\n"
@@ -174,7 +167,6 @@ def advantages(recipes: list[Recipe]) -> Iterable[list[str]]:
             ", ".join(advantage.needs) or "-",
             options(advantage),
             source_of(name, users),
-            names(name, users),
         ]
 
 
@@ -188,59 +180,31 @@ def losses(recipes: list[Recipe]) -> Iterable[list[str]]:
             options(loss),
             loss.aggregation or "any",
             source_of(name, users),
-            names(name, users),
         ]
 
 
-def preferences() -> Iterable[list[str]]:
-    for name in preference.PREFERENCE_LOSSES:
-        formula, notes = listed(preference, name)
+def listed_rows(thing: Any, names: Iterable[str]) -> Iterable[list[str]]:
+    """Yield name, formula and notes of the lines of a docstring."""
+    for name in names:
+        formula, notes = listed(thing, name)
         yield [code(name), code(formula), notes]
 
 
-def sft_losses(recipes: list[Recipe]) -> Iterable[list[str]]:
-    given = [recipe for recipe in recipes if recipe.config.method.name == "sft"]
-    for name in supervised.SFT_LOSSES:
-        users = [recipe for recipe in given if recipe.setting("loss") == name]
-        formula, notes = listed(supervised, name)
-        yield [code(name), code(formula), notes, names("", users)]
-
-
-def other_losses(recipes: list[Recipe]) -> Iterable[list[str]]:
+def other_losses() -> Iterable[list[str]]:
     for name, function in OTHER_LOSSES.items():
-        users = [recipe for recipe in recipes if recipe.config.method.name == name]
         parameters = inspect.signature(function).parameters.values()
         shown = [code(f"{p.name}={p.default}") for p in parameters if p.kind is p.KEYWORD_ONLY]
-        yield [code(name), describe(function), ", ".join(shown) or "-", names("", users)]
+        yield [code(name), describe(function), ", ".join(shown) or "-"]
 
 
-def divergences(recipes: list[Recipe]) -> Iterable[list[str]]:
-    for name in distillation.DIVERGENCES:
-        users = [recipe for recipe in recipes if recipe.setting("divergence") == name]
-        formula, notes = listed(distillation, name)
-        yield [code(name), code(formula), notes, names("", users)]
-
-
-def aggregations(recipes: list[Recipe]) -> Iterable[list[str]]:
-    aggregating = [
-        recipe for recipe in recipes if recipe.config.method.name not in WITHOUT_AGGREGATION
-    ]
-    for name in aggregation.AGGREGATIONS:
-        users = [recipe for recipe in aggregating if recipe.setting("aggregation") == name]
-        formula, notes = listed(aggregation.token_weights, name)
-        yield [code(name), code(formula), notes, names("", users)]
-
-
-def kl_estimators(recipes: list[Recipe]) -> Iterable[list[str]]:
-    with_kl = [recipe for recipe in recipes if recipe.setting("kl") not in ("none", "")]
+def kl_estimators() -> Iterable[list[str]]:
     for name in kl.KL_ESTIMATORS:
-        users = [recipe for recipe in with_kl if recipe.setting("kl_estimator") == name]
         if name.endswith("+"):
             formula = f"value of {name[:-1]}, gradient of k2"
             notes = "straight through; not in a reward"
         else:
             formula, notes = listed(kl, name)
-        yield [code(name), code(formula), notes, names("", users)]
+        yield [code(name), code(formula), notes]
 
 
 PLAIN_CORRECTIONS = {
@@ -261,22 +225,8 @@ def corrections() -> Iterable[list[str]]:
 
 
 def recipe_row(recipe: Recipe) -> list[str]:
-    method = recipe.config.method
-    changed = [f"{k}={v}" for k, v in _differences(method, type(method)()) if k != "name"]
-    changed += [
-        f"{key}={value}" for key, value in _differences(recipe.config, Config()) if key in SHOWN
-    ]
-    settings = "<br>".join(code(text) for text in (f"method={method.name}", *changed))
-    return [code(recipe.name), recipe.source, recipe.about, settings, recipe.expect or "-"]
-
-
-def _differences(ours: Any, default: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for spec in dataclasses.fields(ours):
-        mine, other = getattr(ours, spec.name), getattr(default, spec.name)
-        if dataclasses.is_dataclass(mine) and dataclasses.is_dataclass(other):
-            yield from _differences(mine, other, f"{prefix}{spec.name}.")
-        elif mine != other:
-            yield f"{prefix}{spec.name}", mine
+    """Return name, source and the first sentence of a recipe."""
+    return [code(recipe.name), recipe.source, recipe.about.split(". ")[0].removesuffix(".")]
 
 
 # ---- text
@@ -330,11 +280,6 @@ def source_of(name: str, users: list[Recipe]) -> str:
     same_name = [recipe for recipe in users if recipe.name == name]
     candidates = same_name or users
     return candidates[0].source if len(candidates) == 1 else "-"
-
-
-def names(name: str, users: list[Recipe]) -> str:
-    named = [recipe for recipe in users if recipe.name == name] or users
-    return ", ".join(code(recipe.name) for recipe in named) or "-"
 
 
 def code(text: str) -> str:

@@ -1,7 +1,7 @@
 """Tables of the claims, from the values that keep.py wrote, and figures of their runs.
 
-`draw` puts the table of docs/research/CLAIM.jsonl between the lines `<!-- CLAIM -->` and
-`<!-- end -->` of docs/results.md. Tables have the mean of the seeds. Accuracies and rewards also
+`draw` puts the table of docs/research/CLAIM.jsonl between the lines `<!-- CLAIM -->` and `<!-- end
+-->` of docs/results.md or NOTES.md. Tables have the mean of the seeds. Accuracies and rewards also
 have the half width of its 95% t interval over seeds, and each seed; with one seed a greedy accuracy
 has its Wilson interval over the test problems. `keep` draws the figures: lines are means over
 seeds, bands reach from the lowest to the highest seed.
@@ -254,8 +254,8 @@ def main(claims: Mapping[str, Report], arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--docs", type=Path, default=DOCS)
     docs = parser.parse_args(arguments).docs
-    page = docs / "results.md"
-    text = page.read_text() if page.is_file() else ""
+    pages = [docs / "results.md", docs.parent / "benchmarks" / "NOTES.md"]
+    texts = {page: page.read_text() for page in pages if page.is_file()}
     for file in sorted((docs / "research").glob("*.jsonl")):
         claim = claims[file.stem]
         entries = read_kept(file)
@@ -263,8 +263,9 @@ def main(claims: Mapping[str, Report], arguments: list[str]) -> int:
         print(f"{file.stem}: {claim.question}\n\n{markdown}\n")
         block = f"<!-- {file.stem} -->\n{markdown}\n<!-- end -->"
         pattern = rf"<!-- {file.stem} -->\n.*?<!-- end -->"
-        text = re.sub(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
-    if text:
+        for page, text in texts.items():
+            texts[page] = re.sub(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
+    for page, text in texts.items():
         page.write_text(text)
     entropies.draw(docs)
     return 0

@@ -4,11 +4,11 @@
     python benchmarks/gpu/fit_check.py --rows rollout-4b step-4b --limit-s 300 --out speed.jsonl
     python benchmarks/gpu/fit_check.py --rows try-update try-step      # on a CPU
 
-The rows are those of docs/results.md and docs/lab.md, with random weights of Qwen3's shapes and
-prompts of 100 tokens. The memory of each row is estimated for an H200 as `postgrad doctor --fit`
-does; then the row is run by sizes.py or update.py. Results are written after every row; a row that
-has a result in --out is not run again. --estimate needs no GPU: it prints the estimates only.
-speed_table.py writes the results into docs/results.md.
+The rows are those of docs/results.md and benchmarks/NOTES.md, with random weights of Qwen3's shapes
+and prompts of 100 tokens. The memory of each row is estimated for an H200 as `postgrad doctor
+--fit` does; then the row is run by sizes.py or update.py. Results are written after every row; a
+row that has a result in --out is not run again. --estimate needs no GPU: it prints the estimates
+only. speed_table.py writes the results into docs/results.md.
 """
 
 import argparse

@@ -7,7 +7,7 @@
 # installed or fails leaves a line with the reason. The 8B steps hold 98 GB of page-locked host
 # memory beside the model folders in OUT/models. UNSLOTH may name a folder with Unsloth's packages,
 # which need older ones of others.
-# Then: python benchmarks/gpu/speed_table.py OUT/speed.jsonl --page docs/results.md
+# Then: python benchmarks/gpu/speed_table.py OUT/speed.jsonl --write
 set -u
 out=$1 end=$((SECONDS + $2)) smollm2=$3 gsm8k=$4
 here=$(cd "$(dirname "$0")" && pwd)

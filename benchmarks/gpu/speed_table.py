@@ -1,6 +1,6 @@
-"""Write the tables of docs/results.md from the result files of the speed benchmarks.
+"""Write the tables of docs/results.md and NOTES.md from the result files of the speed benchmarks.
 
-    python benchmarks/gpu/speed_table.py speed.jsonl [more.jsonl] --page docs/results.md
+    python benchmarks/gpu/speed_table.py speed.jsonl [more.jsonl] --write
     python benchmarks/gpu/speed_table.py speed.jsonl                     # only prints them
 
 A table stands between `<!-- speed: NAME -->` and `<!-- end of speed -->`. One without any result
@@ -20,6 +20,8 @@ from fit_check import Row as Work
 from rows import Row, read_rows, rollout_name, step_name
 from sizes import SHAPES, vocabulary_size
 
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (ROOT / "docs" / "results.md", ROOT / "benchmarks" / "NOTES.md")
 HEAD_DIM = 128
 PUBLISHED = {  # row of fit_check.py: (tokens per second, GiB) of prime-rl on an H100
     "row-0.6b-16k": (11_900, 12.5),
@@ -316,33 +318,28 @@ TABLES: dict[str, Callable[[Results], str]] = {
 }
 
 
-def write_tables(page: str, results: Results) -> tuple[str, list[str]]:
-    """Return the page with the tables that have results, and the names of those it lacks."""
-    missing: list[str] = []
+def write_tables(page: str, results: Results) -> str:
+    """Return the page with those of its tables that have results."""
     for name, make in TABLES.items():
         table = make(results)
         pattern = rf"(<!-- speed: {name} -->\n).*?(\n<!-- end of speed -->)"
-        if not re.search(pattern, page, re.DOTALL):
-            missing.append(name)
-        elif table:
+        if table:
             page = re.sub(pattern, lambda m: m[1] + table + m[2], page, flags=re.DOTALL)  # noqa: B023
-    return page, missing
+    return page
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("files", type=Path, nargs="+", help="results of the benchmarks")
-    parser.add_argument("--page", type=Path, default=None, help="page to write the tables into")
+    parser.add_argument("--write", action="store_true", help="write the tables into the pages")
     args = parser.parse_args()
     results = Results(read_rows(args.files))
-    if args.page is None:
+    if not args.write:
         for name, make in TABLES.items():
             print(f"## {name}\n\n{make(results) or 'no results'}\n")
         return
-    page, missing = write_tables(args.page.read_text(), results)
-    if missing:
-        raise SystemExit(f"{args.page} has no place for {missing}: <!-- speed: NAME -->")
-    args.page.write_text(page)
+    for page in PAGES:
+        page.write_text(write_tables(page.read_text(), results))
 
 
 if __name__ == "__main__":

@@ -54,9 +54,3 @@ def test_a_verifier_without_answers_is_one_line(tiny, home, capsys):
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "reward.verifier=own.py:score" in error
     assert not (home / "runs").exists()
-
-
-def test_the_docs_show_the_example():
-    code = EXAMPLE.read_text()
-    page = (EXAMPLE.parents[1] / "docs" / "design.md").read_text()
-    assert f"```python\n{code[code.index('class Ttrl') :]}```" in page

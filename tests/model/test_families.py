@@ -325,9 +325,9 @@ def test_windows_of_any_length_are_applied(window):
         assert (stock_logprobs(wrong, batch) - expected).abs().max() > 1e-3
 
 
-# ---- the table of docs/models.md
+# ---- the table of docs/machines.md
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "machines.md"
 BEGIN = "<!-- families: written by tests/model/test_families.py -->\n"
 END_MARK = "<!-- end of families -->"
 
@@ -350,21 +350,13 @@ def lora_works(folder: Path) -> bool:
     return learns and bool(torch.allclose(before, after, atol=1e-5))
 
 
-def fsdp_column() -> dict[str, str]:
-    """Return the column FSDP2 of docs/scale.md, which `make test-scale` writes."""
-    rows = (PAGE.parent / "scale.md").read_text().split("| model type | FSDP2 |")[1]
-    cells = [line.split(" | ") for line in rows.split(END_MARK)[0].splitlines()[2:]]
-    return {row[0].strip("|` "): row[1] for row in cells}
-
-
 def families_table(folders) -> str:
-    """Return the table of docs/models.md, from what load() and the engine choose."""
-    sharded = fsdp_column()
+    """Return the table of docs/machines.md, from what load() and the engine choose."""
     in_vllm = set((Path(__file__).parent / "vllm_architectures.txt").read_text().split("\n"))
     lines = [
         "| model type | training passes | decoding on a CPU | decoding on CUDA | LoRA "
-        "| FSDP2 | in vLLM 0.32 |",
-        "|---|---|---|---|---|---|---|",
+        "| in vLLM 0.32 |",
+        "|---|---|---|---|---|---|",
     ]
     for model_type in sorted(FAMILIES):
         loaded = load_folder(folders(model_type))
@@ -375,10 +367,7 @@ def families_table(folders) -> str:
         cuda = "native, captured graphs" if captured else decoding
         lora = "yes" if lora_works(folders(model_type)) else "no"
         vllm = "yes" if type(loaded.model).__name__ in in_vllm else "no"
-        lines.append(
-            f"| `{model_type}` | {passes} | {decoding} | {cuda} | {lora} "
-            f"| {sharded[model_type]} | {vllm} |"
-        )
+        lines.append(f"| `{model_type}` | {passes} | {decoding} | {cuda} | {lora} | {vllm} |")
     return "\n".join(lines) + "\n"
 
 
@@ -387,7 +376,7 @@ def test_the_table_of_the_docs_is_what_the_code_does(folders, request):
     """Run with --write-docs to write the table."""
     page = PAGE.read_text()
     head, rest = page.split(BEGIN)
-    written, tail = rest.split(END_MARK)
+    written, tail = rest.split(END_MARK, 1)
     table = families_table(folders)
     if request.config.getoption("--write-docs"):
         PAGE.write_text(head + BEGIN + table + END_MARK + tail)

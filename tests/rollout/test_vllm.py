@@ -53,7 +53,7 @@ SMOLLM2 = cache_folder() / "smollm2-135m-instruct"
 
 
 def test_the_recorded_architectures_are_those_of_vllm():
-    """docs/models.md says from this list which families vLLM has."""
+    """docs/machines.md says from this list which families vLLM has."""
     from vllm import ModelRegistry
 
     file = Path(__file__).parents[1] / "model" / "vllm_architectures.txt"

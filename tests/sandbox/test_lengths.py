@@ -1,11 +1,11 @@
-"""Which forms of a test the length of a result decides: the table in docs/verifiers.md is true."""
+"""Which forms of a test the length of a result decides: the table in docs/rewards.md is true."""
 
 from pathlib import Path
 
 import pytest
 from test_cheats import run_tests
 
-PAGE = Path(__file__).parents[2] / "docs" / "verifiers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
 SETUP = "from itertools import starmap\nfrom operator import eq\nwant = [1, 2, 3]\n"
 RETURNS = ("[1, 2, 3]", "[]", "[1]")  # the right result, and those of the columns
 

@@ -1,8 +1,8 @@
 """The formulas of `postgrad doctor --fit` for a GPU against what an H200 measured.
 
 benchmarks/gpu/speed.jsonl has the figures of docs/results.md, and measured.json here those of
-docs/lab.md with their commands; `cache_stays` marks those from before the cache gave its memory to
-the update.
+benchmarks/NOTES.md with their commands; `cache_stays` marks those from before the cache gave its
+memory to the update.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Cheats against the verifiers, what each verifier gives for them, and why.
 
-answer_cheats_page.py writes them to docs/cheats.md; test_answer_cheats.py checks every row. Cheats
+answer_cheats_page.py counts them in docs/rewards.md; test_answer_cheats.py checks every row. Cheats
 against tests of code are in tests/sandbox/cheats.jsonl.
 """
 

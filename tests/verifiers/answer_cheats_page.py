@@ -1,6 +1,7 @@
-"""Writes the tables of docs/cheats.md: python tests/verifiers/answer_cheats_page.py"""
+"""Writes the table of docs/rewards.md: python tests/verifiers/answer_cheats_page.py"""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from answer_cheats import CHEATS, SECTIONS, Cheat
 from postgrad.problem import Problem, Score
 from postgrad.verifiers.pool import VerifierPool
 
-PAGE = Path(__file__).parents[2] / "docs" / "cheats.md"
+PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
 PASSES = 0.5  # a score above this is a pass; geometry3k gives 0.1 for the form alone
 
 
@@ -30,27 +31,24 @@ def passed(pool: VerifierPool, cheats: Sequence[Cheat] = CHEATS) -> list[tuple[s
     return found
 
 
-def tables(passes: Sequence[Sequence[str]]) -> dict[str, str]:
-    """Return the tables of the page by section; `passes` are the verifiers that pass each cheat."""
-    names = iter(passes)
-    found: dict[str, str] = {}
+def table(passes: Sequence[Sequence[str]]) -> str:
+    """Return the table of the page; `passes` are the verifiers that pass each cheat."""
+    given = dict(zip(map(id, CHEATS), passes, strict=True))
+    lines = ["| cheat | tried | an example | accepted by (of the tried) |", "|---|---:|---|---|"]
     for section, cheats in SECTIONS.items():
-        lines = ["| cheat | response | gives the reward | why |", "|---|---|---|---|"]
-        for cheat in cheats:
-            given = ", ".join(f"`{name}`" for name in next(names)) or "none"
-            lines.append(f"| {cheat.kind} | {_shown(cheat.response)} | {given} | {cheat.why} |")
-        found[section] = "\n".join(lines)
-    return found
+        for kind in dict.fromkeys(cheat.kind for cheat in cheats):
+            tried = [cheat for cheat in cheats if cheat.kind == kind]
+            counts = Counter(name for cheat in tried for name in given[id(cheat)])
+            shown = ", ".join(f"`{name}` {count}" for name, count in counts.items()) or "none"
+            example = _shown(tried[0].response)
+            lines.append(f"| {section}: {kind} | {len(tried)} | {example} | {shown} |")
+    return "\n".join(lines)
 
 
-def with_tables(page: str, found: dict[str, str]) -> str:
-    """Return the page with its tables, which stand between two comments, replaced."""
-    for section, table in found.items():
-        pattern = rf"(<!-- table: {section} -->\n).*?(\n<!-- end of table -->)"
-        page = re.sub(
-            pattern, lambda match, text=table: match[1] + text + match[2], page, flags=re.DOTALL
-        )
-    return page
+def with_table(page: str, text: str) -> str:
+    """Return the page with its table, which stands between two comments, replaced."""
+    pattern = r"(<!-- table: cheats -->\n).*?(<!-- end of table -->)"
+    return re.sub(pattern, lambda match: f"{match[1]}{text}\n{match[2]}", page, flags=re.DOTALL)
 
 
 def _shown(response: str) -> str:
@@ -63,4 +61,4 @@ def _shown(response: str) -> str:
 
 if __name__ == "__main__":
     with VerifierPool(2, 30.0) as verifiers:
-        PAGE.write_text(with_tables(PAGE.read_text(), tables(passed(verifiers))))
+        PAGE.write_text(with_table(PAGE.read_text(), table(passed(verifiers))))

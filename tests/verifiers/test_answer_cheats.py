@@ -1,4 +1,4 @@
-"""Cheats against verifiers, judges, monitors and classmates give what docs/cheats.md says."""
+"""Cheats against verifiers, judges, monitors and classmates give what docs/rewards.md says."""
 
 import re
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from answer_cheats import ANSWERS, CHEATS
-from answer_cheats_page import PAGE, passed, tables, with_tables
+from answer_cheats_page import PAGE, passed, table, with_table
 
 from postgrad.algorithms.classmate_rewards import combine, gate
 from postgrad.config.schema import JudgeConfig
@@ -64,9 +64,9 @@ def test_every_cheat_gives_what_its_row_says(passes):
     assert wrong == [], "\n".join(map(ascii, wrong))
 
 
-def test_the_tables_of_the_page_are_these_results(passes):
+def test_the_table_of_the_page_has_these_results(passes):
     page = PAGE.read_text()
-    assert page == with_tables(page, tables(passes)), "python tests/verifiers/answer_cheats_page.py"
+    assert page == with_table(page, table(passes)), "python tests/verifiers/answer_cheats_page.py"
     assert f"{len(INJECTIONS)} texts" in page
 
 

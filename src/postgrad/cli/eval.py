@@ -21,7 +21,7 @@ EPILOG = """settings:
                       the keys of training (rollout.temperature ...) work without their section
   verifier=llm_judge reward.judge.model=URL#NAME reward.judge.template=pairwise
                       a language model compares each answer with the row's own answer:
-                      win rate, raw and length-controlled (AlpacaEval; docs/verifiers.md)
+                      win rate, raw and length-controlled (AlpacaEval; docs/rewards.md)
 
 Results: SET.jsonl (one line per response), summary.json and report.md,
 in RUN/eval/ for a run, otherwise in eval/."""

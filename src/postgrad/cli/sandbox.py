@@ -9,7 +9,7 @@ from postgrad.machine import available_cores
 DESCRIPTION = """\
 Serves the sandbox over HTTP for verifiers on other machines: GET /health, POST /test_program
 (asserts), POST /test_program_stdio (inputs and outputs) and POST /run_code (one Python program, in
-the format of Sandbox Fusion, which verl's sandbox_fusion.url expects). docs/verifiers.md has the
+the format of Sandbox Fusion, which verl's sandbox_fusion.url expects). docs/rewards.md has the
 formats. It refuses to start if the machine cannot isolate programs."""
 
 GRACE_S = 2  # seconds that running requests get when the server stops

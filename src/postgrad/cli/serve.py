@@ -13,8 +13,8 @@ from postgrad.serving.options import ServeOptions
 
 DESCRIPTION = """\
 Serves models over HTTP with OpenAI's interface: /v1/completions, /v1/chat/completions and
-/v1/responses (with streaming, log-probs and token ids), /v1/models and /health. docs/serve.md has
-examples."""
+/v1/responses (with streaming, log-probs and token ids), /v1/models and /health. docs/evaluate.md
+has examples."""
 
 MAX_CONTEXT = 1 << 24  # tokens
 MIN_TOKEN_LENGTH = 8  # characters

@@ -56,7 +56,7 @@ class ModelConfig:
     activation_checkpointing: bool | None = setting(
         None,
         "recompute activations in the backward pass: less memory, more time; null: on a GPU where "
-        "the run would not fit otherwise (docs/scale.md)",
+        "the run would not fit otherwise (docs/machines.md)",
     )
     kept_attention_blocks: int | None = setting(
         None,

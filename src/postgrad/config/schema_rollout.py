@@ -17,12 +17,12 @@ class RolloutConfig:
     engine: str = setting(
         "native",
         "engine that samples responses: native, hf, vllm, sglang, http, or your own class as "
-        "file.py:Class or package.module:Class; docs/scale.md compares them",
+        "file.py:Class or package.module:Class; docs/machines.md compares them",
     )
     url: str = setting(
         "",
         "server and model of rollout.engine=http or sglang: http://host:8000/v1#model; "
-        "the server must accept new weights (docs/scale.md)",
+        "the server must accept new weights (docs/machines.md)",
     )
     max_gap: float = setting(
         0.0,
@@ -82,7 +82,7 @@ class RolloutConfig:
         "functions that the policy may call: calculator, python, file.py:function, "
         "package.module:function, or those of an MCP server, mcp:COMMAND or mcp:URL "
         "(mcp_session:... with a connection per trajectory) "
-        "(docs/tools.md)",
+        "(docs/environments.md)",
     )
     max_turns: int = setting(
         8,
@@ -150,7 +150,7 @@ class AgentConfig:
     command: str = setting(
         "",
         "a program that calls the policy through OPENAI_BASE_URL, such as 'python my_agent.py' "
-        "(docs/agents.md); agent=COMMAND is short for it; empty: none",
+        "(docs/environments.md); agent=COMMAND is short for it; empty: none",
     )
     workers: int = setting(16, "programs that run at the same time", at_least=1)
     timeout_s: float = setting(600.0, "time limit per program, in seconds", above=0.0)

@@ -63,7 +63,7 @@ def estimate(config: Config, gpu: GpuSpec | None = None) -> Estimate:
     if config.cluster.backend == "ray":
         raise ConfigError(
             "doctor --fit estimates one device; leave cluster=ray out, and see "
-            "docs/scale.md#memory-per-device for what a mesh divides"
+            "docs/machines.md#memory-per-device for what a mesh divides"
         )
     planned = gpu is not None
     run = prepare(config, gpu)

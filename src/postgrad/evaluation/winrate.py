@@ -17,7 +17,7 @@ RIDGE = 0.1
 # The coefficient of the length is pulled to SLOPE with this weight per problem, because the data of
 # a model with short answers say little about equal lengths. AlpacaEval pulls its own coefficient to
 # comparisons of answers made longer and shorter on purpose, with a weight of 0.2 per problem. These
-# two numbers were chosen to be close to its leaderboard (docs/evaluation.md).
+# two numbers were chosen to be close to its leaderboard (docs/evaluate.md).
 SLOPE = 1.0
 SLOPE_WEIGHT = 0.05
 MAX_STEPS = 200
@@ -72,7 +72,7 @@ def length_controlled(
 
     AlpacaEval 2 has the same two terms, also with lengths in characters, and a third one: the
     difficulty of each instruction, which it estimates from all models of its leaderboard. It also
-    chooses an L1 penalty by cross-validation. docs/evaluation.md has the distance from its
+    chooses an L1 penalty by cross-validation. docs/evaluate.md has the distance from its
     published figures. For the leaderboard itself, give the answers to AlpacaEval.
 
     Args:

@@ -6,7 +6,7 @@ first runs a probe that tries to break out; where one protection does not hold, 
 
 A test's result never comes from the program's own process. Outputs are compared in this process.
 Asserts run in a second sandbox that asks the first one for values (inside/). What a test cannot
-check this way is listed in docs/verifiers.md.
+check this way is listed in docs/rewards.md.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Reward functions of the CS336 assignment: (response, ground_truth, fast=True) -> rewards.
 
 Each returns format_reward, answer_reward and reward, 0 or 1. Format and answer together give
-the assignment's four classes. The scores come from training's verifiers (docs/verifiers.md).
+the assignment's four classes. The scores come from training's verifiers (docs/rewards.md).
 """
 
 import atexit

@@ -167,11 +167,11 @@ class Scorer:
             results = self.backend.verify(items, [verifier] * len(items))
             failures = [result for result in results if isinstance(result, Failure)]
             if failures and len(failures) == len(results):
-                advice = "choose a verifier that fits the data (docs/verifiers.md)"
+                advice = "choose a verifier that fits the data (docs/rewards.md)"
                 if failures[0].reason.startswith("the ground truth ''"):
                     advice = (
                         "add a column ground_truth (FILE:COLUMN=ground_truth renames one), or "
-                        "choose a verifier that needs none (docs/verifiers.md)"
+                        "choose a verifier that needs none (docs/rewards.md)"
                     )
                 raise ConfigError(
                     f"reward.verifier={self.verifier}: {verifier} can score none of the "

@@ -143,5 +143,5 @@ def choose(problem: Problem) -> str:
     raise ConfigError(
         f"{named(problem)}: no verifier is known for data_source {problem.data_source!r}, "
         "which is the file's name where rows have none; set reward.verifier (from Python: reward=) "
-        "to exact, numeric, math or another one of docs/verifiers.md, or to your own file.py:NAME"
+        "to exact, numeric, math or another one of docs/rewards.md, or to your own file.py:NAME"
     )

@@ -47,7 +47,7 @@ LOG2E = 1.4426950408889634
 
 
 class WarpConfig(NamedTuple):
-    """Launch parameters for one width of heads, as measured on an H200 (docs/lab.md).
+    """Launch parameters for one width of heads, as measured on an H200 (benchmarks/NOTES.md).
 
     Training programs work on BLOCK_M queries.
     """

@@ -27,7 +27,7 @@ from postgrad.model.passes.packing import BLOCK_M, BLOCK_N, Packing
 
 MIN_WIDTH = 65
 MAX_WIDTH = 128
-# Measured on an H200 (docs/lab.md) with one and two query heads per program.
+# Measured on an H200 (benchmarks/NOTES.md) with one and two query heads per program.
 ONE_HEAD: dict[str, int] = {"HEADS": 1, "N": BLOCK_N, "num_warps": 4, "num_stages": 2}
 TWO_HEADS: dict[str, int] = {"HEADS": 2, "N": BLOCK_N, "num_warps": 8, "num_stages": 3}
 # For GPUs with 99 KiB of shared memory per program, such as an L40S. Others have 163 KiB or more.

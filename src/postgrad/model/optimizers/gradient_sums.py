@@ -1,7 +1,7 @@
 """Weight gradients that a matrix product adds to their float32 sums itself.
 
 Otherwise each pass would write a bfloat16 gradient, which is then read again and added to the sum:
-7% of an update of 4B parameters (docs/lab.md), and one more rounding per pass.
+7% of an update of 4B parameters (benchmarks/NOTES.md), and one more rounding per pass.
 """
 
 from collections.abc import Iterator, Sequence

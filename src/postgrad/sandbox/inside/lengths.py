@@ -1,7 +1,7 @@
 """Functions of Python that a test gets instead of the built-in ones, for results that end early.
 
 A check that runs once per item says nothing where there is no item. What each form does is in
-docs/verifiers.md: it fails where expected values are left over, and is unsupported where nothing
+docs/rewards.md: it fails where expected values are left over, and is unsupported where nothing
 is compared.
 """
 

@@ -20,7 +20,7 @@ Some tests can still be passed without a right program:
 - `assert f(x) == sorted(x)` passes with a function that empties `x`.
 - `assert Stack().is_empty()` asks a class of the program about itself.
 
-docs/verifiers.md has the complete list.
+docs/rewards.md has the complete list.
 """
 
 import ast
