@@ -226,7 +226,8 @@ def corrections() -> Iterable[list[str]]:
 
 def recipe_row(recipe: Recipe) -> list[str]:
     """Return name, source and the first sentence of a recipe."""
-    return [code(recipe.name), recipe.source, recipe.about.split(". ")[0].removesuffix(".")]
+    source = recipe.source.removesuffix(", for one small machine")
+    return [code(recipe.name), source, recipe.about.split(". ")[0].removesuffix(".")]
 
 
 # ---- text

@@ -353,11 +353,7 @@ def lora_works(folder: Path) -> bool:
 def families_table(folders) -> str:
     """Return the table of docs/machines.md, from what load() and the engine choose."""
     in_vllm = set((Path(__file__).parent / "vllm_architectures.txt").read_text().split("\n"))
-    lines = [
-        "| model type | training passes | decoding on a CPU | decoding on CUDA | LoRA "
-        "| in vLLM 0.32 |",
-        "|---|---|---|---|---|---|",
-    ]
+    types: dict[tuple[str, ...], list[str]] = {}
     for model_type in sorted(FAMILIES):
         loaded = load_folder(folders(model_type))
         passes = support_of(loaded.model).passes
@@ -367,7 +363,12 @@ def families_table(folders) -> str:
         cuda = "native, captured graphs" if captured else decoding
         lora = "yes" if lora_works(folders(model_type)) else "no"
         vllm = "yes" if type(loaded.model).__name__ in in_vllm else "no"
-        lines.append(f"| `{model_type}` | {passes} | {decoding} | {cuda} | {lora} | {vllm} |")
+        types.setdefault((passes, decoding, cuda, lora, vllm), []).append(f"`{model_type}`")
+    lines = [
+        "| model types | training passes | decoding on a CPU | on CUDA | LoRA | in vLLM 0.32 |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in types.items()]
     return "\n".join(lines) + "\n"
 
 
