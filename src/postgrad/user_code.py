@@ -118,6 +118,18 @@ def place_of(error: BaseException) -> str:
     return place
 
 
+def user_error(error: BaseException) -> str:
+    """Return an error that the user's own code raised as one line with file and line; else ""."""
+    place = place_of(error)
+    return f"{describe_error(error)}{place}" if place else ""
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the type of an error and the first line of its text."""
+    first = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
 def load_module(place: str, label: str) -> ModuleType:
     """The module of a file or of a dotted name. Raises ConfigError, which starts with `label`."""
     refuse_object_name(f"{place}:", label)
@@ -131,9 +143,8 @@ def load_module(place: str, label: str) -> ModuleType:
     except ConfigError as error:
         raise ConfigError(f"{label}: {error}") from error
     except Exception as error:
-        lines = str(error).split("\n")
-        reason = f"{type(error).__name__}: {lines[0]}" if lines[0] else type(error).__name__
-        raise ConfigError(f"{label} cannot be imported: {reason}{place_of(error)}") from error
+        reason = describe_error(error) + place_of(error)
+        raise ConfigError(f"{label} cannot be imported: {reason}") from error
 
 
 def _check_not_shadowed(place: str) -> None:

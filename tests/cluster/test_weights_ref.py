@@ -6,7 +6,7 @@ import torch
 from postgrad.cluster import weights_ref
 from postgrad.cluster.weights_ref import WeightsRef, store_weights
 from postgrad.errors import RunError
-from postgrad.training.engine_gap import _with_last_block_negated
+from postgrad.training.guard import _with_last_block_negated
 
 
 class FakeRay:

@@ -6,7 +6,7 @@ from tiny_runs import config_of
 
 from postgrad.data.problems import load_problems
 from postgrad.errors import ConfigError
-from postgrad.training.input_files import changed, record
+from postgrad.training.run import changed_inputs, record_inputs
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -32,7 +32,7 @@ def test_a_folder_with_several_splits_is_refused_and_one_can_be_named(names, tmp
         load_problems(str(folder))
     assert sorted(p.ground_truth for p in load_problems(str(folder / "train"))) == ["0", "2"]
     config = config_of("grpo", tiny, f"data.train={folder / 'train'}")
-    record(tmp_path, config)
-    assert changed(tmp_path, config) == []
+    record_inputs(tmp_path, config)
+    assert changed_inputs(tmp_path, config) == []
     (folder / "train-1.jsonl").write_text('{"prompt": "9+0=", "ground_truth": "9"}\n')
-    assert changed(tmp_path, config) == [str(folder / "train-1.jsonl")]
+    assert changed_inputs(tmp_path, config) == [str(folder / "train-1.jsonl")]

@@ -12,6 +12,7 @@ from tiny_runs import config_of, random_batch
 from postgrad.algorithms.losses import LOSSES
 from postgrad.algorithms.resampling import resampling_weights
 from postgrad.cluster.backends import open_models
+from postgrad.config.schema import TrainingConfig
 from postgrad.errors import RunError
 from postgrad.methods.method import Step
 from postgrad.training import checkpoint
@@ -296,7 +297,11 @@ def test_the_critic_comes_back_bit_for_bit(tiny, tmp_path):
 @pytest.mark.slow
 def test_a_damaged_value_head_is_a_run_error(tiny, tmp_path):
     critic = bound("ppo", tiny, *PPO).host.models["critic"]
-    folder = checkpoint.save(tmp_path, [critic], checkpoint.State(1, {}, 0, {}), keep=1)
+    written = []
+    training = TrainingConfig(async_save=False)
+    writer = checkpoint.Writer(tmp_path, [critic], training, written.append)
+    writer.save(checkpoint.State(1, {}, 0, {}), None)
+    (folder,) = written
     save_file({"weight": torch.zeros(1, 32)}, folder / "critic" / "value_head.safetensors")
     with pytest.raises(RunError, match=r"step-1 cannot be read"):
         checkpoint.load(folder, [critic])

@@ -33,7 +33,7 @@ from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.http_client import Address
 from postgrad.rollout.http_sync import SyncedHttpEngine
 from postgrad.training.driver import train
-from postgrad.training.engine_gap import check_engine_gap
+from postgrad.training.guard import check_engine_gap
 from postgrad.training.report import Reporter
 from postgrad.types import Batch, Trajectory
 

@@ -9,7 +9,7 @@ from tiny_runs import config_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
 from postgrad.errors import RunError
-from postgrad.training import input_files
+from postgrad.training import run
 
 METHOD = """
 from postgrad.methods.grpo import Grpo
@@ -81,7 +81,7 @@ def test_hashes_that_the_disk_refuses_are_a_run_error(home, tiny):
     config = config_of("grpo", tiny, "data.train=rows.jsonl")
     (home / ".inputs.json.partial").mkdir()
     with pytest.raises(RunError, match=r"inputs\.json could not be written"):
-        input_files.record(home, config)
+        run.record_inputs(home, config)
 
 
 def test_files_are_found_in_sums_lists_commands_and_modules(home, tiny):
@@ -93,15 +93,15 @@ def test_files_are_found_in_sums_lists_commands_and_modules(home, tiny):
     config.data.validation = "easy=held.csv"
     config.agent.command = "python agent.py --fast"
     config.method.name = "own:NoReturn"
-    input_files.record(home, config)
+    run.record_inputs(home, config)
     names = ["mine.py", "rows.jsonl", "held.csv", "agent.py", "own.py"]
     recorded = json.loads((home / "inputs.json").read_text())
     assert sorted(recorded) == sorted([*names, str(tiny)])
-    assert input_files.changed(home, config) == []
+    assert run.changed_inputs(home, config) == []
     for name in names:
         with (home / name).open("a") as file:
             file.write("\n")
-    assert sorted(input_files.changed(home, config)) == sorted(names)
+    assert sorted(run.changed_inputs(home, config)) == sorted(names)
 
 
 def test_a_stage_without_return_is_one_line(home, tiny, capsys):
@@ -128,19 +128,19 @@ def test_files_of_folders_and_files_with_renamed_columns_are_recorded(home, tiny
     (home / "shards" / "a.jsonl").write_text((home / "rows.jsonl").read_text())
     overrides = ["data.train=shards", "data.validation=easy=rows.jsonl:prompt=question"]
     config = config_of("grpo", tiny, *overrides)
-    input_files.record(home, config)
-    assert input_files.changed(home, config) == []
+    run.record_inputs(home, config)
+    assert run.changed_inputs(home, config) == []
     for name in ("shards/a.jsonl", "rows.jsonl"):
         (home / name).write_text('{"prompt": "1+1=", "ground_truth": "2"}\n')
-    assert sorted(input_files.changed(home, config)) == ["rows.jsonl", "shards/a.jsonl"]
+    assert sorted(run.changed_inputs(home, config)) == ["rows.jsonl", "shards/a.jsonl"]
 
 
 def test_a_changed_model_folder_is_found(home, tiny):
     shutil.copytree(tiny, home / "model")
     config = config_of("grpo", Path("model"), "data.train=arithmetic:1")
-    input_files.record(home, config)
-    assert input_files.changed(home, config) == []
+    run.record_inputs(home, config)
+    assert run.changed_inputs(home, config) == []
     weights = bytearray((home / "model" / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (home / "model" / "model.safetensors").write_bytes(weights)
-    assert input_files.changed(home, config) == ["model"]
+    assert run.changed_inputs(home, config) == ["model"]

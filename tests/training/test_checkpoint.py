@@ -31,6 +31,14 @@ def saved(step: int) -> State:
     return State(step, {"position": step}, step % 3, {"pool": torch.arange(step), "phase": "one"})
 
 
+def save(folder: Path, models: list, state: State, keep: int, best: int | None = None) -> Path:
+    """Write a checkpoint and return its folder."""
+    training = TrainingConfig(keep_checkpoints=keep, async_save=False)
+    written: list[Path] = []
+    checkpoint.Writer(folder, models, training, written.append).save(state, best)
+    return written[0]
+
+
 def names(folder) -> list[str]:
     return sorted(p.name for p in (folder / "checkpoints").iterdir())
 
@@ -40,7 +48,7 @@ def test_run_without_checkpoints_has_no_latest(tmp_path):
 
 
 def test_load_returns_what_was_saved(tmp_path):
-    checkpoint.save(tmp_path, [Policy("the weights")], saved(5), keep=2)
+    save(tmp_path, [Policy("the weights")], saved(5), keep=2)
     found = checkpoint.latest(tmp_path)
     policy = Policy()
     state = checkpoint.load(found, [policy])
@@ -56,7 +64,7 @@ def test_load_returns_what_was_saved(tmp_path):
 )
 def test_newest_checkpoints_are_kept_by_step(tmp_path, keep, kept):
     for step in (3, 20, 100):
-        checkpoint.save(tmp_path, [Policy()], saved(step), keep)
+        save(tmp_path, [Policy()], saved(step), keep)
     assert (
         names(tmp_path) == sorted(["latest", *kept])
         and checkpoint.latest(tmp_path).name == "step-100"
@@ -66,10 +74,10 @@ def test_newest_checkpoints_are_kept_by_step(tmp_path, keep, kept):
 @pytest.mark.parametrize("keep", [1, 2])
 def test_newer_checkpoint_that_was_never_latest_does_not_replace_the_saved_one(tmp_path, keep):
     """The run was killed before `latest` named step 4; it resumes from step 2 and saves step 3."""
-    checkpoint.save(tmp_path, [Policy()], saved(2), keep=2)
-    checkpoint.save(tmp_path, [Policy()], saved(4), keep=2)
+    save(tmp_path, [Policy()], saved(2), keep=2)
+    save(tmp_path, [Policy()], saved(4), keep=2)
     (tmp_path / "checkpoints" / "latest").write_text("step-2\n")
-    checkpoint.save(tmp_path, [Policy("three")], saved(3), keep)
+    save(tmp_path, [Policy("three")], saved(3), keep)
     assert (
         checkpoint.latest(tmp_path).name == "step-3"
         and checkpoint.load(checkpoint.latest(tmp_path), [Policy()]).step == 3
@@ -77,10 +85,10 @@ def test_newer_checkpoint_that_was_never_latest_does_not_replace_the_saved_one(t
 
 
 def test_checkpoint_of_a_killed_run_is_replaced(tmp_path):
-    checkpoint.save(tmp_path, [Policy("old")], saved(4), keep=2)
+    save(tmp_path, [Policy("old")], saved(4), keep=2)
     (tmp_path / "checkpoints" / ".step-4.partial").mkdir()
     (tmp_path / "checkpoints" / ".step-4.partial" / "half").write_text("written")
-    checkpoint.save(tmp_path, [Policy("new")], saved(4), keep=2)
+    save(tmp_path, [Policy("new")], saved(4), keep=2)
     policy = Policy()
     checkpoint.load(checkpoint.latest(tmp_path), [policy])
     assert policy.loaded == "new" and names(tmp_path) == ["latest", "step-4"]
@@ -89,7 +97,7 @@ def test_checkpoint_of_a_killed_run_is_replaced(tmp_path):
 
 @pytest.mark.parametrize("broken", ["policy", "rename", "sync"])
 def test_failure_at_any_point_leaves_the_previous_checkpoint(tmp_path, monkeypatch, broken):
-    checkpoint.save(tmp_path, [Policy("good")], saved(2), keep=1)
+    save(tmp_path, [Policy("good")], saved(2), keep=1)
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -102,7 +110,7 @@ def test_failure_at_any_point_leaves_the_previous_checkpoint(tmp_path, monkeypat
     else:
         monkeypatch.setattr(files, "fsync_path", fail)
     with pytest.raises(RunError, match=r"step-4 .*No space left on device"):
-        checkpoint.save(tmp_path, [policy], saved(4), keep=1)
+        save(tmp_path, [policy], saved(4), keep=1)
     monkeypatch.undo()
     loaded = Policy()
     assert checkpoint.load(checkpoint.latest(tmp_path), [loaded]).step == 2
@@ -122,12 +130,12 @@ def test_full_disk_reported_by_safetensors_is_a_run_error(tmp_path, text):
 
     policy.save = fail
     with pytest.raises(RunError, match=rf"step-4 .*{text.partition(' (')[0]}"):
-        checkpoint.save(tmp_path, [policy], saved(4), keep=1)
+        save(tmp_path, [policy], saved(4), keep=1)
     assert names(tmp_path) == []
 
 
 def test_latest_that_names_a_missing_checkpoint_is_a_run_error(tmp_path):
-    checkpoint.save(tmp_path, [Policy()], saved(2), keep=1)
+    save(tmp_path, [Policy()], saved(2), keep=1)
     (tmp_path / "checkpoints" / "latest").write_text("step-7\n")
     with pytest.raises(RunError, match="names step-7"):
         checkpoint.latest(tmp_path)
@@ -135,7 +143,7 @@ def test_latest_that_names_a_missing_checkpoint_is_a_run_error(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"step-" * 1000])
 def test_damaged_latest_is_a_run_error(tmp_path, content):
-    checkpoint.save(tmp_path, [Policy()], saved(4), keep=1)
+    save(tmp_path, [Policy()], saved(4), keep=1)
     (tmp_path / "checkpoints" / "latest").write_bytes(content)
     with pytest.raises(RunError, match="latest names"):
         checkpoint.latest(tmp_path)
@@ -145,7 +153,7 @@ def test_damaged_latest_is_a_run_error(tmp_path, content):
 
 @pytest.mark.parametrize("content", ["[1, 2]", "3", "null", "[" * 5000])
 def test_state_that_is_no_object_is_a_run_error(tmp_path, content):
-    checkpoint.save(tmp_path, [Policy()], saved(4), keep=1)
+    save(tmp_path, [Policy()], saved(4), keep=1)
     (tmp_path / "checkpoints" / "step-4" / "state.json").write_text(content)
     with pytest.raises(RunError, match=r"step-4 cannot be read"):
         checkpoint.load(checkpoint.latest(tmp_path), [Policy()])
@@ -153,7 +161,7 @@ def test_state_that_is_no_object_is_a_run_error(tmp_path, content):
 
 def test_best_checkpoint_is_kept_besides_the_newest(tmp_path):
     for step, best in ((3, 3), (6, 3), (9, 3), (12, 12), (15, 12)):
-        checkpoint.save(tmp_path, [Policy()], saved(step), keep=1, best=best)
+        save(tmp_path, [Policy()], saved(step), keep=1, best=best)
         assert names(tmp_path) == sorted({"best", "latest", f"step-{best}", f"step-{step}"})
         assert (
             checkpoint.best(tmp_path).name == f"step-{best}"
@@ -162,10 +170,8 @@ def test_best_checkpoint_is_kept_besides_the_newest(tmp_path):
 
 
 def test_no_best_step_removes_the_pointer(tmp_path):
-    checkpoint.save(tmp_path, [Policy()], saved(3), keep=1, best=3)
-    checkpoint.save(
-        tmp_path, [Policy()], saved(2), keep=1
-    )  # a run that went on from before its best
+    save(tmp_path, [Policy()], saved(3), keep=1, best=3)
+    save(tmp_path, [Policy()], saved(2), keep=1)  # a run that went on from before its best
     assert names(tmp_path) == ["latest", "step-2"] and checkpoint.best(tmp_path) is None
 
 
@@ -173,7 +179,7 @@ def test_run_resumes_from_the_newest_checkpoint_if_the_latest_was_removed(tmp_pa
     notes: list[str] = []
     assert checkpoint.find_resumable(tmp_path, notes.append) is None
     for step in (9, 10):
-        checkpoint.save(tmp_path, [Policy()], saved(step), keep=3)
+        save(tmp_path, [Policy()], saved(step), keep=3)
     assert checkpoint.find_resumable(tmp_path, notes.append).name == "step-10" and not notes
     (tmp_path / "checkpoints" / "step-mine").mkdir()
     (tmp_path / "checkpoints" / "step-10" / "state.json").unlink()
@@ -188,7 +194,7 @@ def test_run_resumes_from_the_newest_checkpoint_if_the_latest_was_removed(tmp_pa
 @pytest.mark.parametrize("file", ["weights", "pending.bin", "state.json", "method.bin"])
 def test_damaged_checkpoint_is_a_run_error_that_names_it(tmp_path, file):
     state = dataclasses.replace(saved(4), pending=[{"number": 5}])
-    saved_folder = checkpoint.save(tmp_path, [Policy()], state, keep=1)
+    saved_folder = save(tmp_path, [Policy()], state, keep=1)
     assert checkpoint.load(saved_folder, [Policy()]).pending == [{"number": 5}]
     if file in ("weights", "pending.bin"):
         (saved_folder / file).unlink()
@@ -204,14 +210,14 @@ def test_error_of_a_model_says_how_to_continue(tmp_path):
         def load(self, folder: str) -> None:
             raise RunError("a part is missing")
 
-    saved_folder = checkpoint.save(tmp_path, [Policy()], saved(4), keep=1)
+    saved_folder = save(tmp_path, [Policy()], saved(4), keep=1)
     with pytest.raises(RunError, match=r"a part is missing.*remove that folder"):
         checkpoint.load(saved_folder, [Damaged()])
 
 
 def test_leftovers_of_kills_are_removed(tmp_path):
     for step in (2, 4, 6):  # the kill came before `latest` was updated
-        checkpoint.save(tmp_path, [Policy()], saved(step), keep=9, best=step)
+        save(tmp_path, [Policy()], saved(step), keep=9, best=step)
     (tmp_path / "checkpoints" / ".step-5.partial").mkdir()
     (tmp_path / "checkpoints" / ".step-1.removed").mkdir()
     (tmp_path / "checkpoints" / "step-mine").mkdir()
@@ -222,7 +228,7 @@ def test_leftovers_of_kills_are_removed(tmp_path):
 
 
 def test_a_kill_leaves_no_part_of_an_old_checkpoint(tmp_path, monkeypatch):
-    checkpoint.save(tmp_path, [Policy()], saved(2), keep=1)
+    save(tmp_path, [Policy()], saved(2), keep=1)
 
     def kill(path: Path, **options: object) -> None:
         if path.exists():
@@ -230,5 +236,5 @@ def test_a_kill_leaves_no_part_of_an_old_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint.shutil, "rmtree", kill)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(tmp_path, [Policy()], saved(4), keep=1)
+        save(tmp_path, [Policy()], saved(4), keep=1)
     assert [name for name in names(tmp_path) if name.startswith("step")] == ["step-4"]

@@ -8,7 +8,7 @@ from tiny_runs import config_of
 
 from postgrad.cluster.wire import decode, encode
 from postgrad.errors import RunError
-from postgrad.training.prefetch import RolloutPrefetcher
+from postgrad.training.rollouts import RolloutPrefetcher
 
 
 class RecordingMethod:
@@ -90,7 +90,7 @@ def test_step_trains_on_its_own_problems_with_weights_of_the_right_age(tiny, dep
 def test_next_step_is_sampled_while_one_is_trained(tiny):
     _, prefetcher = make_prefetcher(tiny, 1)
     prefetcher.next_step(1)
-    assert prefetcher.in_flight is not None and prefetcher.in_flight.step.number == 2
+    assert prefetcher.in_flight is not None and prefetcher.in_flight[0].number == 2
 
 
 def trained(method: RecordingMethod) -> list[str]:

@@ -4,9 +4,9 @@ import pytest
 from tiny_runs import config_of
 
 from postgrad.training.driver import train
+from postgrad.training.guard import RewardWatch, answer_accuracy, is_suspicious
 from postgrad.training.log import read_metrics
 from postgrad.training.report import Reporter
-from postgrad.training.reward_watch import RewardWatch, answer_accuracy, is_suspicious
 
 EVERY = 5  # steps between validations
 
@@ -106,9 +106,9 @@ class Notes(Reporter):
 
 def test_a_run_writes_the_metrics_and_the_warning(tiny, tmp_path, monkeypatch):
     """The reward is the number of the call, and the validation is always wrong."""
-    from postgrad.training import driver, validator
+    from postgrad.training import driver, validation
 
-    monkeypatch.setattr(validator, "validate_sets", lambda *_: {"validation/accuracy": 0.0})
+    monkeypatch.setattr(validation, "validate_sets", lambda *_: {"validation/accuracy": 0.0})
     monkeypatch.setattr(
         driver, "batch_metrics", lambda batch: {**batch_metrics(batch), "reward/mean": next(rising)}
     )

@@ -19,8 +19,7 @@ from postgrad.methods.ports import Ports
 from postgrad.problem import Problem
 from postgrad.rollout.continuous import ContinuousEngine
 from postgrad.training import stream as stream_module
-from postgrad.training.group_queue import GroupQueue
-from postgrad.training.stream import RolloutStream
+from postgrad.training.stream import GroupQueue, RolloutStream
 
 SEPARATE = ("cluster.backend=process", "cluster.engine_apart=true")
 NUM_PROBLEMS = 64

@@ -280,7 +280,7 @@ def test_tracker_that_fails_later_does_not_stop_the_run(tiny, tmp_path, monkeypa
         "tensorboard",
         lambda *_: SimpleNamespace(log=fail, finish=lambda: None),
     )
-    monkeypatch.setattr("postgrad.training.prepare.check_tracker", lambda config: None)
+    monkeypatch.setattr("postgrad.training.trackers.check_tracker", lambda config: None)
     result = train(
         config_of("grpo", tiny, *SMALL, f"runs={tmp_path}/runs", "track=tensorboard"), Reporter()
     )
@@ -292,7 +292,7 @@ def test_tracker_that_cannot_start_stops_the_run(tiny, tmp_path, monkeypatch):
         raise ValueError("not logged in")
 
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", fail)
-    monkeypatch.setattr("postgrad.training.prepare.check_tracker", lambda config: None)
+    monkeypatch.setattr("postgrad.training.trackers.check_tracker", lambda config: None)
     with pytest.raises(RunError, match=r"track=tensorboard .*not logged in"):
         train(
             config_of("grpo", tiny, *SMALL, f"runs={tmp_path}/runs", "track=tensorboard"),
@@ -326,7 +326,7 @@ def test_a_tracker_that_fails_does_not_hide_the_other(tiny, tmp_path, monkeypatc
     kept = []
     monkeypatch.setitem(trackers.TRACKERS, "wandb", fake_tracker(failed, fail))
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", fake_tracker(kept))
-    monkeypatch.setattr("postgrad.training.prepare.check_tracker", lambda config: None)
+    monkeypatch.setattr("postgrad.training.trackers.check_tracker", lambda config: None)
     given = (*SMALL, f"runs={tmp_path}/runs", "track=wandb,tensorboard")
     result = train(config_of("grpo", tiny, *given), Reporter())
     assert result.step == 2 and kept == ["start", *LOGS, "finish"]
@@ -338,7 +338,7 @@ def test_a_tracker_that_started_is_finished_if_the_next_cannot_start(tiny, tmp_p
     first = []
     monkeypatch.setitem(trackers.TRACKERS, "wandb", fake_tracker(first))
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", fake_tracker([], "start"))
-    monkeypatch.setattr("postgrad.training.prepare.check_tracker", lambda config: None)
+    monkeypatch.setattr("postgrad.training.trackers.check_tracker", lambda config: None)
     given = (*SMALL, f"runs={tmp_path}/runs", "track=wandb,tensorboard")
     with pytest.raises(RunError, match="track=tensorboard could not start"):
         train(config_of("grpo", tiny, *given), Reporter())
@@ -350,7 +350,7 @@ def test_a_run_of_a_version_with_one_tracker_continues_with_two(tiny, tmp_path, 
     calls = {"wandb": [], "tensorboard": []}
     for name in calls:
         monkeypatch.setitem(trackers.TRACKERS, name, fake_tracker(calls[name]))
-    monkeypatch.setattr("postgrad.training.prepare.check_tracker", lambda config: None)
+    monkeypatch.setattr("postgrad.training.trackers.check_tracker", lambda config: None)
     given = (*SMALL, f"runs={tmp_path}/runs", "training.checkpoint_every=1")
     train(config_of("grpo", tiny, *given, "track=wandb"), Reporter())
     file = tmp_path / "runs" / "test" / "config.yaml"

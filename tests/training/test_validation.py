@@ -12,14 +12,15 @@ from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError
 from postgrad.training import checkpoint
 from postgrad.training.driver import train
+from postgrad.training.prepare import load_sets
 from postgrad.training.report import Reporter
-from postgrad.training.validation import BestStep, load_sets, validate_sets
+from postgrad.training.validation import BestStep, validate_sets
 
 HELD_OUT = "arithmetic:1:digits:validation"
 
 
 def best_of(lines, name="a", num_sets=1) -> BestStep:
-    return BestStep(SimpleNamespace(training=SimpleNamespace(keep_best=name)), num_sets, lines)  # type: ignore[arg-type]
+    return BestStep(name, num_sets, lines)
 
 
 def line(step: int, **values: float) -> dict[str, float]:

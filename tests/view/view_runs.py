@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from postgrad.results.metrics import summarize
-from postgrad.training.events import Events
 from postgrad.training.log import RunLog
+from postgrad.training.report import Events
 from postgrad.types import Batch, Trajectory
 
 # Text of a model that would run as a script if the page parsed it as markup.

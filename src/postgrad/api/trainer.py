@@ -16,7 +16,7 @@ from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.threads import kept_threads, set_threads
 from postgrad.phases import print_line
-from postgrad.training import checkpoint, input_files
+from postgrad.training import checkpoint, run
 from postgrad.training.display import make_reporter
 from postgrad.training.driver import Driver, open_driver
 from postgrad.training.report import MultiReporter, Reporter
@@ -277,10 +277,10 @@ class Trainer:
 
     def _note_untrained(self, result: Result) -> None:
         """Say that the run was finished before; without progress only if its files changed."""
-        note = input_files.untrained_note(self.config, result)
+        note = run.untrained_note(self.config, result)
         if self._progress:
             print_line(note)
-        elif input_files.changed(self.folder, self.config):
+        elif run.changed_inputs(self.folder, self.config):
             warnings.warn(f"{self.folder}: {note}", stacklevel=2)
 
     def _release(self, *error: Any) -> None:

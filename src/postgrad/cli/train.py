@@ -84,7 +84,7 @@ def run(argv: list[str]) -> int:
 
 def _print_result(config: Config, result: "Result") -> None:
     from postgrad.phases import format_count, print_line
-    from postgrad.training import checkpoint, input_files
+    from postgrad.training import checkpoint, run
 
     if result.step == 0:
         print_line(
@@ -96,6 +96,6 @@ def _print_result(config: Config, result: "Result") -> None:
     steps = format_count(result.step, "step")
     print_line(f"done: {steps} in {result.folder}; the trained model is {model}")
     if result.start == result.step:
-        print_line(input_files.untrained_note(config, result))
+        print_line(run.untrained_note(config, result))
     if best := checkpoint.best(result.folder):
         print_line(f"best by {config.training.keep_best}: {best}/policy")

@@ -33,8 +33,8 @@ from postgrad.rollout.conversations import make_turns
 from postgrad.rollout.engine import Sampling, make_sampling
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import TurnRunner
-from postgrad.training.input_files import hash_files, names_in
 from postgrad.training.resolve import resolve_cluster
+from postgrad.training.run import hash_files, names_in
 from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge, model_terms
 from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.trl_rewards import COMPLETION_IDS

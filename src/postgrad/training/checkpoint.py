@@ -9,14 +9,16 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors import SafetensorError
 
 from postgrad.cluster.wire import decode, encode
-from postgrad.config.schema import TrainingConfig
-from postgrad.errors import RunError
+from postgrad.config.schema import Config, TrainingConfig
+from postgrad.data.feed import Feed
+from postgrad.errors import ConfigError, RunError
 from postgrad.files import (
     atomic_write_text,
     disk_error,
@@ -25,6 +27,14 @@ from postgrad.files import (
     remove_folder,
     temporary_path,
 )
+from postgrad.methods.method import Method
+from postgrad.training.guard import Guard
+from postgrad.training.memory import explained_memory_errors
+from postgrad.training.report import Reporter
+
+if TYPE_CHECKING:
+    from postgrad.training.rollouts import RolloutPrefetcher
+    from postgrad.training.stream import RolloutStream
 
 
 class Savable(Protocol):
@@ -54,25 +64,6 @@ class State:
 def checkpoint_due(training: TrainingConfig, number: int) -> bool:
     """Whether step `number` gets a checkpoint: every checkpoint_every-th and the last."""
     return number == training.steps or number % training.checkpoint_every == 0
-
-
-def save(
-    folder: Path, models: Sequence[Savable], state: State, keep: int, best: int | None = None
-) -> Path:
-    """Write the checkpoint of `state.step` and return its folder.
-
-    Keeps the newest `keep` checkpoints and the one of step `best`, removes the others.
-    Raises RunError if it cannot be written; earlier checkpoints stay intact.
-    """
-    final = _checkpoint_folder(folder, state.step)
-    temporary = temporary_path(final)
-    with _removed_on_error(final, temporary):
-        _write_state(temporary, state)
-        for model in models:
-            model.save(str(temporary.resolve()))
-        _commit(final, temporary, best)
-    _remove_old(folder, state.step, keep, best)
-    return final
 
 
 class Writer:
@@ -106,33 +97,120 @@ class Writer:
             _point_to_best(self.folder / "checkpoints", best)
 
     def save(self, state: State, best: int | None) -> None:
-        """Write a checkpoint, or with async_save start to write it."""
-        if not self.async_save:
-            self.on_saved(save(self.folder, self.models, state, self.keep, best))
-            return
+        """Write a checkpoint, or with async_save start to write it. Raises RunError.
+
+        If it cannot be written, earlier checkpoints stay intact.
+        """
         self.finish(wait=True)
         final = _checkpoint_folder(self.folder, state.step)
         temporary = temporary_path(final)
         with _removed_on_error(final, temporary):
             _write_state(temporary, state)
             for model in self.models:
-                model.begin_save(str(temporary.resolve()))
+                write = model.begin_save if self.async_save else model.save
+                write(str(temporary.resolve()))
         self.unfinished = (state.step, best)
+        if not self.async_save:
+            self.finish(wait=True)
 
     def finish(self, wait: bool) -> None:
-        """Make the unfinished checkpoint the latest once it is written; `wait` waits for that."""
+        """Make the unfinished checkpoint the latest once it is written; `wait` waits for that.
+
+        Keeps the newest checkpoints and the best one, removes the others.
+        """
         if self.unfinished is None:
             return
         step, best = self.unfinished
         final = _checkpoint_folder(self.folder, step)
         temporary = temporary_path(final)
         with _removed_on_error(final, temporary):
-            if not all(model.saved(wait) for model in self.models):
+            if self.async_save and not all(model.saved(wait) for model in self.models):
                 return
             self.unfinished = None
             _commit(final, temporary, best)
         _remove_old(self.folder, step, self.keep, best)
         self.on_saved(final)
+
+
+class Progress:
+    """Saves and restores what an open run continues from: models, method, position in the data.
+
+    Attributes:
+        saved: the step of the last checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        method: Method,
+        folder: Path,
+        reporter: Reporter,
+        feed: Feed,
+        guard: Guard,
+        rollouts: "RolloutPrefetcher | RolloutStream",
+    ) -> None:
+        self.config = config
+        self.method = method
+        self.folder = folder
+        self.reporter = reporter
+        self.feed = feed
+        self.guard = guard
+        self.rollouts = rollouts
+        models = method.saved_models()
+        self.writer = Writer(folder, models, config.training, reporter.saved)
+        self.saved = 0
+        self.changed_lr: float | None = None
+
+    def restore(self) -> int:
+        """Load the latest checkpoint; return its step, or 0 if there is none."""
+        found = find_resumable(self.folder, self.reporter.note)
+        if found is None:
+            return 0
+        state = load(found, self.method.saved_models())
+        self.feed.load(state.cursor)
+        self.method.load(state.method)
+        self.guard.flat_steps = state.flat_steps
+        self.rollouts.load(state.pending)
+        if state.lr is not None:
+            self.set_lr(state.lr)
+        self.method.sync_weights()
+        self.saved = state.step
+        return state.step
+
+    def check_state(self) -> None:
+        """Raise RunError if a checkpoint could not store what the method keeps between steps."""
+        encode_method(self.method.state(), type(self.method).__name__)
+
+    def save(self, number: int, best: int | None) -> None:
+        """Write the checkpoint of step `number`; the one of step `best` is kept too."""
+        state = State(
+            step=number,
+            cursor=self.feed.state(),
+            flat_steps=self.guard.flat_steps,
+            method=self.method.state(),
+            pending=self.rollouts.state(),
+            lr=self.changed_lr,
+        )
+        with explained_memory_errors("save", self.method.ports.policy):
+            self.writer.save(state, best)
+        self.saved = number
+
+    def set_lr(self, lr: float) -> None:
+        """Change the peak learning rate from the next step on; checkpoints keep it.
+
+        Raises ConfigError for anything but a number above 0, and if the models are in other
+        processes, which have their own settings.
+        """
+        if self.config.cluster.backend != "local":
+            raise ConfigError(
+                "the learning rate can be changed during a run only with cluster.backend=local, "
+                f"not {self.config.cluster.backend}; use optimizer.schedule"
+            )
+        if not isinstance(lr, Real) or isinstance(lr, bool):
+            raise ConfigError(f"optimizer.lr={lr!r} is not a number; it must be above 0")
+        if not lr > 0:
+            raise ConfigError(f"optimizer.lr={lr} is out of range; it must be above 0")
+        self.config.optimizer.lr = self.changed_lr = float(lr)
 
 
 def latest(folder: Path) -> Path | None:

@@ -13,22 +13,19 @@ from contextlib import ExitStack, closing, contextmanager
 from postgrad import phases
 from postgrad.config.schema import Config
 from postgrad.data.feed import Feed
-from postgrad.training.checkpoint import checkpoint_due
+from postgrad.training.checkpoint import Progress, checkpoint_due
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
-from postgrad.training.log import RunLog, batch_metrics, final_batch
+from postgrad.training.log import RunLog, batch_metrics
 from postgrad.training.memory import explained_memory_errors
 from postgrad.training.open import OpenRun, announced, open_run
 from postgrad.training.prepare import prepare
 from postgrad.training.profile import profiled
-from postgrad.training.progress import Progress
 from postgrad.training.report import Reporter
 from postgrad.training.result import Result, StepResult
 from postgrad.training.rollouts import make_rollouts
-from postgrad.training.seeds import seed_step
-from postgrad.training.stage_checks import run_stage
-from postgrad.training.validation import validation_due
-from postgrad.training.validator import Validator
+from postgrad.training.stages import final_batch, run_stage, seed_step
+from postgrad.training.validation import Validator, validation_due
 from postgrad.verifiers.trainer_state import TrainerState
 
 STAGE_PHASES = {"score": "scoring", "update": "updating"}
@@ -82,7 +79,8 @@ class Driver:
         self.feed = Feed(opened.run.train, self.config.seed, self.config.data.shuffle)
         self.guard = Guard(self.config, self.reporter.note)
         self.rollouts = make_rollouts(self.config, self.method, self.feed)
-        self.progress = Progress(opened, self.feed, self.guard, self.rollouts)
+        parts = self.feed, self.guard, self.rollouts
+        self.progress = Progress(self.config, self.method, self.folder, self.reporter, *parts)
         self.number = self.start = self.progress.restore()
         num_steps = self.config.training.steps
         opened.run.scorer.trainer_state = lambda: TrainerState(self.number, num_steps)

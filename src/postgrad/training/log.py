@@ -4,9 +4,9 @@ The web page, resume, plots and tests read these files.
 """
 
 import json
+import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,14 @@ import torch
 from postgrad.data.rollout_folder import rollout_files
 from postgrad.errors import RunError
 from postgrad.files import atomic_file, atomic_write_text, fsync_path, remove_folder
-from postgrad.methods.method import Method, Stage, Step
 from postgrad.methods.support.scoring import reward_metrics
-from postgrad.methods.support.synced_roles import check_synced
-from postgrad.training.validation_answers import answer_folders
-from postgrad.types import SOURCE_NAMES, Batch, ColumnError
-from postgrad.user_code import place_of
+from postgrad.types import SOURCE_NAMES, Batch
 from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 
 # Small row groups let a reader load one problem's rows from a large file.
 TOKENS_PER_ROW_GROUP = 1 << 16
 MIN_ROWS_PER_ROW_GROUP = 64
+ANSWER_FOLDER = re.compile(r"validation-([0-9]{6,})")
 TIMING_METRICS = ("time", "tokens_per_second", "memory_gib", "step_s")
 
 
@@ -115,54 +112,13 @@ class RunLog:
             self.file.close()
 
 
-@contextmanager
-def timed(step: Step, name: str) -> Iterator[None]:
-    """Write the time of a stage to the step's metrics as stage/NAME_s.
-
-    Errors of the block get the number of the step and the name of the stage.
-    """
-    started = time.perf_counter()
-    try:
-        with torch.profiler.record_function(name):
-            yield
-    except (RunError, ColumnError) as error:
-        place = place_of(error) if isinstance(error, ColumnError) else ""
-        raise RunError(f"step {step.number}, stage {name}: {error}{place}") from error
-    except Exception as error:
-        error.add_note(f"in step {step.number}, stage {name}")
-        raise
-    metric = f"stage/{name.removeprefix('compute_')}_s"
-    step.metrics[metric] = time.perf_counter() - started
-
-
-def returned(work: Any, stage: Stage) -> Any:
-    """Return what a stage returned. Raises RunError if that is None: a forgotten `return`."""
-    if work is None:
-        raise RunError(
-            f"{stage_name(stage)} returned None, but the next stage takes its result; end it with "
-            "return batch"
-        )
-    return work
-
-
-def stage_name(stage: Stage) -> str:
-    """Return the class and the name of a stage, such as Grpo.score."""
-    name = getattr(stage, "__qualname__", None) or getattr(stage, "__name__", repr(stage))
-    return name.rpartition("<locals>.")[2]
-
-
-def final_batch(method: Method, work: Any, step: Step) -> Batch:
-    """Return the result of a step's last stage. Raises RunError if it is not a batch.
-
-    Also raises it if a model that follows the policy was not moved.
-    """
-    check_synced(method, step)
-    if not isinstance(work, Batch):
-        raise RunError(
-            f"step {step.number}: the last learning stage returned a {type(work).__name__}; "
-            "return the batch"
-        )
-    return work
+def answer_folders(run: Path) -> dict[int, Path]:
+    """Return the folder of each validation of a run, by step; other evaluations are left out."""
+    folders: dict[int, Path] = {}
+    for path in (run / "eval").glob("validation-*"):
+        if match := ANSWER_FOLDER.fullmatch(path.name):
+            folders[int(match[1])] = path
+    return folders
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

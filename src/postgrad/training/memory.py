@@ -1,11 +1,10 @@
-"""Out of memory as one line: the stage, what holds the memory, and the settings that help most."""
+"""Out of memory as one line: the stage, what holds the memory, and the setting that helps most."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from postgrad.errors import RunError
-from postgrad.methods import find_method
 from postgrad.model.device import (
     attached_memory_bytes,
     graph_memory_bytes,
@@ -15,24 +14,21 @@ from postgrad.model.device import (
     requested_memory,
     total_memory_bytes,
 )
-from postgrad.training.run import MAY_CHANGE
 
 if TYPE_CHECKING:
     from postgrad.model.policy import LocalPolicy
-    from postgrad.sizing.plan import Plan
 
 GIB = 2**30
 # Which settings save most memory in a stage; other stages compute log-probs or gradients.
 SAMPLING = "rollout.cache_gib to a fixed size or rollout.max_rows to fewer rows"
 LOADING = "model.dtype=bfloat16 or optimizer.kind=adamw_offloaded"
 PASSES = "model.activation_checkpointing=true, or training.token_budget to a smaller number"
-# From this share of the GPU on, what other processes hold is named first; a context needs less.
-MIN_OTHER_SHARE = 0.1
-# If blocks are recomputed already.
-LONG_PASSES = "training.token_budget to a smaller number"
+LONG_PASSES = "training.token_budget to a smaller number"  # if blocks are recomputed already
 ADVICE = {"sample": SAMPLING, "validate": SAMPLING, "load": LOADING, "save": LOADING}
 # What the error names if it does not happen in a stage of a step, which the driver names.
 ACTIVITIES = {"validate": " during the validation", "save": " while the checkpoint was written"}
+# From this share of the GPU on, what other processes hold is named first; a context needs less.
+MIN_OTHER_SHARE = 0.1
 
 
 @contextmanager
@@ -50,89 +46,37 @@ def explained_memory_errors(stage: str, policy: Any = None) -> Iterator[None]:
     except RuntimeError as error:  # torch.OutOfMemoryError is one
         if not is_memory_error(error):
             raise
-        raise RunError(explain(stage, _first_text(error), policy)) from error
-
-
-def _first_text(error: BaseException) -> str:
-    """Return the text of the error that others came from."""
-    first = error
-    while (earlier := first.__cause__ or first.__context__) is not None:
-        first = earlier
-    return str(first)
+        first: BaseException = error
+        while (earlier := first.__cause__ or first.__context__) is not None:
+            first = earlier
+        raise RunError(explain(stage, str(first), policy)) from error
 
 
 def explain(stage: str, text: str, policy: Any = None) -> str:
     """Return the line for an out-of-memory error with this text."""
     from postgrad.model.policy import LocalPolicy
 
-    size = requested_memory(text)
     held = ""
-    otherwise = ""
+    action = "set"
     advice = ADVICE.get(stage, PASSES)
     if isinstance(policy, LocalPolicy):
-        device = policy.device
         parts = memory_parts(policy)
         held = "; " + ", ".join(f"{name} {size:.1f} GiB" for name, size in parts.items())
         if advice == PASSES and policy.config.model.activation_checkpointing:
             advice = LONG_PASSES
-        advice = estimated_advice(stage, policy) or advice
-        others = describe_others(other_processes_bytes(device), total_memory_bytes(device))
-        held += others
-        otherwise = "otherwise " if others else ""
-    activity = ACTIVITIES.get(stage, "")
+        total = total_memory_bytes(policy.device)
+        others = other_processes_bytes(policy.device)
+        if others >= MIN_OTHER_SHARE * total:
+            held += (
+                f"; other processes hold {others / GIB:.1f} of the GPU's {total / GIB:.1f} GiB "
+                "(nvidia-smi lists them): stop those that are not of this run, or choose another "
+                "GPU with CUDA_VISIBLE_DEVICES"
+            )
+            action = "otherwise set"
     return (
-        f"out of memory{activity}{size}{held}; {otherwise}set {advice}; "
-        "the same command then continues"
+        f"out of memory{ACTIVITIES.get(stage, '')}{requested_memory(text)}{held}; "
+        f"{action} {advice}; the same command then continues"
     )
-
-
-def describe_others(others: int, total: int) -> str:
-    """Return what to do about the memory that other processes hold; "" if that is little."""
-    if others < MIN_OTHER_SHARE * total:
-        return ""
-    return (
-        f"; other processes hold {others / GIB:.1f} of the GPU's {total / GIB:.1f} GiB "
-        "(nvidia-smi lists them): stop those that are not of this run, or choose another GPU with "
-        "CUDA_VISIBLE_DEVICES"
-    )
-
-
-def estimated_advice(stage: str, policy: "LocalPolicy") -> str:
-    """Return the two settings that save most where the stage failed; "" without an estimate.
-
-    They are of those with which a run may continue.
-    """
-    from postgrad.sizing.choose import plan_of_settings
-    from postgrad.sizing.devices import GpuSpec
-    from postgrad.sizing.gpu_memory import GpuEstimator
-    from postgrad.sizing.memory import Memory
-    from postgrad.sizing.packed import runs_packed
-    from postgrad.sizing.suggest import suggest_settings
-    from postgrad.training.resolve import row_kinds
-
-    config = policy.config
-    model_config = policy.model.config
-    if stage in ("load", "save") or not runs_packed(config, model_config):
-        return ""
-    phase = "rollout" if ADVICE.get(stage) == SAMPLING else "update"
-    method = find_method(config.method.name)(config)
-    plan = plan_of_settings(config, model_config, {}, row_kinds(method))
-    gpu = GpuSpec(policy.device.type, total_memory_bytes(policy.device))
-    estimator = GpuEstimator(gpu)
-
-    def phase_alone(changed: "Plan") -> Memory:
-        memory = estimator.estimate(changed)
-        return Memory(memory.held, {phase: memory.phases.get(phase, {})})
-
-    try:
-        suggestions = suggest_settings(plan, phase_alone)
-    except RunError:  # a model that cannot be simulated
-        return ""
-    best: list[str] = []
-    for setting, saved in suggestions:
-        if setting.partition("=")[0] in MAY_CHANGE:
-            best.append(f"{setting} (saves {saved / GIB:.1f} GiB)")
-    return " or ".join(best[:2])
 
 
 def memory_parts(policy: "LocalPolicy") -> dict[str, float]:

@@ -8,15 +8,12 @@ from pathlib import Path
 from postgrad import phases
 from postgrad.cluster.backends import open_models
 from postgrad.methods.ports import Ports
-from postgrad.methods.support.judging import connect_scorer
-from postgrad.training import input_files, run
-from postgrad.training.engine_gap import check_engine_gap
-from postgrad.training.events import Events
+from postgrad.training import run
+from postgrad.training.guard import check_engine_gap
 from postgrad.training.log import RunLog, missing_steps
 from postgrad.training.prepare import Prepared
-from postgrad.training.report import MultiReporter, Reporter
-from postgrad.training.stage_checks import check_stages
-from postgrad.training.trackers import tracker_reporters
+from postgrad.training.report import Events, MultiReporter, Reporter
+from postgrad.training.stages import check_stages
 
 
 @dataclass
@@ -35,6 +32,8 @@ def open_run(prepared: Prepared, reporter: Reporter) -> Iterator[OpenRun]:
     A new run folder is created only after the models have loaded, so a run that cannot start
     writes nothing. Raises ConfigError.
     """
+    from postgrad.methods.support.judging import connect_scorer
+
     config = prepared.config
     folder = run.run_folder(config)
     with ExitStack() as stack:
@@ -54,12 +53,16 @@ def open_run(prepared: Prepared, reporter: Reporter) -> Iterator[OpenRun]:
         if not exists:
             stack.enter_context(run.locked_folder(config, new=True))
         run.create_folder(config)
-        input_files.record(folder, config)
+        run.record_inputs(folder, config)
         encoder.save(folder / "tokenizer.json")
         events = stack.enter_context(Events(folder))
         connect_scorer(config, scorer, models.models, folder)
-        reporters = MultiReporter(events, reporter, *tracker_reporters(config))
-        yield OpenRun(prepared, folder, reporters)
+        reporters = [events, reporter]
+        if config.track:
+            from postgrad.training.trackers import tracker_reporters
+
+            reporters += tracker_reporters(config)
+        yield OpenRun(prepared, folder, MultiReporter(*reporters))
 
 
 @contextmanager
@@ -82,7 +85,7 @@ def announced(opened: OpenRun, log: RunLog, start: int) -> Iterator[None]:
                 )
             is_finished = start >= config.training.steps
             if start and not is_finished:
-                for file in input_files.changed(opened.folder, config):
+                for file in run.changed_inputs(opened.folder, config):
                     effect = f"steps from {start + 1} on use the new content"
                     if file == config.model.path:
                         effect = f"the policy continues from the checkpoint of step {start}"

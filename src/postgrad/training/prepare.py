@@ -1,7 +1,7 @@
 """Checks and loads everything that a run needs. Writes nothing and changes no argument."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,22 +9,18 @@ from typing import TYPE_CHECKING, Any
 from postgrad import phases
 from postgrad.config.schema import Config
 from postgrad.data.cursor import Cursor
-from postgrad.data.problems import load_problems
-from postgrad.environments.port import choose_verifier
-from postgrad.errors import ConfigError
+from postgrad.data.problems import Report, load_problems
+from postgrad.data.sets import find_test_set_evidence, split_sets
+from postgrad.errors import ConfigError, did_you_mean
 from postgrad.methods import find_method
 from postgrad.methods.method import Method
-from postgrad.methods.support.judging import check_judge, check_references
 from postgrad.methods.support.synced_roles import check_synced_roles
 from postgrad.model.load.context import context_length
 from postgrad.model.load.load import load_tokenizer, model_config
-from postgrad.rollout.conversations import make_turns
 from postgrad.rollout.served_path import is_served
 from postgrad.rollout.turns import TurnRunner
 from postgrad.training.resolve import resolve
 from postgrad.training.run import resume_config
-from postgrad.training.trackers import check_tracker
-from postgrad.training.validation import load_sets
 from postgrad.types import Problem
 
 if TYPE_CHECKING:
@@ -34,6 +30,7 @@ if TYPE_CHECKING:
     from postgrad.sizing.devices import GpuSpec
     from postgrad.verifiers.scorer import Scorer
 
+MEAN = "mean"  # training.keep_best=mean: the mean of all sets
 TRAIN = "data.train"  # what lines call the training problems
 
 
@@ -65,7 +62,10 @@ def prepare(config: Config, planned: "GpuSpec | None" = None) -> Prepared:
     given.check()
     config = resolve(resume_config(config), given, planned)
     method = type(given)(config)
-    check_tracker(config)
+    if config.track:
+        from postgrad.training.trackers import check_tracker
+
+        check_tracker(config)
     notes: list[str] = []
     train = load_problems(config.data.train, notes.append)
     validation = load_sets(config, notes.append)
@@ -74,7 +74,7 @@ def prepare(config: Config, planned: "GpuSpec | None" = None) -> Prepared:
     encoder = _make_encoder(config, tokenizer, environments)
     agents = _open_agents(config, encoder)
     scorer = _make_scorer(config, environments, agents)
-    turns = make_turns(environments, encoder, config.rollout.max_turns) or agents
+    turns = _make_turns(config, environments, encoder) or agents
     run = Prepared(config, method, train, validation, encoder, scorer, turns, notes)
     phases.begin(f"encoding the prompts of {len(train):,} problems")
     too_long = _leave_out_overlong(run)
@@ -110,6 +110,40 @@ def _notes(run: Prepared) -> list[str]:
     return notes
 
 
+def load_sets(config: Config, report: Report | None = None) -> dict[str, list[Problem]]:
+    """Return the sets of data.validation by name, each cut to training.validation_problems.
+
+    `report` takes a line per set about its columns.
+
+    Raises ConfigError if training.keep_best names no set, or a set that looks like a test set.
+    """
+    sources = split_sets(config.data.validation) if config.data.validation else {}
+    sets: dict[str, list[Problem]] = {}
+    for name, source in sources.items():
+        sets[name] = load_problems(source, report)[: config.training.validation_problems or None]
+    if config.training.keep_best:
+        _check_keep_best(config, sources, sets)
+    return sets
+
+
+def _check_keep_best(
+    config: Config, sources: Mapping[str, str], sets: Mapping[str, list[Problem]]
+) -> None:
+    best = config.training.keep_best
+    if not sets or not config.training.validate_every:
+        missing = "data.validation=FILE" if not sets else "training.validate_every=N"
+        raise ConfigError(f"training.keep_best={best} chooses among validations; add {missing}")
+    if best != MEAN and best not in sets:
+        hint = did_you_mean(best, [*sets, MEAN])
+        raise ConfigError(f"training.keep_best={best} is not a validation set; {hint}")
+    for name in sets if best == MEAN else [best]:
+        if evidence := find_test_set_evidence(sources[name], sets[name]):
+            raise ConfigError(
+                f"training.keep_best={best}: {evidence}; the score on a test set is biased if it "
+                "chose the checkpoint; choose by problems held out from the training data"
+            )
+
+
 # ---- what is opened: prompts, environments and tools or agents, the scorer
 
 
@@ -140,10 +174,23 @@ def _open_agents(config: Config, encoder: "Encoder") -> "Agents | None":
     return open_agents(config.agent, encoder, config.reward.verifier)
 
 
+def _make_turns(
+    config: Config, environments: "Environments | None", encoder: "Encoder"
+) -> TurnRunner | None:
+    """Return what runs the turns with environments and tools; None without them."""
+    if environments is None:
+        return None
+    from postgrad.rollout.conversations import Turns
+
+    return Turns(environments, encoder, config.rollout.max_turns)
+
+
 def _make_scorer(
     config: Config, environments: "Environments | None", agents: "Agents | None"
 ) -> "Scorer":
     """Return the scorer of reward.*."""
+    from postgrad.environments.port import choose_verifier
+    from postgrad.methods.support.judging import check_judge
     from postgrad.verifiers.scorer import Scorer
 
     reward = config.reward
@@ -260,6 +307,8 @@ def _check_scores(run: Prepared, environments: "Environments | None") -> None:
             environments.choose(problem)
     if not method.needs_verifier():
         return
+    from postgrad.methods.support.judging import check_references
+
     run.scorer.check(problems, method.reward_arguments())
     check_references(run.config.reward, problems)
     for label, scored in _scored_sets(run).items():
