@@ -88,7 +88,7 @@ def final_answer(text: str) -> str:
 
     A #### that no digit follows on its line is no answer.
     """
-    from postgrad.data.boxes import last_box
+    from postgrad.data.prepare.converters import last_box
 
     box = last_box(text)
     if box:

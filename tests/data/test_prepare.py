@@ -822,7 +822,7 @@ def test_code_solutions_pass_their_tests(name: str, row: dict[str, Any], tmp_pat
 
 def test_last_box_agrees_with_the_verifier():
     """Data and verifiers may not import each other, but must find the same answer."""
-    from postgrad.data.prepare.math import last_box
+    from postgrad.data.prepare.converters import last_box
 
     texts = [
         "\\boxed{1} and \\boxed{\\frac{1}{2}}",

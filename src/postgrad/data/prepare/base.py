@@ -1,11 +1,11 @@
-"""The types of `postgrad data prepare`: a data set, its converter, its options, a dropped row."""
+"""The types of `postgrad data prepare`: a data set, its options, a problem before it is written."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from postgrad.data.encode.styles import Messages
-from postgrad.data.rows.values import Row, RowError, checked_text
+from postgrad.data.rows.values import Row
 from postgrad.errors import ConfigError, did_you_mean
 
 
@@ -86,71 +86,26 @@ class Context:
 
 
 Convert = Callable[[Row, Context], Draft]
-# From (questions in order, group of each question, options, split) to the indices of the questions
-# in the split.
 SelectSplit = Callable[[list[str], list[str], dict[str, Any], str], set[int]]
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """One data set of the catalog.
-
-    Attributes:
-        help: one line of help.
-        repo: its name on the hub; "" for local files only.
-        splits: split -> patterns of its files on the hub; the first split is the default.
-        convert: turns a row into a Draft; raises Drop with the reason, or RowError.
-        data_source: selects the verifier; "" for the rows' own.
-        local: patterns of the names that such files have on a local disk.
-        style: the default prompt style.
-        ability: the column `ability`.
-        judged: `rule` for a verifier, `model` for a judge.
-        options: the data set's own options.
-        compares_replies: a row with the question and answer of another one, but with other replies,
-            is no repetition.
-        group: with `select_split`, the column of extra_info whose groups are split one by one.
-        select_split: which problems belong to a split, where no file says so.
-        note: printed after the data set was prepared.
-        pair_by: columns of extra_info; with the option pairs=similar, each problem gets the
-            question and truth of the next problem that is equal in them.
-    """
+    """One data set of sets.yaml, where each field is explained."""
 
     help: str
-    repo: str
     splits: dict[str, tuple[str, ...]]
     convert: Convert
-    data_source: str
+    repo: str = ""
+    data_source: str = ""
     local: tuple[str, ...] = ()
     style: str = "own"
     ability: str = "math"
     judged: str = "rule"
     options: dict[str, Option] = field(default_factory=dict)
-    group: str = ""
+    slices: dict[str, tuple[int, int]] = field(default_factory=dict)
     select_split: SelectSplit | None = None
-    note: str = ""
+    group: str = ""
     pair_by: tuple[str, ...] = ()
     compares_replies: bool = False
-
-
-def first_text(row: Row, names: Iterable[str]) -> str:
-    """The text of the first of these columns that the row has; raises RowError if it is blank."""
-    names = tuple(names)
-    for name in names:
-        if row.get(name) is not None:
-            if not checked_text(row[name], name).strip():
-                raise RowError(f"{name} is empty; fill it or remove the row")
-            return row[name]
-    columns = ", ".join(map(str, row)) or "none"
-    raise RowError(f"none of the columns {', '.join(names)}; the row has {columns}")
-
-
-def drop_outside_slice(context: Context, slices: dict[str, tuple[int, int]]) -> None:
-    """Drops a row whose index is not in the slice [first, end) of its split."""
-    first, end = slices[context.split]
-    if not first <= context.index < end:
-        raise Drop(f"not in the rows {first} to {end - 1}, which are the split {context.split}")
-
-
-def select_columns(row: Row, names: Iterable[str]) -> Row:
-    """The named columns that are not null."""
-    return {name: row[name] for name in names if row.get(name) is not None}
+    note: str = ""

@@ -9,8 +9,8 @@ from typing import Any
 from postgrad.data.encode.styles import Style, find_style
 from postgrad.data.prepare.base import DataSet
 from postgrad.data.prepare.catalog import COMMON, find_set
-from postgrad.data.prepare.hub import data_files, fetch, matching_files
 from postgrad.data.rows.files import exists, missing_file_message, split_columns
+from postgrad.data.sources.hub import data_files, fetch, matching_files
 from postgrad.errors import ConfigError, did_you_mean
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from postgrad.data.encode.styles import OWN, Messages, Style, styled
 from postgrad.data.prepare.base import Context, Draft, Drop
-from postgrad.data.prepare.catalog import draft_of_problem
+from postgrad.data.prepare.converters import draft_of_problem
 from postgrad.data.prepare.output import (
     Prepared,
     RowCounts,
@@ -146,6 +146,10 @@ def _make_draft(
 ) -> Draft:
     """The Draft of a row in the data set's own layout, or in verl's, which `prepare` writes."""
     if not VERL.fits(tuple(row)):
+        first, end = request.data_set.slices.get(request.split, (0, None))
+        if context.index < first or (end is not None and context.index >= end):
+            split = f"which are the split {request.split}"
+            raise Drop(f"not in the rows {first} to {(end or 0) - 1}, {split}")
         return request.data_set.convert(row, context)
     problem = read_row(row, context.stem)
     sources[problem.data_source] = sources.get(problem.data_source, 0) + 1
