@@ -1,4 +1,5 @@
-# make demo: install, then the demo.   make test: install, then every test.
+# make demo: install, then the demo.   make test: install, then the tests.
+# make test-nightly: install, then the tests that are slow or rare.
 # make attack: escapes, cheats, hostile inputs, faults and server attacks, with a table.
 # make check: install, then linters, types, import contracts and the fast tests.
 # For another package index, such as a GPU build of torch: make demo PIP_ARGS="--index-url ..."
@@ -29,6 +30,11 @@ attack: $(VENV)/.installed-dev
 constraints: $(VENV)/.installed-dev
 	$(BIN)/python -m pip freeze --exclude-editable | grep -v ' @ ' | sed 's/+.*//' \
 	  | grep -vE '^(nvidia|cuda|triton)' > constraints.txt
+
+# Mutations of formulas, the page in a browser, several nodes, notebooks, benchmarks' tools.
+.PHONY: test-nightly
+test-nightly: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(JOBS) --nightly -m nightly
 
 # The linters use one core, so they run beside the tests. Their output follows that of the tests.
 # $(1): arguments of pytest.

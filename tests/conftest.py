@@ -39,6 +39,7 @@ LONG = (
 )
 # Markers of tests that run only with an option of the same name.
 OPTIONAL = {
+    "nightly": "slow or rare: make test-nightly runs it",
     "long": "takes minutes: make test-long runs it",
     "scale": "every family or method on several ranks: make test-scale runs it",
 }
@@ -172,6 +173,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-docs", action="store_true", help="write the tables of docs/ that tests compare"
     )
+    parser.addoption(
+        "--nightly", action="store_true", help="also run the tests that are marked nightly"
+    )
     parser.addoption("--long", action="store_true", help="also run the tests that are marked long")
     parser.addoption(
         "--scale", action="store_true", help="run every model family on several ranks, too"
@@ -231,9 +235,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     )
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if exitstatus != pytest.ExitCode.USAGE_ERROR:  # pytest prints the mistake after this
-        session.config.stash[EXIT_STATUS] = int(exitstatus)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.exitstatus != pytest.ExitCode.USAGE_ERROR:  # pytest prints the mistake after this
+        session.config.stash[EXIT_STATUS] = int(session.exitstatus)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

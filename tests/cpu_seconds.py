@@ -1,6 +1,7 @@
 """A pytest plugin: CPU seconds of every test file, beside those of cpu_seconds.tsv.
 
-    python -m pytest -n 2 --record-cpu      # writes cpu_seconds.tsv, on a quiet machine
+    make test PYTEST_ADDOPTS=--record-cpu       # writes cpu_seconds.tsv, on a quiet machine
+    make test PYTEST_ADDOPTS=--limit-cpu        # fails if a file needs more than twice its seconds
 
 Seconds of child processes count when they have ended. What a session's fixture costs counts for
 the first file that uses it.
@@ -14,12 +15,15 @@ from pathlib import Path
 import pytest
 
 TABLE = Path(__file__).with_name("cpu_seconds.tsv")
-SMALL_S = 5.0  # a file below this is not compared
+SMALL_S = 20.0  # a file with less counts as this: fixtures that many share cost about as much
 SECONDS = pytest.StashKey[dict[str, float]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-cpu", action="store_true", help="write tests/cpu_seconds.tsv")
+    parser.addoption(
+        "--limit-cpu", action="store_true", help="fail if a file needs twice its CPU seconds"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,19 +62,36 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the sum, and the files that need more than twice the seconds of the table."""
     config = terminalreporter.config
-    seconds = config.stash[SECONDS]
-    if config.getoption("--record-cpu"):
-        lines = [f"{file}\t{value:.1f}\n" for file, value in sorted(seconds.items())]
-        TABLE.write_text("".join(lines))
-    recorded = read_table()
+    seconds, recorded = config.stash[SECONDS], read_table()
     terminalreporter.write_line(
         f"{sum(seconds.values()):.0f} CPU seconds in {len(seconds)} files; "
         f"{TABLE.name} has {sum(recorded.get(file, 0.0) for file in seconds):.0f} for them"
     )
-    for file, value in sorted(seconds.items(), key=lambda pair: -pair[1]):
-        before = max(recorded.get(file, 0.0), SMALL_S)
-        if value > 2 * before:
-            terminalreporter.write_line(f"{file}: {value:.0f} CPU seconds, before {before:.0f}")
+    for line in over_limit(seconds, recorded):
+        terminalreporter.write_line(line)
+    if config.getoption("--record-cpu"):
+        kept = {
+            file: value for file, value in recorded.items() if (config.rootpath / file).is_file()
+        }
+        lines = [f"{file}\t{value:.1f}\n" for file, value in sorted((kept | seconds).items())]
+        TABLE.write_text("".join(lines))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With --limit-cpu a file above its limit is a failure."""
+    config = session.config
+    if config.getoption("--limit-cpu") and over_limit(config.stash[SECONDS], read_table()):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def over_limit(seconds: dict[str, float], recorded: dict[str, float]) -> list[str]:
+    """Return one line for each file that needs more than twice its seconds in the table."""
+    return [
+        f"{file}: {value:.0f} CPU seconds, before {recorded.get(file, 0.0):.0f}"
+        for file, value in sorted(seconds.items(), key=lambda pair: -pair[1])
+        if value > 2 * max(recorded.get(file, 0.0), SMALL_S)
+    ]
 
 
 def read_table() -> dict[str, float]:

@@ -33,6 +33,9 @@ CLAIMS = (
 )
 
 
+pytestmark = pytest.mark.nightly
+
+
 @pytest.fixture(scope="module")
 def research():
     sys.path.insert(0, str(BENCHMARKS))

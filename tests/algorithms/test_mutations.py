@@ -1,23 +1,31 @@
 """Each mutation breaks one formula, and the named check with hand-computed numbers must fail.
 
 mutation.py replaces the expression in the syntax tree. A mutation whose expression does not occur
-exactly once in its function fails too, so that the tables stay in step with the source.
+exactly once in its function fails too, so that the table stays in step with the source.
 """
+
+import csv
+from pathlib import Path
 
 import pytest
 
-from . import mutations_advantages, mutations_losses, mutations_other
-from .mutation import MODULES, mutated_modules, real_modules
+from .mutation import MODULES, Mutation, mutated_modules, real_modules
 from .test_vectors import CHECKS
 
-MUTATIONS = [
-    *mutations_advantages.MUTATIONS,
-    *mutations_losses.MUTATIONS,
-    *mutations_other.MUTATIONS,
-]
+TABLE = Path(__file__).with_name("mutations.tsv")
 
 
-@pytest.mark.slow
+def read_mutations() -> list[Mutation]:
+    """Return the rows of the table of mutations."""
+    with TABLE.open(newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        return [Mutation(**row) for row in rows]
+
+
+MUTATIONS = read_mutations()
+
+
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::UserWarning")  # broken code may warn
 @pytest.mark.parametrize(
     "mutation",

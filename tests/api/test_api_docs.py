@@ -114,7 +114,7 @@ def test_pyright_accepts_a_users_script(tmp_path):
     assert errors and all("wrong.py" in line for line in errors), done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=[file.stem for file in NOTEBOOKS])
 def test_notebooks_run_and_show_a_panel(file, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path / "cache"))

@@ -29,7 +29,7 @@ def exact_loglikelihood(tiny, tokenizer, context, continuation):
     return float(sum(logprobs[i - 1, ids[i]] for i in range(start, len(ids))))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lm_evaluation_harness_scores_choices_by_log_likelihood(server, tiny, tmp_path):
     lm_eval = pytest.importorskip("lm_eval", reason="needs lm_eval[api]")
     pytest.importorskip("tenacity", reason="needs lm_eval[api]")
@@ -74,7 +74,7 @@ def test_lm_evaluation_harness_scores_choices_by_log_likelihood(server, tiny, tm
     assert results["results"]["tiny_sums"]["acc,none"] == pytest.approx(correct / len(SUMS))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_inspect_ai_evaluates_a_task(server, tmp_path, monkeypatch):
     pytest.importorskip("inspect_ai", reason="needs inspect-ai")
     from inspect_ai import Task, eval

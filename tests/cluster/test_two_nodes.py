@@ -21,8 +21,7 @@ from waiting import wait_for
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.scale,
+    pytest.mark.nightly,
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("ip") is None,
         reason="network namespaces need root and ip (Debian: apt-get install iproute2)",

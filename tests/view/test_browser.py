@@ -31,7 +31,7 @@ CHROMIUM = (
 )
 DRIVER = shutil.which("chromedriver")
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(
         not (CHROMIUM and DRIVER),
         reason="no Chromium with chromedriver here (apt install chromium chromium-driver)",
