@@ -105,7 +105,7 @@ def make_plan(row: Row) -> Any:
     from postgrad.config.compose import compose
     from postgrad.methods import find_method
     from postgrad.model.passes.layout import default_token_budget
-    from postgrad.sizing.plan import GroupLengths, Plan, Workload
+    from postgrad.sizing.workload import GroupLengths, Plan, Workload
 
     model = make_config(row.shape)
     settings = {
@@ -131,20 +131,18 @@ def make_plan(row: Row) -> Any:
     return Plan(config, model, Workload(groups, PROMPT), packed=True)
 
 
-def estimate(row: Row, gpu: Any, detachable: bool = True) -> float:
+def estimate(row: Row, gpu: Any) -> float:
     """Return the estimated GiB of what the row measures."""
-    from postgrad.sizing.gpu_memory import GpuEstimator
+    from postgrad.sizing import memory
 
-    memory = GpuEstimator(gpu, detachable).estimate(make_plan(row))
-    held = sum(memory.held.values())
-    rollout_held = memory.held.get("KV cache", 0) + memory.held.get("decode graphs", 0)
+    estimated = memory.estimate(make_plan(row), gpu)
+    rollout_held = estimated.held.get("KV cache", 0) + estimated.held.get("decode graphs", 0)
     if row.work == "rollout":
-        peak = memory.held["weights"] + rollout_held + sum(memory.phases["rollout"].values())
-        return peak / GIB
+        rollout = sum(estimated.phases["rollout"].values())
+        return (estimated.held["weights"] + rollout_held + rollout) / GIB
     if row.work == "update":
-        peak = held - rollout_held + sum(memory.phases["update"].values())
-        return peak / GIB
-    return memory.peak / GIB
+        return (estimated.bytes_in("update") - rollout_held) / GIB
+    return estimated.peak / GIB
 
 
 def command_of(row: Row, folder: str, limit_s: float) -> list[str]:

@@ -32,6 +32,11 @@ def count(done: int, total: int) -> None:
         _Display.show(_Display.phase, done, total)
 
 
+def shown() -> Show | None:
+    """Return what shows phases now."""
+    return _Display.show
+
+
 @contextmanager
 def shown_by(show: Show | None) -> Iterator[None]:
     """Show the phases of the block by `show`; None shows nothing."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from postgrad.cli.main import main
-from postgrad.doctor import estimate, machine, probe
+from postgrad.doctor import fit, machine
 from postgrad.doctor.report import Report
 from postgrad.model import device, threads
 
@@ -27,10 +27,8 @@ FIT = [
 
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes of a few tokens, measured once or not at all: these tests read no times."""
-    monkeypatch.setattr(probe, "PASS_S", 0.01)
-    monkeypatch.setattr(probe, "REPEAT_S", 0.0)
-    for module in (device, threads):
+    """Nothing is measured: these tests read no times."""
+    for module in (device, machine, threads):
         monkeypatch.setattr(module, "best_seconds", lambda work, repeats: 1.0)
 
 
@@ -57,7 +55,7 @@ def test_doctor_prints_every_row_and_measures_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     calls = [
-        count_calls(monkeypatch, machine.probe, "matmul_rate"),
+        count_calls(monkeypatch, machine, "matmul_rate"),
         count_calls(monkeypatch, machine, "choose_dtype"),
         count_calls(monkeypatch, machine, "probe_threads"),
         count_calls(monkeypatch, machine, "hub_is_reachable"),
@@ -198,9 +196,16 @@ def test_fit_prints_memory_time_and_disk(
     assert main([*FIT, f"model.path={tiny}"]) == 0
     text = capsys.readouterr().out
     names = ("model", "computes on", "peak memory", "tokens", "time per step", "total time")
-    for name in (*names, "passes", "decoding", "estimated by", "checkpoint", "disk"):
+    for name in (*names, "passes", "decoding", "measured by", "checkpoint", "disk"):
         assert name in rows(text), name
-    parts = ("process", "weights", "optimizer state", "gradients", "activations", "head")
+    parts = (
+        "process",
+        "weights",
+        "optimizer state",
+        "gradients",
+        "activations",
+        "head and working memory",
+    )
     for part in (*parts, "KV cache"):
         assert part in text, part
     assert "fits" in rows(text)["peak memory"]
@@ -213,8 +218,8 @@ def test_fit_prints_memory_time_and_disk(
 def test_fit_of_a_model_that_is_too_large_says_so(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimate, "memory_bytes", lambda: (1 << 30, 0))
-    monkeypatch.setattr(estimate.probe, "resident_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(fit, "memory_bytes", lambda: (1 << 30, 0))
+    monkeypatch.setattr(fit, "resident_bytes", lambda: 1 << 20)
     assert main([*FIT, f"model.path={tiny}", f"runs={tmp_path}"]) == 0
     text = capsys.readouterr().out
     assert "DOES NOT FIT" in text
@@ -225,8 +230,8 @@ def test_fit_of_a_model_that_is_too_large_says_so(
 def test_fit_of_a_run_that_is_too_large_names_settings_to_change(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimate, "memory_bytes", lambda: (1 << 30, 2 << 20))
-    monkeypatch.setattr(estimate.probe, "resident_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(fit, "memory_bytes", lambda: (1 << 30, 2 << 20))
+    monkeypatch.setattr(fit, "resident_bytes", lambda: 1 << 20)
     large = ["training.problems_per_step=64"]
     assert main([*FIT, f"model.path={tiny}", f"runs={tmp_path}", *large]) == 0
     problem = rows(capsys.readouterr().out)["problem"]

@@ -1,11 +1,19 @@
 """`postgrad doctor --fit` shows which passes and which decoding a model gets, and why."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from families import make_family
 from tiny_runs import config_of
 
+from postgrad.config.schema import RolloutConfig
 from postgrad.doctor.paths import describe_paths
-from postgrad.doctor.report import Report
+from postgrad.model.load.formats import Loaded
+from postgrad.model.load.load import prepare_for_training
+from postgrad.model.policy import LocalPolicy
+from postgrad.rollout.native.engine import NativeEngine
+from postgrad.sizing.simulate import NO_OBJECTIVE
 
 # model type -> training passes and decoding on a CPU
 EXPECTED = {
@@ -19,15 +27,17 @@ EXPECTED = {
 @pytest.mark.parametrize("model_type", EXPECTED)
 def test_the_report_names_the_passes_and_the_decoding(model_type, tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
-    report = Report()
-    describe_paths(report, config_of("grpo", tiny), make_family(model_type).config, samples=True)
-    rows = dict(row for row in report.rows if row[0])
-    assert (rows["passes"], rows["decoding"]) == EXPECTED[model_type]
-    reasons = [value for name, value in report.rows if not name]
-    assert bool(reasons) == (rows["passes"] != "packed")
+    config = config_of("grpo", tiny)
+    model = make_family(model_type)
+    prepare_for_training(model, config.model, torch.device("cpu"))
+    loaded = Loaded(model, SimpleNamespace(eos_token_id=0))
+    engine = NativeEngine(loaded, RolloutConfig(max_rows=8))
+    rows = describe_paths(LocalPolicy(config, loaded, NO_OBJECTIVE), engine)
+    named = dict(row for row in rows if row[0])
+    assert (named["passes"], named["decoding"]) == EXPECTED[model_type]
+    reasons = [value for name, value in rows if not name]
+    assert bool(reasons) == (named["passes"] != "packed")
 
 
-def test_a_run_that_does_not_sample_has_no_decoding(tiny):
-    report = Report()
-    describe_paths(report, config_of("grpo", tiny), make_family("llama").config, samples=False)
-    assert [name for name, _ in report.rows] == ["passes"]
+def test_models_elsewhere_have_no_rows():
+    assert describe_paths(object(), object()) == []

@@ -11,7 +11,6 @@ from tiny_runs import config_of, metrics_of, random_batch, stock_model, stock_ou
 
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import LoraConfig
-from postgrad.doctor import fit
 from postgrad.errors import ConfigError
 from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.load.load import load, load_tokenizer, model_config
@@ -21,6 +20,7 @@ from postgrad.model.port import FULL, View, after
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.sizing import simulate
+from postgrad.sizing.memory import state_bytes
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 
@@ -337,7 +337,7 @@ def test_the_memory_estimate_counts_adapters(tiny):
     assert sizes.trained == sizes.parameters
     assert lora_sizes.trained == num_adapter_weights
     assert lora_sizes.parameters == sizes.parameters + num_adapter_weights
-    assert fit.state_bytes(lora_config, lora_sizes)["optimizer state"] == 8 * num_adapter_weights
+    assert state_bytes(lora_config, lora_sizes)["optimizer state"] == 8 * num_adapter_weights
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -15,14 +15,10 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from postgrad.doctor.describe import describe
-from postgrad.doctor.estimate import Estimate
-from postgrad.sizing.choose import choose_passes, plan_of_settings
+from postgrad.doctor.fit import describe, examine
+from postgrad.sizing.choose import choose_passes
 from postgrad.sizing.devices import find_gpu
-from postgrad.sizing.gpu_memory import GpuEstimator
-from postgrad.sizing.plan import lay_out_step
-from postgrad.sizing.simulate import measure_size
-from postgrad.sizing.suggest import suggest_settings
+from postgrad.sizing.workload import plan_of_settings
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks/gpu"
 sys.path.insert(0, str(BENCHMARKS))
@@ -52,7 +48,8 @@ MEASURED = read_measured()
 def estimate_gib(line: dict[str, Any]) -> float:
     keys = ("work", "shape", "problems", "samples", "tokens")
     row = fit_check.Row(*(line[key] for key in keys), tuple(line["overrides"]))
-    return fit_check.estimate(row, find_gpu("h200"), detachable=not line.get("cache_stays"))
+    gpu = replace(find_gpu("h200"), detachable=not line.get("cache_stays"))
+    return fit_check.estimate(row, gpu)
 
 
 def state_gib(shape: str) -> float:
@@ -79,8 +76,7 @@ def test_memory_is_within_10_percent(line: dict[str, Any]) -> None:
 
 def choose(row: Any, gib: float, budget: int = 0) -> tuple[int, bool]:
     plan = fit_check.make_plan(row)
-    training = replace(plan.config.training, token_budget=budget)
-    plan = replace(plan, config=replace(plan.config, training=training))
+    plan = plan.changed("training.token_budget", budget)
     return choose_passes(plan, find_gpu("h200", gib), 8192, 16384)
 
 
@@ -112,13 +108,7 @@ def test_settings_alone_bound_the_rows() -> None:
 @pytest.mark.slow
 def test_a_run_too_large_for_its_optimizer_is_told_to_offload_it() -> None:
     plan = fit_check.make_plan(fit_check.Row("step", "8b", 16, 8, 512))
-    gpu = find_gpu("h200", 100)
-    estimator = GpuEstimator(gpu)
-    memory = estimator.estimate(plan)
-    suggestions = suggest_settings(plan, estimator.estimate)
-    assert suggestions[0][0] == "optimizer.kind=adamw_offloaded"
-    layout = lay_out_step(plan, 512)
-    size = measure_size(plan.config, plan.model)
-    result = Estimate(plan, size, layout, memory, gpu.usable, suggestions, gpu=gpu, planned=True)
+    result = examine(plan, find_gpu("h200", 100), planned=True)
+    assert result.suggestions[0][0] == "optimizer.kind=adamw_offloaded"
     advice = describe(result).problems[0]
     assert "optimizer.kind=adamw_offloaded (saves" in advice and "smaller model" not in advice

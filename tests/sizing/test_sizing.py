@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,20 +12,31 @@ import torch
 from postgrad.cli.main import main
 from postgrad.cli.train import compose_arguments
 from postgrad.config.schema import Config
-from postgrad.doctor.workload import read_workload
+from postgrad.doctor.fit import read_workload
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.model.load.load import model_config
 from postgrad.model.load.tiny import make_tiny
-from postgrad.model.passes.layout import make_packed_micro_batches, make_padded_micro_batches
-from postgrad.sizing.choose import plan_of_settings
+from postgrad.model.passes.layout import make_packed_micro_batches
+from postgrad.sizing.choose import largest_settings
 from postgrad.sizing.devices import find_gpu
-from postgrad.sizing.gpu_memory import GpuEstimator, is_captured, wanted_cache_bytes
-from postgrad.sizing.largest import largest_settings
-from postgrad.sizing.memory import optimizer_working_bytes, state_bytes
-from postgrad.sizing.packed import PackedSimulation, runs_packed
-from postgrad.sizing.plan import GroupLengths, Plan, Workload, pack_groups, pad_groups
-from postgrad.sizing.simulate import measure_size
+from postgrad.sizing.memory import (
+    estimate,
+    is_captured,
+    optimizer_working_bytes,
+    state_bytes,
+    wanted_cache_bytes,
+)
+from postgrad.sizing.simulate import PassSimulation, measure_size
+from postgrad.sizing.workload import (
+    GroupLengths,
+    Pass,
+    Plan,
+    Workload,
+    lay_out_step,
+    plan_of_settings,
+    runs_packed,
+)
 from postgrad.training.prepare import prepare
 from postgrad.training.resolve import local_roles, row_kinds
 from postgrad.types import Batch, Trajectory
@@ -45,37 +55,30 @@ def make_plan(model: Path, groups: int, samples: int, *overrides: str) -> Plan:
     return Plan(config, model_config(config.model), workload, packed=True)
 
 
-@pytest.mark.parametrize("budget", [10, 64, 100, 1000])
-def test_packed_passes_are_those_of_the_trainer(budget: int) -> None:
-    groups = [GroupLengths(11, (3, 40), 2), GroupLengths(5, (), 3), GroupLengths(7, (0, 9), 0)]
+MIXED = [GroupLengths(11, (3, 40), 2), GroupLengths(5, (), 3), GroupLengths(7, (0, 9), 0)]
+PAIRS = [GroupLengths(11, lengths, 0, 2) for lengths in ((3, 40), (20, 20), (9, 1))]
+
+
+@pytest.mark.parametrize("budget", [10, 40, 64, 100, 1000])
+@pytest.mark.parametrize("groups", [MIXED, PAIRS])
+def test_passes_are_those_of_the_trainer(
+    tiny: Path, groups: list[GroupLengths], budget: int
+) -> None:
+    """Also that the rows which one loss reads jointly are in one pass."""
+    words = [f"training.token_budget={budget}", "rollout.max_response_tokens=20"]
+    config = make_config(tiny, *words)
+    layout = lay_out_step(Plan(config, None, Workload(groups, 11)))
     rows: list[Trajectory] = []
+    units: list[int] = []
     for number, group in enumerate(groups):
-        for length in group.responses(20):
-            # Encoder are in order, because the trainer sorts by them.
+        for place, length in enumerate([*group.given, *[20] * group.num_samples]):
+            # Prompts are in order, because the trainer sorts by them.
             rows.append(Trajectory(str(number), [number] * group.prompt, [0] * length, number))
-    passes = make_packed_micro_batches(Batch.of(rows), budget)
+            units.append(10 * number + place // group.rows_per_loss)
+    passes = make_packed_micro_batches(Batch.of(rows), budget, units)
     expected = [(micro.num_tokens, len(micro.gather)) for micro in passes]
-    assert pack_groups(groups, 20, budget) == expected
-
-
-@pytest.mark.parametrize("budget", [40, 64, 100, 1000])
-@pytest.mark.parametrize("padded", [False, True])
-def test_the_rows_of_a_pair_are_in_one_pass(budget: int, padded: bool) -> None:
-    groups = [GroupLengths(11, lengths, 0, 2) for lengths in ((3, 40), (20, 20), (9, 1))]
-    rows: list[Trajectory] = []
-    for number, group in enumerate(groups):
-        for length in group.given:
-            rows.append(Trajectory(str(number), [number] * 11, [0] * length, number))
-    batch = Batch.of(rows)
-    pairs = batch.rows["group"].tolist()
-    if padded:
-        expected = make_padded_micro_batches(batch, budget, 32, pairs)
-        plan = SimpleNamespace(token_budget=budget, width=32)
-        found = [(m.num_tokens, len(m.gather)) for m in pad_groups(plan, groups, 1)[0]]
-    else:
-        expected = make_packed_micro_batches(batch, budget, pairs)
-        found = pack_groups(groups, 1, budget)
-    assert found == [(micro.num_tokens, len(micro.gather)) for micro in expected]
+    assert [(one.tokens, one.response_tokens) for one in layout.passes] == expected
+    assert layout.num_rows == len(rows)
 
 
 @pytest.mark.parametrize(
@@ -122,24 +125,24 @@ def test_an_engine_apart_gives_its_cache_back_while_the_trainer_works(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless it samples then. A small cache stays in any case."""
-    estimator = GpuEstimator(find_gpu("h200"))
+    gpu = find_gpu("h200")
     apart = make_plan(tiny, 2, 4, "cluster.backend=process", "cluster.engine_apart=true")
     stale = dataclasses.replace(apart.config.rollout, staleness=1)
     ahead = dataclasses.replace(apart, config=dataclasses.replace(apart.config, rollout=stale))
-    small = estimator.estimate(apart)
+    small = estimate(apart, gpu)
     assert "rollout" not in small.phases
-    monkeypatch.setattr("postgrad.sizing.gpu_memory.KEPT_CACHE_BYTES", 0)
+    monkeypatch.setattr("postgrad.sizing.memory.KEPT_CACHE_BYTES", 0)
     cache = wanted_cache_bytes(apart)
-    large = estimator.estimate(apart)
+    large = estimate(apart, gpu)
     assert large.phases["rollout"] == {"KV cache": cache}
     assert large.held["engine process"] == small.held["engine process"] - cache
-    assert estimator.estimate(ahead).held == small.held
+    assert estimate(ahead, gpu).held == small.held
 
 
 def test_a_block_keeps_what_its_kernels_save(tiny: Path) -> None:
     """Width 32, heads of 8: 4 of queries, 2 of keys; 64 wide inside; two blocks; bfloat16."""
     config = make_config(tiny)
-    simulation = PackedSimulation(config, model_config(config.model))
+    simulation = PassSimulation(config, model_config(config.model), packed=True)
     tokens = 4096
     queries, keys = 4 * 8, 2 * 8
     residuals = 2 * 32  # before attention and before the MLP
@@ -149,21 +152,21 @@ def test_a_block_keeps_what_its_kernels_save(tiny: Path) -> None:
     block = 2 * (residuals + normed + inputs_of_norms + attention + 2 * 64)
     block += 4 * (2 + 4 + 2)  # 1 / rms of two norms and of each head's norm, in float32
     block += 4 * 4  # log-sum-exp of each head
-    kept = simulation.run(tokens, 1000).kept
+    kept = simulation.run(Pass(tokens, 1000)).kept
     assert kept / tokens == pytest.approx(2 * block, rel=0.2)
-    assert simulation.run(2 * tokens, 1000).kept == pytest.approx(2 * kept, rel=0.01)
+    assert simulation.run(Pass(2 * tokens, 1000)).kept == pytest.approx(2 * kept, rel=0.01)
 
 
 @pytest.mark.slow
 def test_checkpointing_keeps_less_and_lora_trains_less(tiny: Path) -> None:
     model = model_config(make_config(tiny).model)
-    full = PackedSimulation(make_config(tiny), model).run(1024, 512)
+    full = PassSimulation(make_config(tiny), model, packed=True).run(Pass(1024, 512))
     checkpointing = make_config(tiny, "model.activation_checkpointing=true")
-    checkpointed = PackedSimulation(checkpointing, model).run(1024, 512)
+    checkpointed = PassSimulation(checkpointing, model, packed=True).run(Pass(1024, 512))
     assert checkpointed.kept < 0.5 * full.kept
     lora = make_config(tiny, "model.lora.rank=4")
     assert measure_size(lora, model).trained < 0.2 * measure_size(lora, model).parameters
-    assert PackedSimulation(lora, model).run(1024, 512).kept > full.kept
+    assert PassSimulation(lora, model, packed=True).run(Pass(1024, 512)).kept > full.kept
 
 
 def test_muon_keeps_one_number_per_weight_of_a_matrix(tiny: Path) -> None:
@@ -178,7 +181,7 @@ def test_muon_keeps_one_number_per_weight_of_a_matrix(tiny: Path) -> None:
 
 def test_memory_of_the_parts_by_hand(tiny: Path) -> None:
     plan = make_plan(tiny, 2, 4, "rollout.max_response_tokens=100", "optimizer.kind=adamw_fused")
-    memory = GpuEstimator(find_gpu("h200")).estimate(plan)
+    memory = estimate(plan, find_gpu("h200"))
     p = measure_size(plan.config, plan.model).parameters
     assert memory.held["weights"] == 2 * p
     assert memory.held["optimizer state"] == 8 * p
@@ -193,32 +196,31 @@ def test_memory_of_the_parts_by_hand(tiny: Path) -> None:
 
 @pytest.mark.slow
 def test_offloading_vllm_and_a_reference_change_what_is_held(tiny: Path) -> None:
-    estimator = GpuEstimator(find_gpu("h200"))
+    gpu = find_gpu("h200")
     plain = make_plan(tiny, 2, 4)
     offloaded = make_plan(tiny, 2, 4, "optimizer.kind=adamw_offloaded")
-    assert "optimizer state" not in estimator.estimate(offloaded).held
+    assert "optimizer state" not in estimate(offloaded, gpu).held
     vllm = make_plan(tiny, 2, 4, "rollout.engine=vllm")
-    weights = estimator.estimate(plain).held["weights"]
-    assert estimator.estimate(vllm).phases["rollout"]["vLLM's weights"] == weights
+    weights = estimate(plain, gpu).held["weights"]
+    assert estimate(vllm, gpu).phases["rollout"]["vLLM's weights"] == weights
     roles = {"reference": ("frozen", plain.model)}
-    assert estimator.estimate(dataclasses.replace(plain, roles=roles)).held["reference"] == weights
+    assert estimate(dataclasses.replace(plain, roles=roles), gpu).held["reference"] == weights
 
 
 def test_graphs_are_for_small_passes_without_adapters(tiny: Path) -> None:
-    config = make_config(tiny)
-    size = measure_size(config, model_config(config.model))
+    plan = make_plan(tiny, 1, 1)
+    size = measure_size(plan.config, plan.model)
     limit = int(2e12 / (6 * size.block))
-    assert is_captured(config, size, limit)
-    assert not is_captured(config, size, limit + 1)
-    assert not is_captured(make_config(tiny, "model.lora.rank=4"), size, 100)
+    assert is_captured(plan, size, limit)
+    assert not is_captured(plan, size, limit + 1)
+    assert not is_captured(make_plan(tiny, 1, 1, "model.lora.rank=4"), size, 100)
 
 
 @pytest.mark.slow
 def test_largest_settings_fit_and_more_does_not(tiny: Path) -> None:
     plan = make_plan(tiny, 64, 64, "rollout.max_rows=4096", "rollout.max_response_tokens=400")
     gpu = find_gpu("h200", gib=1.15)
-    estimator = GpuEstimator(gpu)
-    largest = largest_settings(plan, estimator)
+    largest = largest_settings(plan, gpu)
     assert set(largest) == {
         "training.token_budget",
         "rollout.samples",
@@ -226,17 +228,14 @@ def test_largest_settings_fit_and_more_does_not(tiny: Path) -> None:
     }
     budget = largest["training.token_budget"]
     for factor, fits in ((1.0, True), (1.1, False)):
-        training = dataclasses.replace(
-            plan.config.training, token_budget=int(factor * budget + 1024 * (factor - 1))
-        )
-        config = dataclasses.replace(plan.config, training=training)
-        memory = estimator.estimate(dataclasses.replace(plan, config=config))
+        changed = int(factor * budget + 1024 * (factor - 1))
+        memory = estimate(plan.changed("training.token_budget", changed), gpu)
         assert (memory.peak <= gpu.usable) == fits
 
 
 def test_devices_have_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert find_gpu("H200").memory > find_gpu("h100").memory
-    assert find_gpu("h200", 100).memory == 100 * GIB
+    assert find_gpu("H200").usable > find_gpu("h100").usable
+    assert find_gpu("h200", 100).usable == 99 * GIB
     with pytest.raises(ConfigError, match="--device h20"):
         find_gpu("h20")
 
@@ -260,7 +259,7 @@ def test_a_run_is_planned_for_a_gpu_that_is_not_here(
     assert "computes on" in text and "h200, bfloat16" in text
     assert "packed, captured as graphs" in text
     assert "largest that fit" in text and "training.token_budget=" in text
-    assert "not estimated on a GPU" in text
+    assert "not measured for a GPU that is not here" in text
     assert main([*words, "--device", "h201"]) == 2
     assert main([*words, "--device-gib", "40"]) == 2
     assert main([*words, "cluster=ray"]) == 2
@@ -279,7 +278,7 @@ def test_only_the_policy_without_its_adapters_needs_no_weights_of_its_own(tiny: 
         config.training.token_budget = 1024
         roles = local_roles(config, find_method("distill")(config))
         plan = plan_of_settings(config, model_config(config.model), roles)
-        weights.append(GpuEstimator(find_gpu("h200")).estimate(plan).held.get("teacher", 0))
+        weights.append(estimate(plan, find_gpu("h200")).held.get("teacher", 0))
     assert weights[0] == 0 and weights[1] > 0
 
 
@@ -291,15 +290,17 @@ import sys
 sys.modules["triton"] = None
 from postgrad.cli.train import compose_arguments
 from postgrad.model.load.load import model_config
-from postgrad.sizing.packed import PackedSimulation
+from postgrad.sizing.simulate import PassSimulation
+from postgrad.sizing.workload import Pass
 config = compose_arguments(["grpo", "model.path={tiny}", "model.device=cuda",
     "model.dtype=bfloat16", "data.train=arithmetic:2"])
-print(PackedSimulation(config, model_config(config.model)).run(1024, 512))
+model = model_config(config.model)
+print(PassSimulation(config, model, packed=True).run(Pass(1024, 512)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     config = make_config(tiny)
-    expected = PackedSimulation(config, model_config(config.model)).run(1024, 512)
+    expected = PassSimulation(config, model_config(config.model), packed=True).run(Pass(1024, 512))
     assert done.stdout.strip() == str(expected)
 
 

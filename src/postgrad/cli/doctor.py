@@ -9,15 +9,15 @@ from postgrad.errors import ConfigError
 
 if TYPE_CHECKING:
     from postgrad.doctor.report import Report
-    from postgrad.sizing.devices import GpuSpec
+    from postgrad.sizing.devices import Device
 
 DESCRIPTION = """\
 Without arguments: shows what this machine offers and what a run would use: device, compute type,
 threads, memory, engines, packages.
-With --fit: estimates whether a run fits into memory and on the disk, which passes and decoding the
-model gets, and on a CPU how long it takes. It measures for less than half a minute, loads no
-weights and writes no run. With --device NAME the estimate is for a GPU that this machine need not
-have."""
+With --fit: estimates whether a run fits into memory and on the disk. If it does, two real steps
+with a few problems show how long it takes and which passes and decoding the model gets; that takes
+about a minute and writes no run. With --device NAME the estimate is for a GPU that this machine
+need not have."""
 
 
 def make_parser() -> Parser:
@@ -61,14 +61,13 @@ def run(argv: list[str]) -> int:
         raise ConfigError(
             f"--device-gib {arguments.device_gib:g} needs the kind of GPU; add --device h200"
         )
-    from postgrad.doctor.describe import describe
-    from postgrad.doctor.estimate import estimate
+    from postgrad.doctor.fit import check_fit
 
-    show(describe(estimate(config, gpu)), arguments.json)
+    show(check_fit(config, gpu), arguments.json)
     return 0
 
 
-def _planned_gpu(name: str | None, gib: float | None) -> "GpuSpec | None":
+def _planned_gpu(name: str | None, gib: float | None) -> "Device | None":
     """Return the GPU of --device; None without it. Raises ConfigError."""
     if name is None:
         return None

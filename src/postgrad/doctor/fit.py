@@ -1,206 +1,200 @@
-"""The arithmetic of `postgrad doctor --fit`: memory, time and disk of a run, before it starts.
+"""`postgrad doctor --fit`: whether a run fits into memory and on the disk, and how long it takes.
 
-Memory is counted by what holds it; simulate.py gives the activations. Time is counted with the
-rates that probe.py measures. Responses are assumed to have their maximum length, so both are
-upper bounds for models that stop earlier.
+Responses are assumed to have their maximum length, so memory and disk are upper bounds for models
+that stop earlier.
 """
 
-import dataclasses
 import math
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from postgrad.sizing.memory import (
-    Memory,
-    optimizer_working_bytes,
-    state_bytes,
-    state_bytes_on_device,
+import torch
+
+from postgrad.config.schema import Config
+from postgrad.data.feed import Feed
+from postgrad.doctor.machine import disk_free, memory_bytes
+from postgrad.doctor.rehearsal import Rehearsal, rehearse
+from postgrad.doctor.report import Report, gib
+from postgrad.errors import ConfigError, RunError
+from postgrad.methods.method import Ports, Step
+from postgrad.model.device import (
+    DTYPES,
+    describe_device,
+    has_own_memory,
+    memory_info,
+    peak_memory_bytes,
 )
-from postgrad.sizing.plan import (
+from postgrad.model.load.load import model_config
+from postgrad.model.passes.support import CAPTURED_FAMILIES
+from postgrad.phases import duration
+from postgrad.sizing.choose import largest_settings, suggest_settings
+from postgrad.sizing.devices import Device, make_gpu
+from postgrad.sizing.memory import Memory, estimate, is_captured, state_bytes
+from postgrad.sizing.simulate import ModelSize, measure_size
+from postgrad.sizing.workload import (
     AVERAGED_WEIGHTS,
+    GroupLengths,
     Plan,
     StepLayout,
+    Workload,
     lay_out_step,
-    role_weight_bytes,
+    runs_packed,
 )
-from postgrad.sizing.simulate import ModelSize, cache_bytes, measure_size, simulate_update
+from postgrad.training.prepare import Prepared, prepare
+from postgrad.training.resolve import local_roles
 
 ROLLOUT_BYTES = 10  # of rollouts/ per token: compressed parquet; measured 8 to 9
-MAX_KERNELS = 1024  # matrix shapes whose kernels oneDNN keeps
-# Share of a phase that the CPU heap loses to gaps between tensors; measured 0.1 to 0.3.
-HEAP_SLACK = 0.25
 
 
 @dataclass(frozen=True)
-class Rates:
-    """Measured seconds on this machine, for the model with all its blocks."""
+class Fit:
+    """What one run needs and what the device has."""
 
-    forward_token_s: float  # per padded token, without gradient
-    train_token_s: float  # per padded token, forward and backward
-    decode_s: float  # per decode step of `decode_rows` rows
-    decode_rows: int
-    parameter_s: float  # per parameter, of an optimizer step
+    plan: Plan
+    size: ModelSize
+    layout: StepLayout
+    memory: Memory
+    device: Device
+    planned: bool = False  # this machine need not have the device
+    suggestions: list[tuple[str, int]] = field(default_factory=list)  # (setting, bytes saved)
+    largest: dict[str, int] = field(default_factory=dict)  # settings by the largest value that fits
+    rehearsal: Rehearsal | None = None
+    failure: str = ""  # why the rehearsal ended early
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.peak <= self.device.usable
 
 
-# ---- memory
-
-
-def estimate_memory(plan: Plan, process: int, kernel: int = 0) -> Memory:
-    """Return the peak memory of the run by what holds it.
+def check_fit(config: Config, planned: Device | None = None) -> Report:
+    """Prepare the run as `postgrad train` does, then estimate, and rehearse it if it fits.
 
     Args:
-        plan: the run.
-        process: bytes of a process that has imported everything and loaded the data; 0 if only
-            the accelerator's memory counts.
-        kernel: bytes that a new shape of matrix product costs on this machine (0 in float32).
+        config: of the run.
+        planned: plan the run for this GPU; None: this machine.
+
+    Raises:
+        ConfigError: for everything that `postgrad train` would refuse before it loads the model,
+            and for runs on Ray.
     """
+    if config.cluster.backend == "ray":
+        raise ConfigError(
+            "doctor --fit estimates one device; leave cluster=ray out, and see "
+            "docs/machines.md#memory-per-device for what a mesh divides"
+        )
+    run = prepare(config, planned)
+    run.scorer.close()
+    config = run.config
+    model = model_config(config.model, config.seed)
+    packed = runs_packed(config, model)
+    if planned and not packed:
+        raise ConfigError(
+            f"--device {planned.name} plans dense models of the types "
+            f"{', '.join(CAPTURED_FAMILIES)}, and model.path={config.model.path} is "
+            f"{model.get_text_config().model_type}; run postgrad doctor --fit on the GPU itself, "
+            "without --device"
+        )
+    plan = Plan(config, model, read_workload(run), local_roles(config, run.method), packed)
+    return describe(examine(plan, planned or this_device(config), planned is not None))
+
+
+def examine(plan: Plan, device: Device, planned: bool) -> Fit:
+    """Estimate the run and, if it fits into this machine, rehearse it."""
     config = plan.config
+    memory = estimate(plan, device)
+    suggestions: list[tuple[str, int]] = []
+    largest: dict[str, int] = {}
+    rehearsal = None
+    failure = ""
+    if memory.peak > device.usable:
+        suggestions = suggest_settings(plan, device)
+    else:
+        if plan.packed:
+            largest = largest_settings(plan, device)
+        if not planned:
+            has_given_rows = any(group.given for group in plan.workload.groups)
+            may_shorten = not has_given_rows and not getattr(config.method, "max_refills", 0)
+            try:
+                rehearsal = rehearse(config, may_shorten)
+            except RunError as error:
+                failure = str(error)
     size = measure_size(config, plan.model)
-    layout = lay_out_step(plan, config.rollout.max_response_tokens)
-    rollout = _rollout_bytes(plan, size)
-    state = state_bytes_on_device(config, size)
-    role_memory, role_phases = _role_bytes(plan, layout)
-    num_kernels = min(MAX_KERNELS, _num_kernel_shapes(plan, size, layout))
-    held = {"process": process, "weights": size.weights, **state, **role_memory}
-    held["kernels by shape"] = kernel * num_kernels
-    if config.cluster.backend == "process":
-        held["driver process"] = process
-    if config.cluster.engine_apart:
-        masters = state.get("float32 masters", 0)
-        held["engine process"] = process + size.weights + masters
-        if plan.rollouts_overlap:
-            held["engine process"] += sum(rollout.values())
-            rollout = {}
-    activations, head = simulate_update(config, plan.model, layout.largest_pass)
-    gradients = 4 * size.trained
-    working_copy = optimizer_working_bytes(config, size)
-    phases = {
-        "update": {"gradients": gradients, "activations": activations, "head": head},
-        "optimizer step": {"gradients": gradients, "working copy": working_copy},
-        "rollout": rollout,
-        **role_phases,
-    }
-    if size.dequantized:
-        phases["update"]["dequantized weights"] = size.dequantized
-    if config.model.device == "cpu":
-        for parts in phases.values():
-            parts["heap slack"] = round(HEAP_SLACK * sum(parts.values()))
-    return Memory(
-        held={name: size for name, size in held.items() if size},
-        phases={name: parts for name, parts in phases.items() if sum(parts.values())},
+    layout = lay_out_step(plan)
+    return Fit(
+        plan, size, layout, memory, device, planned, suggestions, largest, rehearsal, failure
     )
 
 
-def _rollout_bytes(plan: Plan, size: ModelSize) -> dict[str, int]:
-    """Return the bytes of the KV cache and of sampling; empty if nothing is sampled."""
-    rows = plan.decode_rows
-    config = plan.config
-    if not rows:
-        return {}
-    length = plan.workload.longest_prompt + config.rollout.max_response_tokens
-    # Logits, log-softmax, probabilities and their running sum are alive at the same time.
-    sampling = 4 * 4 * rows * size.vocabulary
-    if config.model.device == "cpu" and size.bytes_each == 2:
-        sampling += 4 * size.vocabulary * plan.width  # the head in float32
-    return {"KV cache": rows * length * cache_bytes(config, plan.model), "sampling": sampling}
+def read_workload(run: Prepared) -> Workload:
+    """Return the lengths of the first step, composed by the method. Nothing is sampled.
 
-
-def _role_bytes(plan: Plan, layout: StepLayout) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
-    """Return what the models besides the policy hold, and the update phase of each critic."""
-    held: dict[str, int] = {}
-    phases: dict[str, dict[str, int]] = {}
-    unquantized = dataclasses.replace(plan.config.model, quantization="none")
-    role_config = dataclasses.replace(plan.config, model=unquantized)
-    for name, (kind, model) in plan.roles.items():
-        size = measure_size(plan.config, model, adapters=False)
-        held[name] = role_weight_bytes(kind, size)
-        if kind == "critic":
-            held[f"{name}'s optimizer"] = sum(state_bytes_on_device(plan.config, size).values())
-            activations, _ = simulate_update(role_config, model, layout.largest_pass)
-            phases[f"{name}'s update"] = {
-                "gradients": 4 * size.parameters,
-                "activations": activations,
-            }
-    return held, phases
-
-
-def _num_kernel_shapes(plan: Plan, size: ModelSize, layout: StepLayout) -> int:
-    """Return the number of matrix shapes of a run.
-
-    Rows leave the engine one by one, and passes differ if lengths do.
+    Raises ConfigError if the data lack what the method needs.
     """
-    steps = plan.config.training.steps
-    all_alike = not layout.num_sampled and len(set(plan.workload.groups)) == 1
-    num_passes = 1 if all_alike else layout.num_passes * steps
-    decode_shapes = min(plan.decode_rows, steps * plan.config.rollout.max_response_tokens)
-    return size.linears * (decode_shapes + 3 * num_passes)
+    config = run.config
+    method = run.method
+    engine: Any = SimpleNamespace(shares_weights=not config.cluster.engine_apart)
+    method.bind(Ports(None, engine, run.scorer, run.encoder))  # type: ignore[arg-type]
+    step = Step(1, Feed(run.train, config.seed, config.data.shuffle))
+    try:
+        composed = method.compose(method.draw(None, step), step)
+    except RunError as error:
+        raise ConfigError(str(error)) from error
+    groups: list[GroupLengths] = []
+    for group in composed:
+        prompt = len(method.encode_row(run.encoder, group.problem).prompt)
+        given = tuple(len(trajectory.response) for trajectory in group.given_rows)
+        groups.append(GroupLengths(prompt, given, group.num_samples, method.traits.rows_per_loss))
+    rows = [method.encode_row(run.encoder, problem) for problem in [*run.train, *run.held_out]]
+    longest = max(len(row.prompt) for row in rows)
+    return Workload(groups, longest, len(run.held_out) if method.needs_verifier() else 0)
 
 
-# ---- time and disk
+# ---- this machine
 
 
-def estimate_step(
-    plan: Plan, stages: list[str], layout: StepLayout, rates: Rates
-) -> dict[str, float]:
-    """Return the seconds of one step by stage, without verifiers, refills and checkpoints."""
-    seconds: dict[str, float] = {}
-    size = measure_size(plan.config, plan.model)
-    training = plan.config.training
-    num_updates = training.updates_per_step * training.ppo_epochs
-    tokens = layout.padded_tokens
-    if layout.num_sampled:
-        seconds["sample"] = generation_seconds(
-            layout.num_sampled, layout.prompt_tokens, layout.sampled_tokens, rates
-        )
-    if "sample_greedy" in stages:
-        seconds["sample_greedy"] = generation_seconds(
-            len(plan.workload.groups), layout.prompt_tokens, layout.sampled_tokens, rates
-        )
-    if "compute_old_logprobs" in stages:
-        seconds["compute_old_logprobs"] = tokens * rates.forward_token_s
-    for name, (kind, model) in plan.roles.items():
-        # Each model computes every row once per step; its time grows with its parameters.
-        other = measure_size(plan.config, model, adapters=False)
-        relative_size = other.parameters / size.parameters
-        seconds[name] = tokens * rates.forward_token_s * relative_size
-        if kind == "critic":
-            passes = training.ppo_epochs * relative_size
-            seconds[name] += tokens * rates.train_token_s * passes
-            seconds[name] += num_updates * other.parameters * rates.parameter_s
-    optimizer_s = num_updates * size.trained * rates.parameter_s
-    seconds["update"] = training.ppo_epochs * tokens * rates.train_token_s + optimizer_s
-    return seconds
+def this_device(config: Config) -> Device:
+    """Return the device of the run with its free memory, and what this process holds of it."""
+    device = torch.device(config.model.device)
+    if has_own_memory(device):
+        return make_gpu(describe_device(device), memory_info(device)[0])
+    process = resident_bytes()
+    kernel = kernel_bytes(config.model.dtype) if device.type == "cpu" else 0
+    return Device(config.model.device, memory_bytes()[1] + process, process, kernel)
 
 
-def generation_seconds(
-    num_rows: int, prompt_tokens: int, response_tokens: int, rates: Rates
-) -> float:
-    """Return the seconds to sample responses: the prompts once, then decode steps of all rows."""
-    num_waves = max(1.0, num_rows / rates.decode_rows)
-    return prompt_tokens * rates.forward_token_s + num_waves * response_tokens * rates.decode_s
+def kernel_bytes(dtype: str) -> int:
+    """Return the bytes that a matrix product of a new shape keeps on the CPU.
+
+    In bfloat16 on CPUs with matrix tiles oneDNN keeps code for every shape, up to 1 MiB.
+    In float32 it keeps none.
+    """
+    rows = torch.zeros(1024, 512, dtype=DTYPES[dtype])
+    weight = torch.zeros(512, 1024, dtype=DTYPES[dtype])
+    result = torch.zeros(1024, 1024, dtype=DTYPES[dtype])
+
+    def multiply(shapes: range) -> None:
+        for num_rows in shapes:
+            torch.mm(rows[:num_rows], weight, out=result[:num_rows])
+
+    multiply(range(1024, 768, -8))  # fills the free memory of the heap
+    before = resident_bytes()
+    shapes = range(768, 512, -8)
+    multiply(shapes)
+    return max(0, resident_bytes() - before) // len(shapes)
 
 
-def num_validations(plan: Plan) -> int:
-    """Return how often a run validates: before the first step, after the last, and in between."""
-    training = plan.config.training
-    if not training.validate_every:
-        return 2
-    return 2 + (training.steps - 1) // training.validate_every
+def resident_bytes() -> int:
+    """Return the memory of this process now, or its peak if the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return peak_memory_bytes(torch.device("cpu"))
 
 
-def estimate_validations(plan: Plan, rates: Rates) -> float:
-    """Return the seconds of all validations that answer problems, greedy and sampled."""
-    workload = plan.workload
-    training = plan.config.training
-    if not workload.num_validation:
-        return 0.0
-    count = num_validations(plan)
-    all_prompts = sum(group.prompt for group in workload.groups)
-    prompt_tokens = workload.num_validation * all_prompts // len(workload.groups)
-    response_tokens = plan.config.rollout.max_response_tokens
-    num_responses = workload.num_validation * training.validation_samples
-    one = generation_seconds(num_responses, prompt_tokens, response_tokens, rates)
-    per_validation = 2 if training.validation_temperature is None else 1
-    return count * per_validation * one
+# ---- disk
 
 
 def checkpoint_bytes(plan: Plan) -> int:
@@ -236,3 +230,121 @@ def disk_bytes(plan: Plan, layout: StepLayout) -> int:
     num_checkpoints = min(num_saves, training.keep_checkpoints + keeps_best + 1)
     rollouts = training.steps * layout.tokens * ROLLOUT_BYTES
     return num_checkpoints * checkpoint_bytes(plan) + rollouts
+
+
+# ---- rows to read
+
+
+def describe(result: Fit) -> Report:
+    """Return the needs of the run and what the machine has, as rows and problems."""
+    config = result.plan.config
+    model = config.model
+    size = result.size
+    report = Report()
+    report.add("model", f"{model.path}: {size.parameters:,} parameters in {size.blocks} blocks")
+    threads = f", {model.threads} threads" if model.device == "cpu" else ""
+    report.add("computes on", f"{result.device.name}, {model.dtype}{threads}")
+    _describe_memory(report, result)
+    if result.planned:
+        captured = is_captured(result.plan, size, result.layout.largest_pass.tokens)
+        report.add("passes", f"packed, {'captured as graphs' if captured else 'kernel by kernel'}")
+    elif result.rehearsal is not None:
+        report.rows += result.rehearsal.paths
+    if result.largest:
+        values = ", ".join(f"{setting}={value}" for setting, value in result.largest.items())
+        report.add("largest that fit", f"{values} (each alone)")
+    tokens = result.layout.tokens
+    total = tokens * config.training.steps
+    rows = f"{result.layout.num_rows:,} rows"
+    report.add("tokens", f"{tokens:,} per step in {rows}, {total:,} in total")
+    _describe_time(report, result)
+    _describe_disk(report, result)
+    return report
+
+
+def _describe_memory(report: Report, result: Fit) -> None:
+    memory = result.memory
+    verdict = "fits" if result.fits else "DOES NOT FIT"
+    peak = f"{gib(memory.peak)} in the {memory.peak_phase}"
+    problem = "" if result.fits else _memory_advice(result)
+    report.add("peak memory", f"{peak}; {gib(result.device.usable)} available: {verdict}", problem)
+    notes = {
+        "activations": f"  ({result.layout.largest_pass.tokens:,} tokens in one pass)",
+        "KV cache": f"  ({result.plan.decode_rows} rows)",
+    }
+    for name, size in {**memory.held, **memory.phases[memory.peak_phase]}.items():
+        report.add(f"  {name}", f"{gib(size):>10}{notes.get(name, '')}")
+    for phase, parts in memory.phases.items():
+        if phase != memory.peak_phase:
+            sizes = ", ".join(f"{name} {gib(size)}" for name, size in parts.items())
+            report.add(f"  in the {phase}", f"{sizes}, at another time")
+
+
+def _memory_advice(result: Fit) -> str:
+    """Return what to change so that the run fits."""
+    available = result.device.usable
+    needed = f"{gib(result.memory.peak)} of memory needed, {gib(available)} available"
+    state = sum(result.memory.held.values()) + 4 * result.size.parameters
+    missing = result.memory.peak - available
+    one_helps = any(saved >= missing for _, saved in result.suggestions)
+    if state > available and not one_helps:
+        return (
+            f"{needed}: weights, gradients and optimizer alone take {gib(state)}; "
+            "use a smaller model"
+        )
+    changes = [f"{setting} (saves {gib(saved)})" for setting, saved in result.suggestions]
+    return f"{needed}: set, the most effective first, {', '.join(changes)}"
+
+
+def _describe_time(report: Report, result: Fit) -> None:
+    rehearsal = result.rehearsal
+    if rehearsal is None:
+        reason = "for a GPU that is not here" if result.planned else "because the run does not fit"
+        report.add("time", result.failure or f"not measured {reason}", result.failure)
+        return
+    training = result.plan.config.training
+    step_s = sum(rehearsal.step.values())
+    stages = ", ".join(f"{name} {s:.2f} s" for name, s in rehearsal.step.items() if s >= 0.005)
+    report.add("time per step", f"{step_s:.2f} s ({stages})")
+    total_s = training.steps * step_s + num_validation_answers(result.plan) * rehearsal.response_s
+    report.add("total time", f"{duration(total_s)} for {training.steps} steps and the validations")
+    how = f"two real steps on this machine, the second with {rehearsal.problems} problems"
+    if result.layout.num_sampled:
+        limit = result.plan.config.rollout.max_response_tokens
+        how += (
+            f" and responses of up to {rehearsal.tokens} tokens; {rehearsal.cut:.0%} of them "
+            f"were cut off and count as {limit}"
+        )
+    report.add("measured by", how)
+    report.add("", "not included: checkpoints")
+
+
+def num_validation_answers(plan: Plan) -> int:
+    """Return how many responses all validations sample.
+
+    They come before the first step, after the last and in between; each is greedy and sampled.
+    """
+    training = plan.config.training
+    if training.validate_every:
+        num_validations = 2 + (training.steps - 1) // training.validate_every
+    else:
+        num_validations = 2
+    kinds = 2 if training.validation_temperature is None else 1
+    return num_validations * kinds * plan.workload.num_validation * training.validation_samples
+
+
+def _describe_disk(report: Report, result: Fit) -> None:
+    config = result.plan.config
+    needed = disk_bytes(result.plan, result.layout)
+    free = disk_free(config.runs)
+    report.add("checkpoint", gib(checkpoint_bytes(result.plan)))
+    best = " and the best" if config.training.keep_best else ""
+    kept = f"{config.training.keep_checkpoints} checkpoints{best}"
+    problem = ""
+    if needed > free:
+        problem = (
+            f"the run needs {gib(needed)} of disk, {gib(free)} are free: "
+            "lower training.keep_checkpoints or choose runs=FOLDER"
+        )
+    contents = f"{kept} kept, one being written, and the rollouts"
+    report.add("disk", f"{gib(needed)} at most ({contents}); {gib(free)} free", problem)

@@ -13,18 +13,20 @@ from pathlib import Path
 
 import torch
 
-from postgrad.doctor import probe
 from postgrad.doctor.report import Report, gib
 from postgrad.errors import ConfigError, RunError
 from postgrad.machine import available_cores, is_installed
 from postgrad.model.device import (
     DTYPES,
     accelerators,
+    best_seconds,
     choose_device,
     choose_dtype,
     describe_device,
     has_own_memory,
+    matmul_flops,
     memory_info,
+    synchronize,
     total_memory_bytes,
     unusable_gpu_hint,
 )
@@ -34,6 +36,7 @@ from postgrad.model.threads import probe_threads
 from postgrad.version import __version__
 
 PROBE_WIDTH = 512  # hidden size of the thread probe; a run probes with its model's
+MATMUL_SIZE = 4096  # rows and columns of the measured matrices on accelerators
 LOW_DISK = 5 * 2**30
 
 # (module, extra of postgrad or arguments of pip, purpose)
@@ -145,7 +148,7 @@ def _add_device(report: Report) -> None:
     dtype = choose_dtype("auto", device)
     rates = []
     for name in DTYPES:
-        rates.append(f"{name} {probe.matmul_rate(name, device) / 1e9:,.0f} GFLOP/s")
+        rates.append(f"{name} {matmul_rate(name, device) / 1e9:,.0f} GFLOP/s")
     rule = "used if the device supports it"
     if device.type == "cpu":
         rule = "used if it is 1.5 times as fast as float32"
@@ -182,6 +185,19 @@ def _add_memory_and_disk(report: Report, runs: str) -> None:
             "remove files, or choose another folder with runs=FOLDER"
         )
     report.add("disk", f"{gib(free)} free at {folder}", problem)
+
+
+def matmul_rate(dtype: str, device: torch.device) -> float:
+    """Return the floating-point operations per second of a square matrix product."""
+    if device.type == "cpu":
+        return matmul_flops(dtype)
+    matrix = torch.ones(MATMUL_SIZE, MATMUL_SIZE, dtype=DTYPES[dtype], device=device)
+
+    def multiply() -> None:
+        torch.mm(matrix, matrix)
+        synchronize(device)
+
+    return 2 * MATMUL_SIZE**3 / best_seconds(multiply, repeats=5)
 
 
 def engine_rows() -> Iterator[tuple[str, str]]:

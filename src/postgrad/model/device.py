@@ -105,7 +105,7 @@ def has_float32_accumulation(device: torch.device) -> bool:
 
 
 def is_simulated_gpu(device: torch.device) -> bool:
-    """Return whether a pass on this device stands for one on a GPU; see sizing/packed.py."""
+    """Return whether a pass on this device stands for one on a GPU; see sizing/simulate.py."""
     return device.type == "meta"
 
 

@@ -1,4 +1,4 @@
-"""GPUs by name, with their memory, so that a run can be planned without them."""
+"""Where a run computes: GPUs by name, so that a run can be planned without them, or this host."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,23 @@ UNUSABLE_BYTES = 1 * GIB
 
 
 @dataclass(frozen=True)
-class GpuSpec:
-    """One GPU and its memory."""
+class Device:
+    """One device and its memory.
+
+    Attributes:
+        name: as people call it.
+        usable: bytes that a run may use.
+        process: bytes of a process that has imported everything and loaded the data; 0 if only the
+            accelerator's memory counts.
+        kernel: bytes that a new shape of matrix product costs (oneDNN in bfloat16).
+        detachable: the paged cache gives its memory back between rollouts, as with CUDA's driver.
+    """
 
     name: str
-    memory: int  # bytes that torch sees
-
-    @property
-    def usable(self) -> int:
-        """Bytes that a run may use."""
-        return max(0, self.memory - UNUSABLE_BYTES)
+    usable: int
+    process: int = 0
+    kernel: int = 0
+    detachable: bool = True
 
 
 MEMORY_GIB = {  # that torch sees
@@ -34,10 +41,15 @@ MEMORY_GIB = {  # that torch sees
 }
 
 
-def find_gpu(name: str, gib: float | None = None) -> GpuSpec:
+def make_gpu(name: str, memory: int) -> Device:
+    """Return a GPU of which torch sees this many bytes."""
+    return Device(name, max(0, memory - UNUSABLE_BYTES))
+
+
+def find_gpu(name: str, gib: float | None = None) -> Device:
     """Return the GPU of this name, with `gib` GiB of memory if given. Raises ConfigError."""
     known = MEMORY_GIB.get(name.lower())
     if known is None:
         hint = did_you_mean(name, list(MEMORY_GIB))
         raise ConfigError(f"--device {name} is not a known GPU; {hint}")
-    return GpuSpec(name.lower(), round((known if gib is None else gib) * GIB))
+    return make_gpu(name.lower(), round((known if gib is None else gib) * GIB))

@@ -1,17 +1,16 @@
-"""The model without its weights: counted on the meta device, run on fake tensors to count memory.
+"""The model without its weights: counted on the meta device, run without data to count memory.
 
-Fake tensors have shapes and no data. One and two blocks of the model run forward and backward on
-them while every storage is counted; each other block adds the same as the second. So the estimate
-follows the model's own code, whatever the architecture.
+Models of one and of two blocks run forward and backward on tensors that have shapes and no data,
+while every storage is counted; each other block adds the same as the second. So the estimate
+follows the code of the model and of the passes, whatever the architecture. Packed passes of a GPU
+run on meta tensors, where Triton's kernels are not launched; others on fake tensors of the device.
 """
 
 import copy
-import dataclasses
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -23,51 +22,40 @@ from torch.utils._pytree import tree_leaves
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError, first_line
 from postgrad.model.device import DTYPES
+from postgrad.model.kernels.install import install_kernels
 from postgrad.model.load.context import context_length
 from postgrad.model.load.formats import Loaded, auto_class_of
 from postgrad.model.lora import add_adapters
 from postgrad.model.optimizers.muon import find_blocks
 from postgrad.model.passes.attention import register_attention
-from postgrad.model.passes.head import model_outputs
-from postgrad.model.passes.layout import MicroBatch
+from postgrad.model.passes.head import head_of, model_outputs
+from postgrad.model.passes.layout import MicroBatch, make_micro_batches_of_kind
+from postgrad.model.passes.packing import Packing
 from postgrad.model.passes.recompute import chunk_mlps
+from postgrad.model.passes.support import packing_problem
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL
 from postgrad.model.quantized import quantize_linears, quantized_modules
 from postgrad.model.views import hidden_states
+from postgrad.sizing.workload import Pass, Plan
+from postgrad.types import Batch, Trajectory
 
 Result = TypeVar("Result")
 
 # Stands for a method where only forward passes matter and never the loss.
 NO_OBJECTIVE: Any = SimpleNamespace(lr_scales=lambda names: {})
 
-# What was measured inside `reuse_results`, by what it depends on.
-_results: ContextVar[dict[Any, Any] | None] = ContextVar("results", default=None)
+_computed: dict[Any, Any] = {}  # sizes and simulations of this process, by what they depend on
 
 
-@contextmanager
-def reuse_results() -> Iterator[None]:
-    """Measure a model once inside this block, though plans with other settings ask for it again.
-
-    The plans may differ in settings of the model, in the shapes of a pass and in settings that
-    these functions do not read.
-    """
-    token = _results.set({})
-    try:
-        yield
-    finally:
-        _results.reset(token)
-
-
-def _reuse(compute: Callable[[], Result], config: Config, model_config: Any, *more: Any) -> Result:
-    """Return what `compute` returns for these settings of the model; see `reuse_results`."""
-    results = _results.get()
-    if results is None:
-        return compute()
-    key = (repr(config.model), model_config.to_json_string(use_diff=False), *more)
-    if key not in results:
-        results[key] = compute()
-    return results[key]
+def _once(compute: Callable[[], Result], config: Config, model_config: Any, *more: Any) -> Result:
+    """Return what `compute` returns for these settings of the model; plans share them."""
+    # Kept attention is counted by a formula, so it changes nothing here.
+    settings = replace(config.model, kept_attention_blocks=0)
+    key = (repr(settings), model_config.to_json_string(use_diff=False), *more)
+    if key not in _computed:
+        _computed[key] = compute()
+    return _computed[key]
 
 
 @dataclass(frozen=True)
@@ -139,7 +127,7 @@ def measure_size(config: Config, model_config: Any, adapters: bool = True) -> Mo
     `adapters`: quantize the model and add LoRA adapters if the configuration says so, which is
     about the policy only.
     """
-    return _reuse(
+    return _once(
         lambda: _measure_size(config, model_config, adapters), config, model_config, adapters
     )
 
@@ -208,79 +196,162 @@ class LiveBytes(TorchDispatchMode):
         self.now -= size
 
 
-def simulate_update(config: Config, model_config: Any, micro: MicroBatch) -> tuple[int, int]:
-    """Return the bytes that one micro-batch needs: (activations kept for backward, the head)."""
-    mask = None if micro.mask is None else micro.mask.shape
-    shapes = ("update", micro.ids.shape, mask, micro.gather.shape)
-    return _reuse(
-        lambda: _simulate_update(config, model_config, micro), config, model_config, *shapes
+@dataclass(frozen=True)
+class PassMemory:
+    """Bytes of one training pass on top of weights, optimizer and gradients."""
+
+    kept: int  # activations between the forward and the backward pass
+    blocks_extra: int  # beyond them, at most, in the backward pass of a block
+    head_extra: int  # beyond them, at most, in head and loss
+    extra: int  # beyond them, at most, in the whole pass
+
+    @property
+    def peak(self) -> int:
+        return self.kept + self.extra
+
+
+def simulation_of(plan: Plan, model_config: Any, adapters: bool = True) -> "PassSimulation":
+    """Return the simulation of one model of the run; plans with other passes share it."""
+    return _once(
+        lambda: PassSimulation(plan.config, model_config, plan.packed, adapters),
+        plan.config,
+        model_config,
+        "passes",
+        plan.packed,
+        adapters,
     )
 
 
-def _simulate_update(config: Config, model_config: Any, micro: MicroBatch) -> tuple[int, int]:
-    kept_by_one, peak_of_one = _simulate_blocks(config, model_config, micro, 1)
-    kept_by_two, _ = _simulate_blocks(config, model_config, micro, 2)
-    num_more = int(model_config.get_text_config().num_hidden_layers) - 1
-    activations = kept_by_one + num_more * (kept_by_two - kept_by_one)
-    return activations, peak_of_one - kept_by_one
+class PassSimulation:
+    """Simulates the training passes of one model.
 
+    Args:
+        config: of the run; activation checkpointing and LoRA change the passes.
+        model_config: the transformers configuration.
+        packed: passes by the kernels of a GPU.
+        adapters: add LoRA adapters if the configuration has them.
 
-def _simulate_blocks(
-    config: Config, model_config: Any, micro: MicroBatch, num_blocks: int
-) -> tuple[int, int]:
-    """Return the bytes (kept after the forward pass, at the peak) of a model of `num_blocks`."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    Raises:
+        RunError: the model does something that tensors without data cannot follow.
+    """
 
-    # The optimizer's state does not count here, and not every kind takes fake tensors.
-    optimizer = dataclasses.replace(config.optimizer, kind="adamw")
-    config = dataclasses.replace(config, optimizer=optimizer)
-    with named_errors(config), FakeTensorMode(), torch.device(config.model.device):
-        loaded = Loaded(build_model(config, model_config, num_blocks), None)
-        if config.model.activation_checkpointing:
-            chunk_mlps(loaded.model)
-        policy = LocalPolicy(config, loaded, NO_OBJECTIVE)
-        masters = list(policy.optimizer.masters.values())
-        for master in masters:  # as after an earlier micro-batch
+    def __init__(
+        self, config: Config, model_config: Any, packed: bool, adapters: bool = True
+    ) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        # The optimizer's state does not count here, and not every kind takes such tensors.
+        self.config = replace(config, optimizer=replace(config.optimizer, kind="adamw"))
+        self.packed = packed
+        self.adapters = adapters
+        self.num_blocks = int(model_config.get_text_config().num_hidden_layers)
+        self.device = torch.device("meta" if packed else config.model.device)
+        self.mode = nullcontext() if packed else FakeTensorMode(allow_non_fake_inputs=True)
+        self.results: dict[Pass, PassMemory] = {}
+        with self._without_data():
+            self.models = [self._make_policy(model_config, number) for number in (1, 2)]
+
+    @contextmanager
+    def _without_data(self) -> Iterator[None]:
+        with named_errors(self.config), self.mode, torch.device(self.device):
+            yield
+
+    def _make_policy(self, model_config: Any, num_blocks: int) -> LocalPolicy:
+        settings = self.config.model
+        model = build_model(self.config, model_config, num_blocks)
+        adapters = self.adapters and self.packed  # fake tensors take neither adapters nor 4 bits
+        if adapters and settings.quantization == "4bit":
+            quantize_linears(model, self.device)
+        if self.packed:
+            install_kernels(model)
+        if settings.activation_checkpointing:
+            chunk_mlps(model)
+        if adapters and settings.lora.rank:
+            add_adapters(model, settings.lora, 0)
+        policy = LocalPolicy(self.config, Loaded(model, None), NO_OBJECTIVE)
+        for master in policy.optimizer.masters.values():  # as after an earlier micro-batch
             master.grad = torch.zeros_like(master)
-        gradients = [master.grad for master in masters if master.grad is not None]
-        with LiveBytes([*policy.model.parameters(), *masters, *gradients]) as live:
-            ids = torch.zeros(micro.ids.shape, dtype=torch.int64)
-            positions = torch.zeros(micro.ids.shape, dtype=torch.int64)
-            mask = None
-            if micro.mask is not None:
-                mask = torch.ones(micro.mask.shape, dtype=torch.bool)
-            hidden = hidden_states(policy.model, ids, positions, mask, FULL)
-            kept = live.now
-            gather = torch.zeros(micro.gather.shape, dtype=torch.int64)
-            outputs = model_outputs(policy.model, hidden.flatten(0, 1)[gather], gather)
-            outputs.logprobs.sum().backward()
+        return policy
+
+    def run(self, one: Pass) -> PassMemory:
+        """Return the memory of a pass. Packed ones need no rows."""
+        if self.packed:
+            one = one._replace(rows=())
+        if one not in self.results:
+            micro = None if self.packed else self._micro_batch(one)
+            with self._without_data():
+                self.results[one] = self._run(one, micro)
+        return self.results[one]
+
+    def _micro_batch(self, one: Pass) -> MicroBatch:
+        """Return the largest micro-batch that the trainer makes of the rows of a pass."""
+        rows: list[Trajectory] = []
+        for row in one.rows:
+            prompt = [row.problem] * row.prompt
+            rows.append(Trajectory(str(row.problem), prompt, [0] * row.response, row.problem))
+        model = self.models[0].model
+        kind = "shared" if packing_problem(model) else "packed"
+        units = [row.unit for row in one.rows]
+        micro_batches = make_micro_batches_of_kind(
+            kind, Batch.of(rows), one.tokens, model, units, self.device
+        )
+        return max(micro_batches, key=lambda micro: micro.num_tokens)
+
+    def _run(self, one: Pass, micro: MicroBatch | None) -> PassMemory:
+        if micro is None:
+            tiles = torch.zeros(1, 5, dtype=torch.int32)
+            positions = torch.zeros(one.tokens, dtype=torch.int32)
+            ids = torch.zeros(1, one.tokens, dtype=torch.int64)
+            gather = torch.zeros(one.response_tokens, dtype=torch.int64)
+            micro = MicroBatch([], ids, ids, None, gather, Packing(tiles, tiles, positions))
+        small, large = self.models
+        kept_by_one, peak_of_one = _train(small, micro, with_head=True)
+        kept_by_two, _ = _train(large, micro, with_head=True)
+        _, peak_of_blocks = _train(small, micro, with_head=False)
+        kept = kept_by_one + (self.num_blocks - 1) * (kept_by_two - kept_by_one)
+        return PassMemory(
+            kept=kept,
+            blocks_extra=max(0, peak_of_blocks - kept_by_one),
+            head_extra=_head_peak(small, micro),
+            extra=peak_of_one - kept_by_one,
+        )
+
+
+def _train(policy: LocalPolicy, micro: MicroBatch, with_head: bool) -> tuple[int, int]:
+    """Return the bytes (kept after the forward pass, at the peak) of a pass."""
+    with LiveBytes(existing_tensors(policy)) as live:
+        ids = torch.zeros(micro.ids.shape, dtype=torch.int64)
+        mask = None if micro.mask is None else torch.ones(micro.mask.shape, dtype=torch.bool)
+        hidden = hidden_states(policy.model, ids, ids, mask, FULL, micro.packing)
+        kept = live.now
+        if with_head:
+            _head(policy, hidden, micro).backward()
+        else:
+            hidden.backward(torch.empty_like(hidden))
     return kept, live.peak
 
 
-def cache_bytes(config: Config, model_config: Any) -> int:
-    """Return the bytes of the keys and values of one token in all blocks."""
-    return _reuse(lambda: _cache_bytes(config, model_config), config, model_config, "cache")
+def _head_peak(policy: LocalPolicy, micro: MicroBatch) -> int:
+    """Return the peak bytes of head and loss, forward and backward."""
+    width = head_of(policy.model).weight.shape[1]
+    dtype = next(policy.model.parameters()).dtype
+    hidden = torch.empty(1, micro.num_tokens, width, dtype=dtype, requires_grad=True)
+    with LiveBytes([hidden, *existing_tensors(policy)]) as live:
+        _head(policy, hidden, micro).backward()
+    return live.peak
 
 
-def _cache_bytes(config: Config, model_config: Any) -> int:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from transformers import DynamicCache
+def _head(policy: LocalPolicy, hidden: Tensor, micro: MicroBatch) -> Tensor:
+    gather = torch.zeros(micro.gather.shape, dtype=torch.int64)
+    states = hidden.flatten(0, 1)[gather]
+    return model_outputs(policy.model, states, gather).logprobs.sum()
 
-    with named_errors(config), FakeTensorMode(), torch.no_grad():
-        cache = DynamicCache()
-        token = torch.zeros(1, 1, dtype=torch.int64)
-        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-        decoder = build_model(config, model_config, num_blocks=1).eval().base_model
-        decoder(
-            input_ids=token,
-            position_ids=token,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
-        per_block = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return per_block * int(model_config.get_text_config().num_hidden_layers)
+
+def existing_tensors(policy: LocalPolicy) -> list[Tensor]:
+    """Return the tensors that exist before a pass: parameters, masters and their gradients."""
+    masters = list(policy.optimizer.masters.values())
+    gradients = [master.grad for master in masters if master.grad is not None]
+    return [*policy.model.parameters(), *policy.model.buffers(), *masters, *gradients]
 
 
 @contextmanager

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from postgrad.agents.runner import Agents
     from postgrad.data.encode.encoder import Encoder
     from postgrad.environments.lookup import Environments
-    from postgrad.sizing.devices import GpuSpec
+    from postgrad.sizing.devices import Device
     from postgrad.verifiers.scorer import Scorer
 
 MEAN = "mean"  # training.keep_best=mean: the mean of all sets
@@ -53,7 +53,7 @@ class Prepared:
         return [problem for problems in self.validation.values() for problem in problems]
 
 
-def prepare(config: Config, planned: "GpuSpec | None" = None) -> Prepared:
+def prepare(config: Config, planned: "Device | None" = None) -> Prepared:
     """Return the run of these settings, checked and loaded. Raises ConfigError.
 
     `planned`: the run is only estimated, for this GPU, which this machine need not have.

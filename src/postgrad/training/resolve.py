@@ -26,16 +26,15 @@ from postgrad.model.device import (
 from postgrad.model.load.load import model_config, model_hidden_size
 
 if TYPE_CHECKING:  # the estimate is imported where a GPU is
-    from postgrad.sizing.choose import RowKinds
-    from postgrad.sizing.devices import GpuSpec
-    from postgrad.sizing.plan import Plan
+    from postgrad.sizing.devices import Device
+    from postgrad.sizing.workload import Plan, RowKinds
 
 MAX_ROWS_CPU = 256  # default of rollout.max_rows
 MAX_ROWS_GPU = 2048
 
 
 def resolve(
-    config: Config, method: Method | None = None, planned: "GpuSpec | None" = None
+    config: Config, method: Method | None = None, planned: "Device | None" = None
 ) -> Config:
     """Return a copy of the settings in which nothing is automatic. Raises ConfigError.
 
@@ -96,7 +95,7 @@ def resolve_cluster(cluster: ClusterConfig) -> ClusterConfig:
     return replace(cluster)
 
 
-def _resolve_device(config: Config, planned: "GpuSpec | None") -> torch.device:
+def _resolve_device(config: Config, planned: "Device | None") -> torch.device:
     """Set model.device and model.dtype; return the device."""
     model = config.model
     if planned:
@@ -140,7 +139,7 @@ def local_roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
     """Return (kind, transformers configuration) of the models that load besides the policy."""
     from postgrad.cluster.host import is_base_model
     from postgrad.model.synced import needs_masters
-    from postgrad.sizing.plan import AVERAGED_WEIGHTS, SHARED_WEIGHTS
+    from postgrad.sizing.workload import AVERAGED_WEIGHTS, SHARED_WEIGHTS
 
     roles: dict[str, tuple[str, Any]] = {}
     for name, role in method.all_roles().items():
@@ -156,7 +155,7 @@ def local_roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
 
 
 def _resolve_passes(
-    config: Config, method: Method | None, device: torch.device, planned: "GpuSpec | None"
+    config: Config, method: Method | None, device: torch.device, planned: "Device | None"
 ) -> None:
     """Set what is auto: tokens per pass, activation checkpointing and kept attention.
 
@@ -179,7 +178,7 @@ def _resolve_passes(
 
 
 def _kept_attention(
-    config: Config, method: Method | None, device: torch.device, planned: "GpuSpec | None"
+    config: Config, method: Method | None, device: torch.device, planned: "Device | None"
 ) -> int:
     """Return how many recomputed blocks keep their attention: those for which memory is left."""
     if not config.model.activation_checkpointing:
@@ -199,7 +198,7 @@ def _passes_that_fit(
     config: Config,
     method: Method | None,
     device: torch.device,
-    planned: "GpuSpec | None",
+    planned: "Device | None",
     defaults: tuple[int, bool],
 ) -> tuple[int, bool]:
     """Return token budget and checkpointing by the estimate, or `defaults` without an estimate."""
@@ -227,12 +226,11 @@ def _passes_that_fit(
 
 
 def _plan_on_gpu(
-    config: Config, method: Method | None, device: torch.device, planned: "GpuSpec | None"
-) -> "tuple[Plan, GpuSpec] | None":
+    config: Config, method: Method | None, device: torch.device, planned: "Device | None"
+) -> "tuple[Plan, Device] | None":
     """Return the run and the GPU that its memory is estimated for; None if it has no estimate."""
-    from postgrad.sizing.choose import plan_of_settings
-    from postgrad.sizing.devices import GpuSpec
-    from postgrad.sizing.packed import runs_packed
+    from postgrad.sizing.devices import make_gpu
+    from postgrad.sizing.workload import plan_of_settings, runs_packed
 
     transformers_config = model_config(config.model, config.seed)
     if not runs_packed(config, transformers_config):
@@ -242,14 +240,14 @@ def _plan_on_gpu(
     gpu = planned
     if gpu is None:
         free = memory_info(device)[0] if is_local else total_memory_bytes(device)
-        gpu = GpuSpec(device.type, free)
+        gpu = make_gpu(device.type, free)
     roles = {} if method is None else local_roles(config, method)
     return plan_of_settings(config, transformers_config, roles, row_kinds(method)), gpu
 
 
 def row_kinds(method: Method | None) -> "RowKinds":
     """Return which rows the method trains on; sampled ones if there is none."""
-    from postgrad.sizing.choose import SAMPLED, RowKinds
+    from postgrad.sizing.workload import SAMPLED, RowKinds
 
     if method is None:
         return SAMPLED

@@ -277,42 +277,49 @@ def make_packed_micro_batches(
     with that token, so its n inputs predict its n response tokens.
     """
     prompts = _prompts(batch)
+    prompt_lengths = batch.prompt.lengths.tolist()
     lengths = batch.response.lengths.tolist()
-    micro_batches: list[MicroBatch] = []
-    current: list[int] = []
-    current_prompts: set[Prompt] = set()
-    total = 0
-    for unit in _row_units(lengths, row_groups, prompts):
-        own = sum(lengths[row] for row in unit)
-        new_prompts = {prompts[row] for row in unit} - current_prompts
-        if current and total + own + _shared_tokens(new_prompts) > token_budget:
-            micro_batches.append(_pack(batch, current, prompts, make))
-            current = []
-            current_prompts = set()
-            total = 0
-            new_prompts = {prompts[row] for row in unit}
-        current += unit
-        current_prompts |= new_prompts
-        total += own + _shared_tokens(new_prompts)
-    if current:
-        micro_batches.append(_pack(batch, current, prompts, make))
-    return micro_batches
+    passes = plan_packed(prompts, prompt_lengths, lengths, token_budget, row_groups)
+    return [_pack(batch, rows, prompts, make) for rows in passes]
 
 
-def _row_units(
-    lengths: list[int], row_groups: Sequence[int] | None, prompts: list[Prompt]
+def plan_packed(
+    prompts: Sequence[Any],
+    prompt_lengths: Sequence[int],
+    lengths: Sequence[int],
+    token_budget: int,
+    row_groups: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Return the rows with a response by row group, those of one prompt next to each other."""
+    """Return the rows of each packed pass. The estimate of memory plans with it as well.
+
+    Args:
+        prompts: one value per row, of any type that sorts; rows with equal ones share the prompt.
+        prompt_lengths: tokens of each row's prompt.
+        lengths: tokens of each row's response; rows without any are in no pass.
+        token_budget: tokens of one pass, at most, unless one unit of rows is longer.
+        row_groups: rows with equal numbers are in the same pass.
+    """
     units: dict[int, list[int]] = {}
     for row, length in enumerate(lengths):
         if length:
             group = row if row_groups is None else row_groups[row]
             units.setdefault(group, []).append(row)
-    return sorted(units.values(), key=lambda unit: prompts[unit[0]])
-
-
-def _shared_tokens(prompts: set[Prompt]) -> int:
-    return sum(len(prompt) - 1 for prompt in prompts)
+    passes: list[list[int]] = []
+    shared: set[Any] = set()  # the prompts of the last pass
+    total = 0
+    for unit in sorted(units.values(), key=lambda unit: prompts[unit[0]]):
+        own = sum(lengths[row] for row in unit)
+        in_unit = {prompts[row]: prompt_lengths[row] - 1 for row in unit}
+        added = own + sum(length for prompt, length in in_unit.items() if prompt not in shared)
+        if not passes or total + added > token_budget:
+            passes.append([])
+            shared = set()
+            total = 0
+            added = own + sum(in_unit.values())
+        passes[-1] += unit
+        shared |= in_unit.keys()
+        total += added
+    return passes
 
 
 def _prompts(batch: Batch) -> list[Prompt]:

@@ -1,0 +1,167 @@
+"""Two real steps of a run, a short one first: how long its steps take on this machine.
+
+They run as `postgrad train` does, with the model's weights, a few problems and shorter responses;
+their folder is temporary. The second step is as large as STEP_S allows; its times are scaled to
+the run's own numbers of problems and tokens.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from postgrad import phases
+from postgrad.config.schema import Config, copy_settings
+from postgrad.doctor.paths import describe_paths
+from postgrad.errors import ConfigError
+from postgrad.methods import find_method
+from postgrad.model.device import has_own_memory
+from postgrad.training.driver import Driver, open_driver
+from postgrad.training.report import Reporter
+from postgrad.training.result import StepResult
+
+STEP_S = 25.0  # length of the second step, about
+FIRST_TOKENS = 16  # of a response of the first step, which warms up and measures roughly
+MAX_TOKENS = 128  # of a response of the second step
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What two steps showed."""
+
+    problems: int  # of the second step
+    tokens: int  # limit of its responses
+    cut: float  # share of its responses that reached this limit
+    step: dict[str, float]  # seconds of a step of the run, by stage
+    response_s: float  # seconds to sample one response of the run
+    paths: list[tuple[str, str]] = field(default_factory=list)  # rows: how it was computed
+
+
+class _ShowsPhases(Reporter):
+    """Passes phases on to what shows them now, and nothing else."""
+
+    def __init__(self) -> None:
+        self.show = phases.shown()
+
+    def phase(self, phase: str, done: int, total: int) -> None:
+        if self.show is not None:
+            self.show(phase, done, total)
+
+
+def rehearse(config: Config, may_shorten: bool) -> Rehearsal:
+    """Run two steps of the run and return its times.
+
+    Args:
+        config: the resolved settings of the run.
+        may_shorten: responses may be cut off earlier than rollout.max_response_tokens says.
+
+    Raises ConfigError and RunError as the run itself would.
+    """
+    with TemporaryDirectory() as folder:
+        small = _smaller(config, Path(folder))
+        with open_driver(small, _ShowsPhases()) as driver:
+            return _rehearse(driver, config, may_shorten)
+
+
+def _smaller(config: Config, folder: Path) -> Config:
+    """Return the settings of the rehearsal, with the fewest problems that the method takes."""
+    small = copy_settings(config)
+    small.runs = str(folder)
+    small.name = "rehearsal"
+    small.track = type(config.track)()
+    small.rollout.staleness = 0
+    small.rollout.stream = False
+    small.training.epochs = 0.0
+    small.training.max_flat_steps = sys.maxsize
+    most = config.training.problems_per_step
+    small.training.problems_per_step = min(most, max(2, config.training.updates_per_step))
+    while small.training.problems_per_step < most:
+        try:
+            find_method(small.method.name)(small).check()
+            return small
+        except ConfigError:
+            small.training.problems_per_step *= 2
+    small.training.problems_per_step = most
+    return small
+
+
+def _rehearse(driver: Driver, config: Config, may_shorten: bool) -> Rehearsal:
+    limit = config.rollout.max_response_tokens
+    settings = driver.config
+    first_limit = min(FIRST_TOKENS, limit) if may_shorten else limit
+    settings.rollout.max_response_tokens = first_limit
+    first_problems = settings.training.problems_per_step
+    phases.begin("rehearsing a first, short step")
+    first = driver.step(1)
+    most = config.training.problems_per_step
+    tokens = min(MAX_TOKENS, limit) if may_shorten else limit
+    problems = most
+    if not has_own_memory(torch.device(config.model.device)):  # a GPU needs all rows at once
+        while (
+            may_shorten and tokens > first_limit and _predict(first, first_limit, tokens) > STEP_S
+        ):
+            tokens //= 2
+        affordable = STEP_S / _predict(first, first_limit, tokens)
+        problems = max(first_problems, min(most, int(first_problems * affordable)))
+    settings.training.problems_per_step = problems
+    settings.rollout.max_response_tokens = tokens
+    phases.begin(f"rehearsing a step of {problems} problems")
+    second = driver.step(2)
+    cut = torch.tensor([finish == "length" for finish in second.batch.rows["finish"]])
+    return Rehearsal(
+        problems,
+        tokens,
+        float(cut.float().mean()),
+        _scale(second, cut, most / problems, tokens, limit),
+        _response_seconds(second, cut, tokens, limit),
+        describe_paths(driver.method.ports.policy, driver.method.ports.engine),
+    )
+
+
+def _predict(first: StepResult, first_limit: int, tokens: int) -> float:
+    """Return the seconds of the same step with responses of `tokens` tokens, at most."""
+    prompt = float(first.batch.prompt.lengths.float().mean())
+    longer_rows = (prompt + tokens) / (prompt + first_limit)
+    seconds = stage_seconds(first.metrics)
+    sample_s = sum(s for stage, s in seconds.items() if stage.startswith("sample"))
+    return sample_s * tokens / first_limit + (sum(seconds.values()) - sample_s) * longer_rows
+
+
+def _longer(batch: Any, cut: torch.Tensor, tokens: int, limit: int) -> tuple[float, float]:
+    """Return how many times as many response tokens, and tokens, the run's rows have.
+
+    A response that was cut off counts as one of the full length.
+    """
+    prompts = int(batch.prompt.lengths.sum())
+    sampled = max(1, int(batch.response.lengths.sum()))
+    expected = sampled + int(cut.sum()) * (limit - tokens)
+    return expected / sampled, (prompts + expected) / (prompts + sampled)
+
+
+def _scale(
+    second: StepResult, cut: torch.Tensor, more_problems: float, tokens: int, limit: int
+) -> dict[str, float]:
+    """Return the seconds of the run's own step by stage."""
+    longer_responses, longer_rows = _longer(second.batch, cut, tokens, limit)
+    scaled: dict[str, float] = {}
+    for stage, seconds in stage_seconds(second.metrics).items():
+        longer = longer_responses if stage.startswith("sample") else longer_rows
+        scaled[stage] = seconds * more_problems * longer
+    return scaled
+
+
+def _response_seconds(second: StepResult, cut: torch.Tensor, tokens: int, limit: int) -> float:
+    longer, _ = _longer(second.batch, cut, tokens, limit)
+    return stage_seconds(second.metrics).get("sample", 0.0) * longer / len(second.batch)
+
+
+def stage_seconds(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the seconds of each stage of a step."""
+    seconds: dict[str, float] = {}
+    for name, value in metrics.items():
+        if name.startswith("stage/") and name.endswith("_s"):
+            seconds[name.removeprefix("stage/").removesuffix("_s")] = value
+    return seconds
