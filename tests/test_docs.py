@@ -13,6 +13,10 @@ sys.path.append(str(ROOT / "tools"))
 
 import docs_site  # noqa: E402  # pyright: ignore[reportMissingImports]
 
+FOLDERS = (ROOT, ROOT / "src" / "postgrad")
+# BuPO's own script, and one of an earlier commit.
+ELSEWHERE = {"visualization/plot_internal_entropy.py", "benchmarks/gpu/colocated.py"}
+
 
 def build(folder: Path, out: Path) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "mkdocs", "build", "-f", str(folder / "mkdocs.yml")]
@@ -45,6 +49,17 @@ def test_formulas_become_mathml_and_code_stays():
     shown = docs_site.with_formulas(text)
     assert shown.count("<math") == 2 and 'display="block"' in shown
     assert "`$x$`" in shown and "    $ make\n    $ make $HOME\n" in shown
+
+
+def test_files_that_the_pages_name_exist():
+    gone: list[str] = []
+    for page in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        names = re.findall(
+            r"`(?:python |pytest )?((?:[\w.*-]+/)+[\w.*-]+\.(?:py|md|jsonl))", page.read_text()
+        )
+        found = {name for name in names for folder in FOLDERS if any(folder.glob(name))}
+        gone += [f"{page.name}: {name}" for name in names if name not in found | ELSEWHERE]
+    assert gone == []
 
 
 @pytest.mark.slow

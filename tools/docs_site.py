@@ -18,6 +18,7 @@ from mkdocs.structure.pages import Page
 import postgrad
 
 REFERENCE = "reference.md"
+FIRST = ("train", "Trainer", "Run", "evaluate", "generate", "score", "Session")
 HEAD = """# Python reference
 
 Every name of `import postgrad`, from its docstring; `help(postgrad.train)` prints the same.
@@ -66,7 +67,7 @@ def _mathml(match: re.Match[str]) -> str:
 def reference() -> str:
     """Return the page: an entry per public name, and one per member of a class."""
     parts = [HEAD.rstrip()]
-    for name in postgrad.__all__:
+    for name in dict.fromkeys((*FIRST, *postgrad.__all__)):
         value = getattr(postgrad, name)
         if isinstance(value, str):  # the version
             continue
