@@ -84,9 +84,7 @@ class RowTrainer:
         ]
         config = resolve(compose("sft", settings, lambda name: find_method(name).Settings))
         method = find_method("sft")(config)
-        self.policy = LocalPolicy(
-            config, load_policy(config, method, method.objective), method.objective
-        )
+        self.policy = LocalPolicy(config, load_policy(config, method), method.objective)
 
     def train(self, tokens: int, steps: int) -> dict[str, Any]:
         """Train on one row; return tokens per second of the fastest step and peak memory."""

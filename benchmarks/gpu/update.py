@@ -46,7 +46,7 @@ def make_policy(args: argparse.Namespace) -> LocalPolicy:
         overrides.append("optimizer.kind=adamw_fused")
     config = resolve(compose("grpo", overrides, lambda name: find_method(name).Settings))
     method = find_method("grpo")(config)
-    return LocalPolicy(config, load_policy(config, method, method.objective), method.objective)
+    return LocalPolicy(config, load_policy(config, method), method.objective)
 
 
 def make_batch(args: argparse.Namespace) -> Batch:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from postgrad.api.objects import as_setting
-from postgrad.api.settings import full_key
+from postgrad.api.settings import as_setting, full_key
 from postgrad.config.compose import known_keys
 from postgrad.errors import ConfigError
 from postgrad.methods.grpo import Grpo

@@ -78,7 +78,6 @@ def test_bodies_that_are_not_a_json_object_are_refused(server, body):
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"model": 3}, "model"),
         ({"prompt": None}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
@@ -91,38 +90,16 @@ def test_bodies_that_are_not_a_json_object_are_refused(server, body):
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 509}, "prompt"),
         ({"prompt": [1] * 512}, "prompt"),
-        ({"max_tokens": "5"}, "max_tokens"),
-        ({"max_tokens": 5.0}, "max_tokens"),
-        ({"max_tokens": 10**400}, "max_tokens"),
-        ({"n": 0}, "n"),
-        ({"n": 129}, "n"),
-        ({"n": True}, "n"),
-        ({"temperature": -1}, "temperature"),
-        ({"temperature": 101}, "temperature"),
         ({"temperature": 1e-30}, "temperature"),
-        ({"temperature": True}, "temperature"),
-        ({"temperature": 10**400}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"top_p": 2}, "top_p"),
-        ({"top_k": -2}, "top_k"),
-        ({"seed": 2**64}, "seed"),
         ({"stop": ""}, "stop[0]"),
         ({"stop": "a" * 257}, "stop[0]"),
-        ({"stop": ["a"] * 17}, "stop"),
         ({"stop": [1]}, "stop[0]"),
-        ({"stop": 3}, "stop"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream_options": 3, "stream": True}, "stream_options"),
-        ({"echo": 1}, "echo"),
-        ({"best_of": 3}, "best_of"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"temprature": 1}, "temprature"),
         ({"a" * 500: 1}, "a" * 80),
     ],
 )
 def test_completions_with_a_wrong_field_are_refused(server, change, param):
+    """Wrong types and bounds are in test_serve_fields.py."""
     assert_refused(post(server, GOOD | change), 400, param=param)
 
 
@@ -172,8 +149,6 @@ def test_a_server_of_two_models_needs_a_known_name(tiny):
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"messages": []}, "messages"),
-        ({"messages": "hi"}, "messages"),
         ({"messages": [3]}, "messages[0]"),
         ({"messages": [{"content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
@@ -182,15 +157,9 @@ def test_a_server_of_two_models_needs_a_known_name(tiny):
             "messages[0].content",
         ),
         ({"messages": [{"role": "user", "content": ""}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "a"}] * 1001}, "messages"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"logprobs": 1}, "logprobs"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "messages"),
-        ({"chat_template_kwargs": 3}, "chat_template_kwargs"),
-        ({"prompt": "a"}, "prompt"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": 3}]}]},
             "messages[0].tool_calls",
@@ -225,27 +194,6 @@ def test_errors_name_the_fields_of_the_request_and_no_path(server, tiny, path, b
     answer = post(server, {"model": "tiny"} | body, f"/v1/{path}")
     assert_refused(answer, 400, says, param)
     assert str(tiny) not in answer[1]["error"]["message"]
-
-
-def test_neutral_values_of_unsupported_fields_are_accepted(server):
-    neutral = {
-        "echo": False,
-        "best_of": 1,
-        "presence_penalty": 0,
-        "frequency_penalty": 0.0,
-        "logit_bias": {},
-        "suffix": None,
-        "user": "x",
-    }
-    assert post(server, GOOD | neutral)[0] == 200
-    assert (
-        post(
-            server,
-            CHAT | {"tools": None, "response_format": {"type": "text"}},
-            "/v1/chat/completions",
-        )[0]
-        == 200
-    )
 
 
 def test_statuses_reach_the_official_client_as_its_own_errors(server):

@@ -13,93 +13,25 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from tiny_runs import config_of, random_batch
+from used_ports import REQUESTS, SAMPLING, use_ports
 
 from postgrad.cluster.backends import open_models
 from postgrad.cluster.child_process import ChildProcess
 from postgrad.cluster.engines import engine_config
 from postgrad.cluster.host import build_host
-from postgrad.cluster.ports import attempt
-from postgrad.cluster.remote_ports import RemoteEngine
+from postgrad.cluster.ports import RemotePort, attempt
 from postgrad.cluster.wire import encode
 from postgrad.errors import ConfigError, RunError
-from postgrad.model.port import after
 from postgrad.processes import child
 from postgrad.processes.channel import Channel
-from postgrad.rollout.engine import Request, Sampling, make_sampling, trajectory_seed
-from postgrad.types import Batch
+from postgrad.rollout.engine import Request, make_sampling
 
 BACKENDS = {
     "local": [],
     "process": ["cluster.backend=process"],
     "apart": ["cluster.backend=process", "cluster.engine_apart=true"],
 }
-REQUESTS = [
-    Request(prompt, [trajectory_seed(3, 1, str(i), j) for j in range(3)])
-    for i, prompt in enumerate([[1, 2, 3], [4, 15], [9, 8, 7, 6]])
-]
-SAMPLING = Sampling(1.0, 10)
 OVERRIDES = ("optimizer.lr=2e-2", "training.updates_per_step=2", "cluster.wait_s=300")
-
-
-def use_ports(policy, engine, folder) -> dict:
-    """Calls every method of the ports; returns the results.
-
-    The order matters: each call depends on the updates before it.
-    """
-    results = {"shares_weights": engine.shares_weights}
-    batch = random_batch(31)
-    results["logprobs"] = policy.logprobs(batch)
-    results["inside"] = policy.logprobs(batch, after(1))
-    results["generated"] = engine.generate(REQUESTS, SAMPLING)
-    results["greedy"] = engine.generate(REQUESTS, Sampling(0.0, 10))
-    batch_to_update = random_batch(32)
-    results["metrics"] = {
-        name: value
-        for name, value in policy.update(batch_to_update, 1).items()
-        if name != "memory_gib"
-    }
-    results["columns"] = set(batch_to_update.tokens)
-    results["token_stats"] = {
-        name: column.nan_to_num(-1.0) for name, column in policy.token_stats().items()
-    }  # NaN equals nothing
-    results["before publish"] = engine.generate(REQUESTS, SAMPLING)
-    if not engine.shares_weights:
-        engine.publish(policy.weights())
-    results["after publish"] = engine.generate(REQUESTS, SAMPLING)
-    policy.save(str(folder))
-    results["files"] = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-    results["bytes"] = (
-        (folder / "policy" / "model.safetensors").read_bytes(),
-        (folder / "optimizer.safetensors").read_bytes(),
-    )
-    policy.update(random_batch(33), 2)
-    results["after second update"] = policy.logprobs(batch)["logprobs"]
-    policy.load(str(folder))
-    results["after load"] = policy.logprobs(batch)["logprobs"]
-    policy.update(random_batch(33), 2)
-    results["weights"] = policy.weights()
-    try:
-        policy.logprobs(batch, after(99))
-    except ConfigError as error:
-        results["refused"] = str(error)
-    try:
-        engine.generate([Request([1] * 600, [0])], SAMPLING)
-    except RunError as error:
-        results["failed"] = str(error)
-    try:
-        policy.update(
-            Batch(
-                batch.prompt,
-                batch.response,
-                {"loss_mask": batch.tokens["loss_mask"]},
-                dict(batch.rows),
-            ),
-            3,
-        )
-    except Exception as error:
-        results["broken"] = str(error)
-    results["alive"] = policy.logprobs(batch)["logprobs"]
-    return results
 
 
 @pytest.fixture(scope="module")
@@ -110,92 +42,57 @@ def results_of(tiny, tmp_path_factory) -> dict:
     }
 
     def run_backend(name: str) -> dict:
+        folder = tmp_path_factory.mktemp(name)
         with open_models(configs[name]) as models:
             ports = (models.policy, models.engine)
             children = {port.caller for port in ports if hasattr(port, "caller")}
             assert len(children) == {"local": 0, "process": 1, "apart": 2}[name]
-            results = use_ports(models.policy, models.engine, tmp_path_factory.mktemp(name))
-        return results | {"exit codes": [one.child.process.returncode for one in children]}
+            results = use_ports(models.policy, models.engine, folder)
+        files = {name: (folder / name).read_bytes() for name in results["files"]}
+        exit_codes = {one.child.process.returncode for one in children}
+        return results | {"bytes": files, "exit codes": exit_codes}
 
     return {name: run_backend(name) for name in BACKENDS}
 
 
-REMOTE = pytest.mark.parametrize("backend", ["process", "apart"])
+def assert_equal(one, two) -> None:
+    """Compare two results, tensors bit by bit."""
+    assert type(one) is type(two)
+    if isinstance(one, dict):
+        assert one.keys() == two.keys() and one
+        for name in one:
+            assert_equal(one[name], two[name])
+    else:
+        assert torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two
 
 
 @pytest.mark.slow
-@REMOTE
-@pytest.mark.parametrize("what", ["logprobs", "inside", "token_stats", "weights"])
-def test_tensors_are_bit_equal_on_all_backends(results_of, backend, what):
-    local = results_of["local"][what]
-    remote = results_of[backend][what]
-    assert local.keys() == remote.keys()
-    assert len(local) > 0
-    assert all(torch.equal(local[name], remote[name]) for name in local)
+@pytest.mark.parametrize("backend", ["process", "apart"])
+def test_every_port_gives_what_a_local_model_gives(results_of, backend):
+    """Bit by bit; an engine apart samples from the old weights until it gets the new ones."""
+    local, remote = dict(results_of["local"]), dict(results_of[backend])
+    shares_weights = backend == "process"
+    assert remote.pop("shares_weights") is shares_weights
+    expected = "after publish" if shares_weights else "generated"
+    assert_equal(remote.pop("before publish"), local[expected])
+    assert remote.pop("exit codes") == {0}, "they end by themselves when the driver closes"
+    for name, result in remote.items():
+        assert_equal(result, local[name])
 
 
 @pytest.mark.slow
-@REMOTE
-@pytest.mark.parametrize(
-    "what",
-    [
-        "generated",
-        "greedy",
-        "after publish",
-        "metrics",
-        "columns",
-        "files",
-        "bytes",
-        "refused",
-        "failed",
-    ],
-)
-def test_other_results_are_equal_on_all_backends(results_of, backend, what):
-    assert results_of["local"][what] == results_of[backend][what]
-
-
-@pytest.mark.slow
-def test_update_changes_the_samples(results_of):
+def test_the_calls_of_the_contract_do_something(results_of):
     local = results_of["local"]
-    assert local["generated"] != local["after publish"]
-    assert local["metrics"]["grad_norm"] > 0
-    assert not torch.equal(local["after second update"], local["logprobs"]["logprobs"])
-
-
-@pytest.mark.slow
-def test_separate_engine_samples_from_old_weights_until_publish(results_of):
-    assert results_of["local"]["shares_weights"]
-    assert results_of["process"]["shares_weights"]
-    assert not results_of["apart"]["shares_weights"]
-    assert results_of["apart"]["before publish"] == results_of["local"]["generated"]
-    assert results_of["process"]["before publish"] == results_of["local"]["after publish"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_load_restores_the_saved_state(results_of, backend):
-    results = results_of[backend]
-    assert not torch.equal(results["after second update"], results["after load"])
-    assert torch.equal(results["after load"], results_of["local"]["after load"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_columns_added_by_the_worker_do_not_reach_the_driver(results_of, backend):
-    assert "loss_weight" not in results_of[backend]["columns"]
-
-
-@pytest.mark.slow
-@REMOTE
-def test_child_process_survives_a_failing_call(results_of, backend):
-    assert "advantages" in results_of[backend]["broken"]
-    assert torch.isfinite(results_of[backend]["alive"]).all()
-
-
-@pytest.mark.slow
-@REMOTE
-def test_child_processes_exit_when_the_driver_closes(results_of, backend):
-    assert set(results_of[backend]["exit codes"]) == {0}
+    assert local["shares_weights"] and local["metrics"]["grad_norm"] > 0
+    assert local["generated"] != local["after publish"] == local["before publish"]
+    assert local["refused"][0] is ConfigError and local["failed"][0] is RunError
+    assert local["broken"][0] is RunError and "advantages" in local["broken"][1]
+    first, second, loaded = (
+        local[name]["logprobs"] for name in ("logprobs", "after second update", "after load")
+    )
+    assert not torch.equal(first, second) and not torch.equal(second, loaded)
+    assert "loss_weight" not in local["columns"], "of the worker's own copy"
+    assert torch.isfinite(local["alive"]["logprobs"]).all()
 
 
 def test_host_uses_the_configured_threads(tiny):
@@ -295,7 +192,7 @@ def test_hung_child_process_is_named_and_stopped(tiny, monkeypatch, reads, token
         RunError,
         match=r"engine process .* engine\.generate within 1 s \(cluster\.wait_s\)",
     ):
-        RemoteEngine(process, True).generate([Request([1] * tokens, [1])], SAMPLING)
+        RemotePort(process, "engine", "engine").generate([Request([1] * tokens, [1])], SAMPLING)
     assert process.child.process.poll() is not None
 
 
@@ -333,7 +230,7 @@ def test_engine_process_decodes_a_stream_between_calls(tiny):
     config = config_of("grpo", tiny, *BACKENDS["apart"], *OVERRIDES, *stream)
     process = ChildProcess(engine_config(config), "engine")
     try:
-        engine = RemoteEngine(process, shares_weights=False)
+        engine = RemotePort(process, "engine", "engine")
         added = {str(i): request for i, request in enumerate(REQUESTS)}
         rows = {}
         while len(rows) < 9:

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from postgrad.cluster.placement import check_nodes, reserve_groups
-from postgrad.cluster.ray_resources import actor_bundle
+from postgrad.cluster.resources import actor_bundle, check_nodes, reserve_groups
 from postgrad.errors import ConfigError, RunError
 
 WORKER = {"num_gpus": 1, "num_cpus": 1}

@@ -10,7 +10,7 @@ from waiting import wait_for
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
 
 from postgrad.cluster.ray_connection import import_ray, start_local  # noqa: E402
-from postgrad.cluster.ray_resources import actor_resources, check_capacity  # noqa: E402
+from postgrad.cluster.resources import actor_resources, check_capacity  # noqa: E402
 from postgrad.cluster.verifier_pool import RayVerifierPool  # noqa: E402
 from postgrad.errors import ConfigError, RunError  # noqa: E402
 from postgrad.problem import Failure, Problem, Score  # noqa: E402

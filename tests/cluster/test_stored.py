@@ -1,4 +1,4 @@
-"""Tensors that stay in the object store: read when their numbers are, sent by reference."""
+"""Tensors and weights in the object store: read when their numbers are, sent by reference."""
 
 from typing import Any
 
@@ -9,9 +9,16 @@ import torch
 from tiny_runs import random_batch
 
 from postgrad.cluster import stored
-from postgrad.cluster.stored import StoredTensor, TensorStore, decode_call
+from postgrad.cluster.stored import (
+    StoredTensor,
+    TensorStore,
+    WeightsRef,
+    decode_call,
+    store_weights,
+)
 from postgrad.cluster.wire import encode
 from postgrad.errors import RunError
+from postgrad.training.guard import _with_last_block_negated
 from postgrad.types import Batch
 
 COLUMN = torch.arange(6, dtype=torch.float32)
@@ -29,8 +36,9 @@ class FakeRay:
 
     def __init__(self) -> None:
         self.objects: list[bytes] = []
-        self.num_fetched = 0
+        self.fetched: list[int] = []
         self.is_open = True
+        self.is_lost = False
 
     def is_initialized(self) -> bool:
         return self.is_open
@@ -39,9 +47,9 @@ class FakeRay:
         self.objects.append(data)
         return len(self.objects) - 1
 
-    def get(self, reference: int, timeout: float) -> bytes:
-        self.num_fetched += 1
-        if reference >= len(self.objects):
+    def get(self, reference: int, timeout: float | None) -> bytes:
+        self.fetched.append(reference)
+        if self.is_lost or reference >= len(self.objects):
             raise LostError("the owner has died")
         return self.objects[reference]
 
@@ -79,7 +87,7 @@ def test_shape_and_type_are_known_without_the_numbers(ray, store):
     batch.tokens["own"] = torch.zeros(batch.num_tokens)
     with pytest.raises(ValueError, match="entries"):
         batch.tokens["stored"] = column
-    assert ray.num_fetched == 0
+    assert len(ray.fetched) == 0
 
 
 @pytest.mark.parametrize(
@@ -107,13 +115,13 @@ def test_whatever_reads_the_numbers_gets_them(ray, store, use):
     assert type(result) is torch.Tensor
     assert torch.equal(result, use(COLUMN))
     use(column)
-    assert ray.num_fetched == 1
+    assert len(ray.fetched) == 1
 
 
 def test_a_column_that_nobody_read_is_sent_by_reference(ray, store):
     column = column_of(store, ray)
     assert torch.equal(received(store, ray, {"a": column})["a"], COLUMN)
-    assert ray.num_fetched == 0
+    assert len(ray.fetched) == 0
     assert len(ray.objects) == 1
     column.sum()
     assert torch.equal(received(store, ray, column), COLUMN)
@@ -163,4 +171,53 @@ def test_a_column_is_not_read_after_the_run(ray, store):
     ray.is_open = False  # ray.get would start a cluster
     with pytest.raises(RunError, match="before the run ended"):
         column.sum()
-    assert ray.num_fetched == 0
+    assert len(ray.fetched) == 0
+
+
+# ---- weights: parts of a bounded size, and readers that hold one of them
+
+WEIGHTS = {
+    "embed.weight": torch.arange(16.0).view(4, 4),
+    "layers.0.norm.weight": torch.ones(4),
+    "layers.0.up.weight": torch.full((2, 4), 2.0),
+    "layers.1.norm.weight": torch.ones(4),
+    "layers.1.up.weight": torch.full((2, 4), 3.0),
+    "norm.weight": torch.zeros(4),
+}
+
+
+@pytest.fixture
+def weights(ray, monkeypatch):
+    monkeypatch.setattr(stored, "MAX_PART_BYTES", 48)  # 12 numbers
+    return WeightsRef(ray, store_weights(ray, WEIGHTS.items()))
+
+
+def test_parts_have_a_largest_size_and_the_order_of_the_model(weights):
+    assert [names for names, _ in weights.parts] == [
+        ["embed.weight"],  # larger than a part
+        ["layers.0.norm.weight", "layers.0.up.weight"],
+        ["layers.1.norm.weight", "layers.1.up.weight"],
+        ["norm.weight"],
+    ]
+
+
+def test_a_reader_fetches_each_part_once_and_holds_one(weights):
+    for name, tensor in weights.items():
+        assert torch.equal(tensor, WEIGHTS[name])
+        assert len(weights._tensors) <= 2
+    assert weights.ray.fetched == [0, 1, 2, 3] and len(weights) == len(WEIGHTS)
+
+
+def test_weights_with_other_values_of_one_block_fetch_its_part_only(weights):
+    negated = _with_last_block_negated(weights)  # type: ignore[arg-type]
+    assert set(weights.ray.fetched) == {2}
+    for name, tensor in negated.items():
+        sign = -1 if name == "layers.1.up.weight" else 1
+        assert torch.equal(tensor, sign * WEIGHTS[name]), name
+    assert torch.equal(weights["layers.1.up.weight"], WEIGHTS["layers.1.up.weight"])
+
+
+def test_weights_of_a_worker_that_died_end_the_run_with_one_line(weights):
+    weights.ray.is_lost = True
+    with pytest.raises(RunError, match="lost"):
+        weights["norm.weight"]

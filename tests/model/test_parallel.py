@@ -188,7 +188,7 @@ def results_of_meta_models(cases) -> list[dict[str, torch.Tensor]]:
         config = config_of("grpo", folder, "training.token_budget=60", "cluster=ray", *settings)
         ranks = Ranks.from_process_group(CPU, config.cluster)
         method = find_method("grpo")(config)
-        loaded = load_policy(config, method, method.objective, ranks)
+        loaded = load_policy(config, method, ranks)
         is_empty = [p.is_meta for p in loaded.model.parameters()]
         assert all(is_empty) if ranks.rank else not any(is_empty)
         results.append(compute(LocalPolicy(config, loaded, LogprobsAndEntropy(), ranks)))

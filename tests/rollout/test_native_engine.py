@@ -4,7 +4,8 @@ import pytest
 import torch
 from tiny_runs import END, config_of, random_batch, stock_model, stock_row
 
-from postgrad.cluster.host import Host, build_host
+from postgrad.cluster.host import build_host
+from postgrad.cluster.ports import RunModels
 from postgrad.errors import RunError
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
 from postgrad.rollout.native import engine as engine_module
@@ -31,11 +32,11 @@ def requests(samples: int = 3) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def host(tiny) -> Host:
+def host(tiny) -> RunModels:
     return build_host(config_of("grpo", tiny, "rollout.temperature=1.3"))
 
 
-def with_rows(host: Host, max_rows: int):
+def with_rows(host: RunModels, max_rows: int):
     host.engine.max_rows = max_rows
     return host.engine
 

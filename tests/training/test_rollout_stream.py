@@ -238,10 +238,10 @@ class FakePool(EnginePool):
 
 
 def test_several_engines_share_the_groups_and_a_restarted_one_samples_its_groups_again(tiny):
-    from postgrad.cluster.remote_ports import RemoteEngine
+    from postgrad.cluster.ports import RemotePort
 
     pool = FakePool(2)
-    engine = RemoteEngine(pool, shares_weights=False)
+    engine = RemotePort(pool, "engine", "engine")
     stream = make_stream(tiny, bound=3, steps=8, engine=engine)
     stream.max_rows = 2 * SAMPLES * BATCH
     done = run_steps(stream, range(1, 9))

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,8 @@ from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.port import as_score
 
 TAIL_BYTES = 65536  # of the output, from its end, that is read
+KILLED = Failure("killed", "the run has ended")
 LAUNCHER = str(Path(__file__).with_name("launch.py"))
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a program ended: the reward that it printed, if any, or why it failed."""
-
-    reward: Score | None = None
-    failure: Failure | None = None
 
 
 class Program:
@@ -53,8 +45,11 @@ class Program:
         self._lock = threading.Lock()
         self._killed = False
 
-    def run(self) -> Ended:
-        """Run the program to its end; kills it, and all that it started, at the time limit."""
+    def run(self) -> Score | Failure | None:
+        """Run the program to its end; returns the reward that it printed, or why it failed.
+
+        Kills it, and all that it started, at the time limit.
+        """
         with tempfile.TemporaryDirectory(prefix="postgrad-agent-") as folder:
             place = Path(folder)
             problem_file = place / "problem.json"
@@ -66,9 +61,9 @@ class Program:
                 (place / "err").open("wb") as err,
             ):
                 if not self._start(stdin, out, err, variables):
-                    return Ended(failure=Failure("killed", "the run has ended"))
+                    return KILLED
                 code = self._wait()
-            return self._ended(code, _tail(place / "out"), _tail(place / "err"))
+            return self._result(code, _tail(place / "out"), _tail(place / "err"))
 
     def kill(self) -> None:
         """Kill the program and the processes of its group."""
@@ -106,19 +101,16 @@ class Program:
         process.wait()
         return code
 
-    def _ended(self, code: int | None, output: str, errors: str) -> Ended:
+    def _result(self, code: int | None, output: str, errors: str) -> Score | Failure | None:
         if self._killed:
-            return Ended(failure=Failure("killed", "the run has ended"))
+            return KILLED
         if code is None:
             reason = f"the program took longer than agent.timeout_s={self.timeout_s:g}"
-            return Ended(failure=Failure("timeout", reason))
+            return Failure("timeout", reason)
         if code:
             reason = f"the program ended with exit code {code}: {_last_line(errors)[:200]}"
-            return Ended(failure=Failure("exit", reason))
-        reward = read_reward(output)
-        if isinstance(reward, Failure):
-            return Ended(failure=reward)
-        return Ended(reward=reward)
+            return Failure("exit", reason)
+        return read_reward(output)
 
 
 def problem_fields(problem: Problem) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from postgrad.agents.endpoint import MODEL, Endpoint, WaitingCall
-from postgrad.agents.program import Ended, Program
+from postgrad.agents.program import Program
 from postgrad.agents.recording import Limits, Recording
 from postgrad.config.schema import AgentConfig
 from postgrad.data.encode.encoder import Encoder
@@ -98,14 +98,14 @@ class _Play:
         self.program = Program(
             agents.command, problem, self.session.variables, agents.config.timeout_s
         )
-        self.ended = Ended()
+        self.result: Score | Failure | None = None  # of the program
 
     def run(self) -> None:
         """Run the program to its end."""
         try:
-            self.ended = self.program.run()
+            self.result = self.program.run()
         except Exception as error:
-            self.ended = Ended(failure=Failure("error", f"{type(error).__name__}: {error}"[:200]))
+            self.result = Failure("error", f"{type(error).__name__}: {error}"[:200])
 
     def completions(self) -> list[Completion]:
         """Return a program's trajectories with its reward or its failure; at least one.
@@ -114,8 +114,8 @@ class _Play:
         too much. Its reward is 0.
         """
         completions = self.recording.completions()
-        failure = self.ended.failure
-        reward = self.ended.reward
+        failure = self.result if isinstance(self.result, Failure) else None
+        reward = self.result if isinstance(self.result, Score) else None
         if self.recording.hit_limit and completions:
             if failure is not None and failure.kind == "exit":
                 failure = None

@@ -1,7 +1,6 @@
 """The Python API: what `import postgrad` offers. It runs the same code as the command line.
 
-    settings.py     keyword arguments become the settings of the command line
-    objects.py      functions and classes as values of settings
+    settings.py     keyword arguments, also objects, become the settings of the command line
     rows.py         data in memory becomes rows and problems
     models.py       a model in memory becomes a model folder
     rewards.py      rewards given as functions, names or lists of them

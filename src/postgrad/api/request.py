@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.api.models import as_model, save_once
-from postgrad.api.objects import importable_path, object_name
 from postgrad.api.rewards import as_verifier_setting
 from postgrad.api.rows import HELD_OUT, Row, as_source, to_jsonl
-from postgrad.api.settings import Settings, full_key
+from postgrad.api.settings import Settings, full_key, importable_path, object_name
 from postgrad.config.compose import compose, known_keys
 from postgrad.config.schema import Config
 from postgrad.data.problems import problems_of_rows

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from postgrad.api.objects import object_name
+from postgrad.api.settings import object_name
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 from postgrad.user_code import PythonObject

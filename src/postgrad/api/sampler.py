@@ -1,27 +1,42 @@
 """Responses of a model to prompts, without scoring them."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from postgrad.agents.runner import open_agents
 from postgrad.api.rows import as_problems
-from postgrad.api.stream import stream_response
 from postgrad.cluster.backends import open_engine
 from postgrad.config.overrides import Override
 from postgrad.data.encode.styles import stop_strings
 from postgrad.environments.lookup import open_environments
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, RunError
 from postgrad.evaluation.model import find_model
 from postgrad.evaluation.plan import engine_config, make_encoder, resolve_engine_settings
 from postgrad.evaluation.settings import EvalConfig, read_settings
 from postgrad.model.threads import kept_threads, set_threads
 from postgrad.problem import Problem
 from postgrad.rollout.conversations import make_turns
-from postgrad.rollout.engine import Request, make_sampling, trajectory_seed
+from postgrad.rollout.engine import (
+    Request,
+    Sampling,
+    check_requests,
+    make_sampling,
+    max_row_tokens,
+    trajectory_seed,
+)
 from postgrad.rollout.native.engine import NativeEngine
+from postgrad.rollout.native.live import open_live_loop
+from postgrad.rollout.native.sequence import Job
+from postgrad.rollout.native.sequence import Sequence as Row
 from postgrad.rollout.respond import STEP, generate
+from postgrad.rollout.stops import make_stops
+from postgrad.serving.detokenizer import Detokenizer
 
 # A prompt: a text, or messages such as [{"role": "user", "content": "2+2="}].
 Prompt = str | Sequence[dict[str, Any]]
@@ -140,3 +155,34 @@ def _is_prompt(prompts: Any) -> bool:
 def _as_row(prompt: Any) -> dict[str, Any]:
     """Return a prompt as a row; a row with a prompt stays as it is."""
     return prompt if isinstance(prompt, dict) else {"prompt": prompt}
+
+
+def stream_response(
+    engine: NativeEngine, tokenizer: Any, request: Request, sampling: Sampling
+) -> Iterator[str]:
+    """Yield the text of a request with one seed, in pieces that hold no partial character.
+
+    Raises RunError if the row exceeds the model's context, or if its log-probs are not numbers.
+    """
+    check_requests([request], sampling, engine.max_context, engine.model.config)
+    text = Detokenizer(tokenizer, sampling.stop)
+    stop_ids = {*engine.stop_ids.tolist(), *sampling.stop_ids}
+    pieces: list[str] = []
+
+    def report(row: Row, num_new: int, finish: str) -> None:
+        first = len(row.tokens) - num_new
+        if any(map(math.isnan, row.logprobs[first:])):
+            raise RunError("the model's log-probs are not numbers; its weights are broken")
+        tokens = row.tokens[first:]
+        ends_with_stop_token = finish == "stop" and tokens[-1] in stop_ids
+        pieces.append(text.push(tokens, finish, ends_with_stop_token))
+
+    longest = max_row_tokens(request, sampling)
+    cache_bytes = engine.cache_bytes() if engine.decoder is not None else 0  # 0: slots
+    with closing(open_live_loop(engine, 1, longest, cache_bytes, report)) as loop:
+        loop.add(Job(request, sampling, stops=make_stops(tokenizer, sampling)))
+        while loop.busy:
+            with torch.no_grad():
+                loop.step()
+            yield from filter(None, pieces)
+            pieces.clear()

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from postgrad.algorithms.losses import LOSSES, Loss
 from postgrad.api.models import as_model, model_path
-from postgrad.api.objects import as_setting
 from postgrad.api.rewards import Reward, as_verifier_setting
 from postgrad.api.rows import as_problems
 from postgrad.api.sampler import Prompt
-from postgrad.api.settings import Settings, full_key
+from postgrad.api.settings import Settings, as_setting, full_key
 from postgrad.cluster.host import build_host
 from postgrad.config.compose import compose, known_keys
 from postgrad.config.schema import Config

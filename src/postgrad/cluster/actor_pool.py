@@ -5,15 +5,24 @@ does not answer after cluster.wait_s. Ray lets an actor wait forever for a node,
 dead node for some seconds more; so the cluster is checked again while actors start.
 """
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from postgrad.cluster.placement import CHECK_S, PLACE_S, Placement, actor_state, describe
 from postgrad.cluster.rank_actor import RankActor
-from postgrad.cluster.ray_resources import actor_bundle, actor_resources, check_capacity
-from postgrad.cluster.weights_ref import WeightsRef
+from postgrad.cluster.resources import (
+    CHECK_S,
+    PLACE_S,
+    Placement,
+    actor_bundle,
+    actor_resources,
+    actor_state,
+    check_capacity,
+    describe,
+)
+from postgrad.cluster.stored import WeightsRef
 from postgrad.config.compose import to_yaml
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import RunError, first_line
@@ -31,10 +40,18 @@ class Worker:
         self.placement = placement
 
 
+class SentCall(NamedTuple):
+    """References of what RankActor.call returns."""
+
+    status: Any
+    result: Any
+    references: Any
+
+
 class WorkerLost(Exception):
     """A worker died or did not answer in time."""
 
-    def __init__(self, worker: Worker, reason: str, died: bool) -> None:
+    def __init__(self, worker: Worker, reason: str, died: bool = False) -> None:
         super().__init__(f"the {worker.name} worker {reason}")
         self.worker = worker
         self.died = died
@@ -47,7 +64,7 @@ class Deadline:
         self.time = time.monotonic() + limit_s
 
     def shorten(self, limit_s: float) -> None:
-        """Moves the deadline to `limit_s` seconds from now, if that is earlier."""
+        """Move the deadline to `limit_s` seconds from now, if that is earlier."""
         self.time = min(self.time, time.monotonic() + limit_s)
 
     def remaining_s(self) -> float:
@@ -87,34 +104,35 @@ class ActorPool:
         self.starting: dict[Worker, Deadline] = {}  # until when an actor may wait for a node
         for number in range(size):
             name = f"{label} {number}" if size > 1 else label
-            placement = placements[number] if placements else None
-            worker = Worker(name, self.create_actor(placement), placement)
+            worker = Worker(name, None, placements[number] if placements else None)
+            self.replace_actor(worker)
             self.workers.append(worker)
-            self.starting[worker] = Deadline(PLACE_S)
-
-    def call(self, port: str, method: str, *arguments: Any) -> Any:
-        """Returns the result of a port's method. Subclasses say which workers are called."""
-        raise NotImplementedError("a subclass distributes calls")
 
     def create_actor(self, placement: Placement | None) -> Any:
-        """Returns the handle of a new actor."""
+        """Return the handle of a new actor."""
         options = {**self.resources, **(placement or {}), "max_restarts": 0, "max_concurrency": 1}
         return self.ray.remote(RankActor).options(**options).remote()
 
     def replace_actor(self, worker: Worker) -> None:
-        """Gives the worker a new actor; the one before has been killed."""
+        """Give the worker a new actor; the one before, if any, has been killed."""
         worker.handle = self.create_actor(worker.placement)
         self.starting[worker] = Deadline(PLACE_S)
 
     def send(
-        self, worker: Worker, request: bytes | Any, weights: WeightsRef | None = None
-    ) -> tuple[Any, Any]:
-        """Sends a call; returns the references of its status and of its result.
+        self,
+        worker: Worker,
+        request: bytes | Any,
+        weights: WeightsRef | None = None,
+        parts: Sequence[Any] = (),
+        min_bytes: float = math.inf,
+    ) -> SentCall:
+        """Send an encoded call; the arguments are those of RankActor.call.
 
-        `weights` are the last argument of the call. The worker reads them part by part.
+        `weights` are its last argument. The worker reads them part by part.
         """
-        parts = None if weights is None else weights.parts
-        return worker.handle.call.options(num_returns=2).remote(request, parts)
+        call = worker.handle.call.options(num_returns=3)
+        weight_parts = None if weights is None else weights.parts
+        return SentCall(*call.remote(request, weight_parts, min_bytes, *parts))
 
     def wait_all(
         self,
@@ -123,7 +141,7 @@ class ActorPool:
         limit_s: float,
         deadline: Deadline | None = None,
     ) -> Iterator[Any]:
-        """Yields the values of the references in the order of their arrival.
+        """Yield the values of the references in the order of their arrival.
 
         Raises:
             WorkerLost: a worker died, found no node within PLACE_S, or did not answer within
@@ -136,13 +154,9 @@ class ActorPool:
         while pending:
             ready = self._wait_first(list(pending), deadline)
             if not ready:
-                worker = next(iter(pending.values()))
                 setting = " (cluster.wait_s)" if limit_s == self.wait_s else ""
-                raise WorkerLost(
-                    worker,
-                    f"did not answer {call_name} within {limit_s:g} s{setting} and was stopped",
-                    died=False,
-                )
+                reason = f"did not answer {call_name} within {limit_s:g} s{setting}"
+                raise WorkerLost(next(iter(pending.values())), f"{reason} and was stopped")
             worker = pending.pop(ready[0])
             try:
                 value = self.ray.get(ready[0])
@@ -155,7 +169,7 @@ class ActorPool:
             yield value
 
     def _wait_first(self, references: list[Any], deadline: Deadline) -> list[Any]:
-        """Returns the first finished reference in a list, which is empty after the deadline."""
+        """Return the first finished reference in a list, which is empty after the deadline."""
         while True:
             remaining_s = deadline.remaining_s()
             timeout_s = min(remaining_s, CHECK_S) if self.starting else remaining_s
@@ -165,7 +179,7 @@ class ActorPool:
             self._check_starting()
 
     def _check_starting(self) -> None:
-        """Checks that the actors which wait for a node can get one. Raises as `wait_all` does."""
+        """Check that the actors which wait for a node can get one. Raises as `wait_all` does."""
         for worker, deadline in list(self.starting.items()):
             state, is_placed = actor_state(self.ray, worker.handle)
             if state in ("ALIVE", "DEAD"):  # a call to a dead actor raises
@@ -180,21 +194,20 @@ class ActorPool:
                         f"was not started: no node of the Ray cluster had "
                         f"{describe(actor_bundle(self.resources))} free within {PLACE_S:g} s; "
                         "`ray status` shows what other programs use",
-                        died=False,
                     )
 
     def wait(self, reference: Any, worker: Worker, call_name: str, limit_s: float) -> Any:
-        """Returns the value of one reference. Raises as `wait_all` does."""
+        """Return the value of one reference. Raises as `wait_all` does."""
         return next(self.wait_all({reference: worker}, call_name, limit_s))
 
     def close(self) -> None:
-        """Kills all workers."""
+        """Kill all workers."""
         for worker in self.workers:
             self.ray.kill(worker.handle)
 
 
 def split_requests(requests: Sequence[Any], size: int) -> list[list[int]]:
-    """Returns the indices of the requests for each of `size` workers.
+    """Return the indices of the requests for each of `size` workers.
 
     The numbers of samples per worker are nearly equal; a request is not split.
     """
@@ -209,7 +222,7 @@ def split_requests(requests: Sequence[Any], size: int) -> list[list[int]]:
 
 
 def merge_results(parts: Sequence[tuple[list[int], list[Any]]]) -> list[Any]:
-    """Returns the results of (indices, results) parts in the order of the requests."""
+    """Return the results of (indices, results) parts in the order of the requests."""
     by_index: dict[int, Any] = {}
     for indices, results in parts:
         by_index.update(zip(indices, results, strict=True))

@@ -1,7 +1,7 @@
 """The program of a child process: builds the models, then answers calls until the driver closes.
 
-The last argument is what it holds: run or engine. The driver's first message is the configuration
-as YAML.
+The arguments are the names of its ports, none for all models of the run. The driver's first message
+is the configuration as YAML.
 """
 
 import sys
@@ -17,8 +17,7 @@ def main(channel: Channel) -> None:
     config = channel.receive()
     if config is None:
         return
-    build = BUILDERS[sys.argv[3]]
-    status, ports = attempt(lambda: build(config.decode()))
+    status, ports = attempt(lambda: build(config.decode(), sys.argv[3:]))
     if status != "ok":
         channel.send(encode([status, ports]))
         return
@@ -28,30 +27,11 @@ def main(channel: Channel) -> None:
         channel.send(encode(call_port(ports, port, method, arguments)))
 
 
-def build_engine(text: str) -> Ports:
-    """Returns the port of an engine alone, from the YAML of an EngineConfig."""
-    from postgrad.cluster.engines import load_engine, read_engine_config
+def build(text: str, names: list[str]) -> Ports:
+    from postgrad.cluster.host import build_ports, read_config
 
-    return {"engine": ("engine", load_engine(read_engine_config(text)).engine)}
+    return build_ports(read_config(text, names), names)
 
-
-def build_run(text: str) -> Ports:
-    """Returns the ports of all models of a run, from the YAML of its Config."""
-    from postgrad.cluster.host import build_host
-    from postgrad.config.compose import from_yaml
-    from postgrad.methods import find_method
-
-    config = from_yaml(text, lambda name: find_method(name).Settings)
-    config.method.freeze()
-    host = build_host(config)
-    roles = find_method(config.method.name)(config).all_roles()
-    ports: Ports = {name: (roles[name].kind, model) for name, model in host.models.items()}
-    ports["policy"] = ("policy", host.policy)
-    ports["engine"] = ("engine", host.engine)
-    return ports
-
-
-BUILDERS = {"engine": build_engine, "run": build_run}
 
 if __name__ == "__main__":
     run_child(main)

@@ -3,14 +3,17 @@
 import queue
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from postgrad.cluster.ports import to_exception
-from postgrad.cluster.remote_ports import START_S
+from postgrad.cluster.engines import is_remote, shares_weights
+from postgrad.cluster.ports import ENGINE, POLICY, START_S, RemotePort, RunModels, to_exception
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.compose import to_yaml
-from postgrad.config.schema import Config, EngineConfig
+from postgrad.config.schema import Config, EngineConfig, engine_config
 from postgrad.errors import RunError
+from postgrad.methods.ports import Role
 from postgrad.processes.child import Child
 
 CLOSE_S = 20.0  # time to end by itself before the child is killed
@@ -32,10 +35,9 @@ class ChildProcess:
         # The child's threads know the queue alone, so that an unused object is garbage-collected.
         answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.answers = answers
-        contents = "engine" if isinstance(config, EngineConfig) else "run"
         self.child = Child(
             "postgrad.cluster.child_main",
-            [contents],
+            [ENGINE] if isinstance(config, EngineConfig) else [],
             lambda _, data: answers.put(data),
             lambda _: answers.put(None),
             exit_limit_s=CLOSE_S,
@@ -84,3 +86,26 @@ class ChildProcess:
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Close the connection, which ends the child; kill it after `timeout_s` seconds."""
         self.child.close(timeout_s)
+
+
+@contextmanager
+def open_child_processes(config: Config, roles: dict[str, Role]) -> Iterator[RunModels]:
+    """Yield the models of a run in one child process, or in two with cluster.engine_apart."""
+    with ExitStack() as stack:
+        process = stack.enter_context(closing(ChildProcess(config, POLICY)))
+        engine_process = process
+        if config.cluster.engine_apart:
+            engine_process = ChildProcess(engine_config(config), ENGINE)
+            stack.enter_context(closing(engine_process))
+        engine: RemotePort | None = None
+        if not is_remote(config):
+            engine = RemotePort(engine_process, ENGINE, "engine", shares_weights(config))
+        models = {name: RemotePort(process, name, role.kind) for name, role in roles.items()}
+        yield RunModels(RemotePort(process, POLICY, "policy"), engine, models)
+
+
+@contextmanager
+def open_child_engine(config: EngineConfig) -> Iterator[Any]:
+    """Yield an engine alone, in a child process."""
+    with closing(ChildProcess(config, ENGINE)) as process:
+        yield RemotePort(process, ENGINE, "engine")

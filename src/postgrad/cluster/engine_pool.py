@@ -5,31 +5,24 @@ Lost engines are restarted.
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from postgrad.cluster.actor_pool import (
     ActorPool,
+    SentCall,
     Worker,
     WorkerLost,
     merge_results,
     split_requests,
 )
-from postgrad.cluster.placement import Placement
-from postgrad.cluster.ports import LOST_PEER, to_exception
-from postgrad.cluster.remote_ports import START_S
-from postgrad.cluster.weights_ref import WeightsRef, store_weights
+from postgrad.cluster.ports import LOST_PEER, START_S, to_exception
+from postgrad.cluster.resources import Placement
+from postgrad.cluster.stored import WeightsRef, store_weights
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import ConfigError, RunError
 
 MAX_RESTARTS = 3  # of lost engines, per run
-
-
-class SentCall(NamedTuple):
-    """References of a call's status and of its result."""
-
-    status: Any
-    result: Any
 
 
 class EnginePool(ActorPool):
@@ -77,7 +70,7 @@ class EnginePool(ActorPool):
             raise
 
     def call(self, port: str, method: str, *arguments: Any) -> Any:
-        """Publishes weights to all engines, or distributes requests over them."""
+        """Publish weights to all engines, or distributes requests over them."""
         with self.lock:
             if method == "publish":
                 self._publish_to_all(port, arguments[0])
@@ -101,7 +94,7 @@ class EnginePool(ActorPool):
     def _poll(
         self, port: str, version: int, names: Sequence[str], added: Mapping[str, Any]
     ) -> dict[str, list[Any]]:
-        """Lets all engines decode their groups for a while; see ContinuousEngine.poll.
+        """Let all engines decode their groups for a while; see ContinuousEngine.poll.
 
         A new group goes to the engine with the fewest groups. An engine that was restarted
         reports its groups as missing, and the driver adds them again.
@@ -135,7 +128,7 @@ class EnginePool(ActorPool):
     def _call_with_restarts(
         self, messages: Mapping[Worker, bytes | None], call_name: str
     ) -> dict[Worker, bytes]:
-        """Returns the encoded result per engine. A message of None publishes the weights.
+        """Return the encoded result per engine. A message of None publishes the weights.
 
         A lost engine is restarted and called again, while restarts are left.
         """
@@ -153,19 +146,16 @@ class EnginePool(ActorPool):
         return results
 
     def _send(self, engine: Worker, message: bytes | None) -> dict[Worker, SentCall]:
-        """Sends a call to all workers of an engine; None sends the published weights."""
+        """Send a call to all workers of an engine; None sends the published weights."""
         weights: WeightsRef | None = None
         if message is None:
             assert self.published is not None
             port, weights = self.published
             message = encode([port, "publish", []])
-        calls: dict[Worker, SentCall] = {}
-        for worker in self.members[engine]:
-            calls[worker] = SentCall(*self.send(worker, message, weights))
-        return calls
+        return {worker: self.send(worker, message, weights) for worker in self.members[engine]}
 
     def _restart(self, engine: Worker, lost: WorkerLost) -> None:
-        """Replaces all workers of an engine: they cannot go on without the one that is lost."""
+        """Replace all workers of an engine: they cannot go on without the one that is lost."""
         for worker in self.members[engine]:
             self.ray.kill(worker.handle)
         if self.restarts_left == 0:
@@ -190,7 +180,7 @@ class EnginePool(ActorPool):
             raise RunError(f"{lost} and cannot be restarted: {error}") from error
 
     def _start(self, engines: Sequence[Worker]) -> None:
-        """Builds the engines. Raises WorkerLost, ConfigError or RunError."""
+        """Build the engines. Raises WorkerLost, ConfigError or RunError."""
         pending: dict[Any, Worker] = {}
         for engine in engines:
             members = self.members[engine]
@@ -208,12 +198,12 @@ class EnginePool(ActorPool):
         self._check_all(statuses, call_name, self.wait_s)
 
     def _check_all(self, statuses: dict[Any, Worker], call_name: str, limit_s: float) -> None:
-        """Waits for the status of each worker; raises the first failure, WorkerLost for a loss."""
+        """Wait for the status of each worker; raises the first failure, WorkerLost for a loss."""
         for value in self.wait_all(statuses, call_name, limit_s):
             status, message = decode(value)
             if status == LOST_PEER:
                 first = next(iter(statuses.values()))
                 reason = f"lost its connection to another one during {call_name}"
-                raise WorkerLost(first, reason, died=False)
+                raise WorkerLost(first, reason)
             if status != "ok":
                 raise to_exception(status, message)

@@ -4,6 +4,8 @@ rollout/kinds.py has the table of engines. An engine runs beside the trained mod
 process of its own, or in the driver's process in front of a server.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -72,6 +74,12 @@ def load_engine(config: EngineConfig) -> StandaloneEngine:
 
         engine = ContinuousEngine(engine, config.rollout)
     return StandaloneEngine(engine, loaded)
+
+
+@contextmanager
+def open_local_engine(config: EngineConfig) -> Iterator[Engine]:
+    """Yield an engine alone, in this process."""
+    yield load_engine(config).engine
 
 
 def describe_model(config: EngineConfig) -> Loaded:

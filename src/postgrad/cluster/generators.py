@@ -6,10 +6,9 @@ They are loaded by the run, the run's own engine, or a server.
 import dataclasses
 from typing import Any
 
-from postgrad.cluster.engines import engine_config
-from postgrad.cluster.host import GENERATING, load_reward_model, load_role
-from postgrad.cluster.remote_roles import is_remote_role
-from postgrad.config.schema import Config, EngineConfig
+from postgrad.cluster.host import load_reward_model, load_role
+from postgrad.cluster.ports import GENERATING, is_remote_role
+from postgrad.config.schema import Config, EngineConfig, engine_config
 from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import LIVE, Role
@@ -27,7 +26,7 @@ MAX_CALLS = 64  # concurrent calls to a served engine
 def open_chat(
     config: EngineConfig, path: str, engine: Engine | None, template: str, concurrency: int
 ) -> Chat:
-    """Returns the model that answers messages at a role's path, without the rest of a run.
+    """Return the model that answers messages at a role's path, without the rest of a run.
 
     It is a server's model, `engine` itself, or a model that is loaded in this process.
 
@@ -51,7 +50,7 @@ def open_chat(
 def add_generators(
     config: Config, roles: dict[str, Role], engine: Engine, models: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the models by role; those that generate text become a Generator or a Chat.
+    """Return the models by role; those that generate text become a Generator or a Chat.
 
     Reward models become a ModelVerifier, frozen models of a server HttpLogprobs.
 
@@ -82,7 +81,7 @@ def add_generators(
 
 
 def open_reward_models(config: EngineConfig, verifier: str) -> dict[str, JudgeModel]:
-    """Returns the reward models of reward.verifier by role, loaded in this process."""
+    """Return the reward models of reward.verifier by role, loaded in this process."""
     return {
         term.role: _make_verifier(config, term, load_reward_model(config, term.path))
         for term in model_terms(verifier)

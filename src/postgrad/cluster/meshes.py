@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from postgrad.cluster.ports import POLICY
-from postgrad.cluster.remote_roles import is_remote_role
+from postgrad.cluster.ports import POLICY, is_remote_role
 from postgrad.config.schema import ClusterConfig, Config
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import Role

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from postgrad.cluster.remote_ports import START_S
+from postgrad.cluster.ports import START_S
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.errors import ConfigError, RunError, first_line
 from postgrad.files import acquire_lock, is_locked

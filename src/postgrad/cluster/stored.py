@@ -1,4 +1,6 @@
-"""Large tensors in Ray's object store: the driver passes references between workers.
+"""Weights and large tensors in Ray's object store: the driver passes references between workers.
+
+Weights are stored in parts, so that no process needs all of them at once.
 
 A column that workers made, such as the log-probs of a reference, stays in the object store of the
 first rank's node. The driver's batch has a StoredTensor in its place, and later calls send the
@@ -6,7 +8,7 @@ reference. The driver gets the numbers only if a stage, or the file of rollouts,
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +21,8 @@ from postgrad.errors import RunError
 
 MIN_BYTES = 1 << 16  # smaller tensors are part of the message
 KEPT_CALLS = 8  # a tensor that so many calls did not send is no longer kept
+MAX_PART_BYTES = 256 << 20  # a part has at least one tensor, which may be larger
+Part = tuple[list[str], Any]  # names of tensors, and the reference of the encoded tensors
 
 _PROPERTIES = ("shape", "dtype", "device", "ndim", "layout", "is_sparse", "requires_grad")
 _WITHOUT_NUMBERS = {getattr(Tensor, name).__get__ for name in _PROPERTIES}
@@ -125,13 +129,7 @@ class TensorStore:
         """Return the tensor of a reference, and keep the reference that the workers have."""
         if not self.ray.is_initialized():
             raise RunError("a column that the workers computed was not read before the run ended")
-        try:
-            tensor = decode(self.ray.get(reference, timeout=self.wait_s))
-        except self.ray.exceptions.RayError as error:
-            raise RunError(
-                f"a column was lost with the worker that computed it ({type(error).__name__}); "
-                "the same command continues the run"
-            ) from error
+        tensor = fetch(self.ray, reference, "a column was", "computed it", self.wait_s)
         self.references[_digest(tensor)] = (self.num_calls, reference)
         return tensor
 
@@ -141,7 +139,7 @@ def decode_call(data: bytes, parts: Sequence[bytes]) -> Any:
     return decode(data, lambda stored: decode(parts[stored["part"]]))
 
 
-def encode_result(value: Any, min_bytes: int) -> tuple[bytes, list[Any]]:
+def encode_result(value: Any, min_bytes: float) -> tuple[bytes, list[Any]]:
     """Return a worker's result as bytes, and references to its tensors of `min_bytes` or more."""
     references: list[Any] = []
 
@@ -163,3 +161,77 @@ def _digest(tensor: Tensor) -> bytes:
     digest = hashlib.blake2b(f"{own.dtype} {list(own.shape)}".encode(), digest_size=16)
     digest.update(own.flatten().view(torch.uint8).numpy().data)
     return digest.digest()
+
+
+def fetch(ray: Any, reference: Any, what: str, did: str, wait_s: float | None = None) -> Any:
+    """Return a value of the object store. Raises RunError if its worker has died."""
+    try:
+        return decode(ray.get(reference, timeout=wait_s))
+    except ray.exceptions.RayError as error:
+        raise RunError(
+            f"{what} lost with the worker that {did} ({type(error).__name__}); "
+            "the same command continues the run"
+        ) from error
+
+
+# ---- weights
+
+
+class WeightsRef(Mapping[str, Tensor]):
+    """References to encoded weights. Engines get the references.
+
+    Reading an item fetches its part, and drops the part that was read before. The parts have the
+    order of the model's parameters, so a reader in that order fetches each part once.
+    """
+
+    def __init__(self, ray: Any, parts: list[Part]) -> None:
+        self.ray = ray
+        self.parts = parts
+        self._part_of = {name: index for index, (names, _) in enumerate(parts) for name in names}
+        self._fetched = -1  # index of the part in `_tensors`
+        self._tensors: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        index = self._part_of[name]
+        if index != self._fetched:
+            self._tensors = {}
+            self._tensors = fetch(self.ray, self.parts[index][1], "weights were", "sent them")
+            self._fetched = index
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._part_of)
+
+    def __len__(self) -> int:
+        return len(self._part_of)
+
+    def __or__(self, changed: Mapping[str, Tensor]) -> "WeightsRef":
+        """Return weights with other values of some tensors; only their parts are fetched."""
+        parts: list[Part] = []
+        for names, reference in self.parts:
+            if any(name in changed for name in names):
+                tensors = {name: changed[name] if name in changed else self[name] for name in names}
+                reference = self.ray.put(encode(tensors))
+            parts.append((names, reference))
+        return WeightsRef(self.ray, parts)
+
+
+def store_weights(ray: Any, weights: Iterable[tuple[str, Tensor]]) -> list[Part]:
+    """Put weights into the object store; returns the parts. At most one part is held here."""
+    parts: list[Part] = []
+    tensors: dict[str, Tensor] = {}
+    num_bytes = 0
+
+    def store() -> None:
+        if tensors:
+            parts.append((list(tensors), ray.put(encode(tensors))))
+            tensors.clear()
+
+    for name, tensor in weights:
+        if num_bytes + tensor.nbytes > MAX_PART_BYTES:
+            store()
+            num_bytes = 0
+        tensors[name] = tensor
+        num_bytes += tensor.nbytes
+    store()
+    return parts

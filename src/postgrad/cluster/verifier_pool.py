@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.cluster.actor_pool import ActorPool, Worker, WorkerLost
-from postgrad.cluster.placement import Placement
-from postgrad.cluster.ray_resources import VERIFIER, verifier_workers
-from postgrad.cluster.remote_ports import START_S
+from postgrad.cluster.ports import START_S
+from postgrad.cluster.resources import VERIFIER, Placement, verifier_workers
 from postgrad.cluster.verifier_actor import VerifierActor, decode_verdicts, encode_chunk
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError

@@ -1,13 +1,13 @@
 """Runs sessions in threads of this process. Operations return at once; results are collected."""
 
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from postgrad.environments.calls import Call
 from postgrad.environments.port import EnvironmentFailure, Observation, Outcome
-from postgrad.environments.session import Session, SessionSpec
+from postgrad.environments.session import Operation, Session, SessionSpec
 from postgrad.problem import Failure, Problem
 from postgrad.verifiers.port import one_line
 
@@ -19,23 +19,33 @@ Entry = TypeVar("Entry")
 Reply = tuple[int, Result]  # the key of a session, and the result of its operation
 
 
-class Sessions(Protocol):
+class Sessions:
     """The sessions of one batch of trajectories, by keys that the caller chooses.
 
-    A session does one operation at a time; `collect` returns its result.
+    A session does one operation at a time; `collect` returns its result. Subclasses say where.
     """
 
-    def open(self, key: int, spec: SessionSpec, problem: Problem, seed: int) -> None: ...
+    def __init__(self) -> None:
+        self.replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
 
-    def act(self, key: int, action: str, calls: Sequence[Call]) -> None: ...
+    def open(self, key: int, spec: SessionSpec, problem: Problem, seed: int) -> None:
+        raise NotImplementedError
 
-    def finish(self, key: int) -> None: ...
+    def start(self, key: int, operation: Operation) -> None:
+        raise NotImplementedError
 
-    def close(self, key: int) -> None: ...
+    def close(self, key: int) -> None:
+        raise NotImplementedError
+
+    def act(self, key: int, action: str, calls: Sequence[Call]) -> None:
+        self.start(key, Operation("act", action, tuple(calls)))
+
+    def finish(self, key: int) -> None:
+        self.start(key, Operation("finish"))
 
     def collect(self, timeout_s: float) -> list[Reply]:
         """Return the results that are there; waits up to timeout_s for the first one."""
-        ...
+        return drain(self.replies, timeout_s)
 
 
 class Host(Protocol):
@@ -49,8 +59,8 @@ class Host(Protocol):
 class ThreadHost:
     """Runs sessions in threads of this process."""
 
-    def __init__(self, max_threads: int = MAX_THREADS) -> None:
-        self.executor = ThreadPoolExecutor(max_threads, thread_name_prefix="environment")
+    def __init__(self) -> None:
+        self.executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="environment")
 
     def new_sessions(self) -> "ThreadSessions":
         return ThreadSessions(self.executor)
@@ -60,58 +70,31 @@ class ThreadHost:
         self.executor.shutdown(wait=False, cancel_futures=True)
 
 
-class ThreadSessions:
-    """Sessions in threads; see Sessions."""
+class ThreadSessions(Sessions):
+    """Sessions in threads."""
 
     def __init__(self, executor: ThreadPoolExecutor) -> None:
+        super().__init__()
         self.executor = executor
         self.sessions: dict[int, Session] = {}
-        self.replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
 
     def open(self, key: int, spec: SessionSpec, problem: Problem, seed: int) -> None:
-        session = self.new(key, spec, problem, seed)
-        if spec.environment:
-            self._submit(key, session.open)
-        else:
-            self.replies.put((key, ""))
+        self.sessions[key] = Session(spec, problem, seed)
+        self.start(key, Operation("open"))
 
-    def replay(
-        self,
-        key: int,
-        spec: SessionSpec,
-        problem: Problem,
-        seed: int,
-        history: Sequence[tuple[str, Sequence[Call]]],
-    ) -> None:
-        """Open a session and repeat its turns, so that it has the state of one that was lost."""
-        session = self.new(key, spec, problem, seed)
-        session.open()
-        for action, calls in history:
-            session.act(action, calls)
-
-    def act(self, key: int, action: str, calls: Sequence[Call]) -> None:
-        self._submit(key, lambda: self.sessions[key].act(action, calls))
-
-    def finish(self, key: int) -> None:
-        self._submit(key, lambda: self.sessions[key].finish())
+    def start(self, key: int, operation: Operation) -> None:
+        session = self.sessions[key]
+        self.executor.submit(
+            lambda: self.replies.put((key, attempt(lambda: session.run(operation))))
+        )
 
     def close(self, key: int) -> None:
         session = self.sessions.pop(key, None)
         if session is not None:
             self.executor.submit(session.close)
 
-    def collect(self, timeout_s: float) -> list[Reply]:
-        return drain(self.replies, timeout_s)
 
-    def new(self, key: int, spec: SessionSpec, problem: Problem, seed: int) -> Session:
-        self.sessions[key] = Session(spec, problem, seed)
-        return self.sessions[key]
-
-    def _submit(self, key: int, operation: Any) -> None:
-        self.executor.submit(lambda: self.replies.put((key, attempt(operation))))
-
-
-def attempt(operation: Any) -> Result:
+def attempt(operation: Callable[[], Result]) -> Result:
     """Return the operation's result, or the Failure of what it raised."""
     try:
         return operation()

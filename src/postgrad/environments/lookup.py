@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import uuid
+from dataclasses import dataclass
 from typing import Any
 
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
@@ -20,6 +21,15 @@ from postgrad.user_code import PythonObject, is_path
 
 REMOTE = "postgrad.environments.remote:RemoteEnvironment"
 COLUMN = "environment"  # of a row: the name of its environment
+
+
+@dataclass
+class Entry:
+    """One environment of a run: the path of its class, the options, its share of the rows."""
+
+    path: str
+    options: dict[str, Any]
+    weight: float
 
 
 class Environments:
@@ -46,38 +56,33 @@ class Environments:
         }
         self.tools = tuple(rollout.tools)
         self.tool_format = rollout.tool_format
-        self.paths = _read_names(environment.name)
-        self.options = _read_options(environment.options, self.paths)
-        self.is_remote = bool(self.paths) and all(map(is_url, self.paths.values()))
-        self._find_servers()
-        self.weights = _read_weights(environment.weights, self.paths)
+        self.entries = _read_entries(environment)
+        # Servers, whose sessions only wait. Their addresses become options of RemoteEnvironment.
+        servers = [entry for entry in self.entries.values() if is_url(entry.path)]
+        self.is_remote = 0 < len(servers) == len(self.entries)
+        for entry in servers:
+            check_remote(entry.path, entry.options)
+            entry.options |= {"url": entry.path, "timeout_s": environment.timeout_s}
+            entry.path = REMOTE
         toolbox = Toolbox(rollout.tools, rollout.tool_timeout_s, rollout.tool_chars, self.run)
         self.schemas = list(toolbox.schemas)
-        for name, path in self.paths.items():
-            environment_class = load_environment(path)
-            check_options(environment_class, self.options[name], path)
+        for entry in self.entries.values():
+            environment_class = load_environment(entry.path)
+            check_options(environment_class, entry.options, entry.path)
             for function in tool_methods(environment_class).values():
-                toolbox.add(function, path)
-                self.schemas.append(tool_schema(function, path))
-
-    def _find_servers(self) -> None:
-        """Replace the addresses of servers by RemoteEnvironment. Raises ConfigError."""
-        for name, path in self.paths.items():
-            if is_url(path):
-                check_remote(path, self.options[name])
-                self.options[name] |= {"url": path, "timeout_s": self.limits["timeout_s"]}
-                self.paths[name] = REMOTE
+                toolbox.add(function, entry.path)
+                self.schemas.append(tool_schema(function, entry.path))
 
     @property
     def has_environment(self) -> bool:
-        return bool(self.paths)
+        return bool(self.entries)
 
     def spec_for(self, problem: Problem) -> SessionSpec:
         """Return what the sessions of a problem are made from. Raises ConfigError."""
-        name = self.choose(problem)
+        entry = self.entries[self.choose(problem)] if self.entries else Entry("", {}, 0.0)
         return SessionSpec(
-            environment=self.paths.get(name, ""),
-            options=self.options.get(name, {}),
+            environment=entry.path,
+            options=entry.options,
             tools=self.tools,
             run=self.run,
             **self.limits,
@@ -88,22 +93,23 @@ class Environments:
         close_run(self.run)
 
     def choose(self, problem: Problem) -> str:
-        """Return the name of a problem's environment; "" if there are only tools."""
-        if len(self.paths) < 2:
-            return next(iter(self.paths), "")
+        """Return the name of a problem's environment."""
+        if len(self.entries) == 1:
+            return next(iter(self.entries))
         name = problem.extra.get(COLUMN)
         if name is not None:
-            if name not in self.paths:
-                hint = did_you_mean(str(name), self.paths)
+            if name not in self.entries:
+                hint = did_you_mean(str(name), self.entries)
                 raise ConfigError(f"{named(problem)}: environment={name} is unknown; {hint}")
             return name
         digest = hashlib.blake2b(problem.uid.encode(), digest_size=8).digest()
-        point = int.from_bytes(digest, "little") / 2**64 * sum(self.weights.values())
-        for name, weight in self.weights.items():
-            point -= weight
+        total = sum(entry.weight for entry in self.entries.values())
+        point = int.from_bytes(digest, "little") / 2**64 * total
+        for name, entry in self.entries.items():
+            point -= entry.weight
             if point < 0:
                 return name
-        return next(reversed(self.weights))
+        return next(reversed(self.entries))
 
     def call_parser(self, tokenizer: Any) -> CallParser:
         """Return what finds the tool calls of a model with this tokenizer."""
@@ -116,7 +122,7 @@ class Environments:
         class or a tool of this process, such as one of a notebook, runs in threads too: another
         process could not import it.
         """
-        needed = [*self.paths.values(), *self.tools]
+        needed = [*(entry.path for entry in self.entries.values()), *self.tools]
         has_objects = any(isinstance(path, PythonObject) for path in needed)
         if self.has_environment and self.workers and not self.is_remote and not has_objects:
             return ChildPool(self.workers)
@@ -164,30 +170,26 @@ def find_environment(name: str) -> str:
     return name
 
 
-def _read_options(options: dict[str, Any], paths: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Return the options of each environment: of several, environment.options.NAME.OPTION."""
-    if set(paths) <= {""}:
-        return {name: dict(options) for name in paths}
-    for name in options:
-        if name not in paths:
-            raise ConfigError(
-                f"environment.options.{name}: no environment has this name; "
-                f"{did_you_mean(name, paths)}"
-            )
-    return {name: dict(options.get(name, {})) for name in paths}
-
-
-def _read_weights(weights: dict[str, float], paths: dict[str, str]) -> dict[str, float]:
+def _read_entries(environment: EnvironmentConfig) -> dict[str, Entry]:
+    """Return each environment; of several, the options are environment.options.NAME.OPTION."""
+    paths = _read_names(environment.name)
+    is_named = bool(set(paths) - {""})
+    options = environment.options if is_named else {"": environment.options}
+    for key, given in (("options", options if is_named else {}), ("weights", environment.weights)):
+        for name in given:
+            if name not in paths or not name:
+                hint = did_you_mean(name, paths)
+                raise ConfigError(f"environment.{key}.{name}: no such environment; {hint}")
+    weights = {name: environment.weights.get(name, 1.0) for name in paths}
     for name, weight in weights.items():
-        if name not in paths or not name:
-            hint = did_you_mean(name, paths)
-            raise ConfigError(f"environment.weights.{name}: no such environment; {hint}")
         if weight < 0:
             raise ConfigError(f"environment.weights.{name}={weight:g} must be at least 0")
-    filled = {name: weights.get(name, 1.0) for name in paths}
-    if len(filled) > 1 and not sum(filled.values()):
+    if paths and not sum(weights.values()):
         raise ConfigError("environment.weights: at least one weight must be above 0")
-    return filled
+    return {
+        name: Entry(path, dict(options.get(name, {})), weights[name])
+        for name, path in paths.items()
+    }
 
 
 def check_options(environment_class: type, options: dict[str, Any], path: str) -> None:

@@ -5,21 +5,18 @@ another child by replaying their turns, when they are next needed. The sessions 
 when it died are replayed each in a child of its own; one that kills that child too has failed.
 """
 
-import dataclasses
 import itertools
 import json
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from postgrad.environments.calls import Call
 from postgrad.environments.child import decode_result
-from postgrad.environments.host import Reply, Result, drain
-from postgrad.environments.session import SessionSpec
+from postgrad.environments.host import Reply, Result, Sessions
+from postgrad.environments.session import Operation, SessionSpec
 from postgrad.environments.tools import MAX_CALLS_PER_TURN
 from postgrad.errors import RunError
 from postgrad.problem import Failure, Problem
@@ -41,8 +38,8 @@ class _Session:
     spec: SessionSpec
     problem: Problem
     seed: int
-    history: list[tuple[str, list[Any]]] = field(default_factory=list)
-    pending: dict[str, Any] | None = None  # the message of the running operation
+    history: list[Operation] = field(default_factory=list)
+    pending: Operation | None = None  # the running one
     child: "_Child | None" = None
     ran_in_crash: bool = False  # it was running when its child died
 
@@ -85,26 +82,22 @@ class ChildPool:
         """Kill the children."""
         self.processes.close()
 
-    def start(self, session: _Session, message: dict[str, Any]) -> None:
+    def start(self, session: _Session, operation: Operation) -> None:
         """Start an operation of a session, in its child or in a new one."""
         with self.lock:
-            session.pending = message
-            self._place(session)
-
-    def _place(self, session: _Session) -> None:
-        if session.child is None:
-            if session.ran_in_crash:
+            session.pending = operation
+            if session.child is not None:
+                self._send(session, session.child)
+            elif session.ran_in_crash:
                 self.to_isolate.append(session)
                 self._isolate_next()
-                return
-            self._move(session, self._choose_child())
-        self._send(session)
+            else:
+                self._send(session, self._choose_child())
 
     def _choose_child(self) -> _Child:
         usable = [c for c in self.children if not (c.retired or c.exclusive)]
         if len(usable) < self.workers:
-            usable.append(self._new_child())
-            return usable[-1]
+            return self._new_child()
         return min(usable, key=lambda child: len(child.sessions))
 
     def _new_child(self) -> _Child:
@@ -120,26 +113,24 @@ class ChildPool:
                 self._reply(session, Failure("crash", str(error)))
                 return
             child.exclusive = True
-            self._move(session, child)
-            self._send(session)
+            self._send(session, child)
 
-    def _move(self, session: _Session, child: _Child) -> None:
-        session.child = child
-        child.sessions[session.number] = session
+    def _send(self, session: _Session, child: _Child) -> None:
+        """Send the pending operation; to another child with all that makes the session again."""
         assert session.pending is not None
-        session.pending["replay"] = {
-            "spec": dataclasses.asdict(session.spec),
-            "problem": vars(session.problem),
-            "seed": session.seed,
-            "history": session.history,
-        }
-
-    def _send(self, session: _Session) -> None:
-        child = session.child
-        assert child is not None and session.pending is not None
+        message = {"key": session.number, "operation": asdict(session.pending)}
+        if child is not session.child:
+            session.child = child
+            child.sessions[session.number] = session
+            message["made"] = {
+                "spec": asdict(session.spec),
+                "problem": vars(session.problem),
+                "seed": session.seed,
+                "history": [asdict(operation) for operation in session.history],
+            }
         if not any(other.pending for other in child.sessions.values() if other is not session):
             child.last_message = time.monotonic()  # it was idle: its clock starts now
-        child.send(to_json(session.pending))
+        child.send(to_json(message))
 
     # ---- called by the threads that read from children
 
@@ -178,10 +169,9 @@ class ChildPool:
                 self._isolate_next()
 
     def _reply(self, session: _Session, result: Result) -> None:
-        message = session.pending
-        session.pending = None
-        if message is not None and message["op"] == "act":
-            session.history.append((message["action"], message["calls"]))
+        if session.pending is not None:
+            session.history.append(session.pending)
+            session.pending = None
         session.replies.put((session.key, result))
 
     # ---- called by the owners of sessions
@@ -192,7 +182,7 @@ class ChildPool:
             if child is None:
                 return
             child.sessions.pop(session.number, None)
-            child.send(to_json({"op": "close", "key": session.number}))
+            child.send(to_json({"key": session.number, "operation": None}))
             usable = [c for c in self.children if not c.retired]
             if not child.sessions and (child.retired or len(usable) > self.workers):
                 self.children.remove(child)
@@ -209,25 +199,22 @@ class ChildPool:
                     child.kill()  # its reader calls on_exit
 
 
-class PoolSessions:
-    """The sessions of one batch of trajectories in a pool; see host.Sessions."""
+class PoolSessions(Sessions):
+    """Sessions in a pool of child processes."""
 
     def __init__(self, pool: ChildPool) -> None:
+        super().__init__()
         self.pool = pool
         self.sessions: dict[int, _Session] = {}
-        self.replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         self.last_check = time.monotonic()
 
     def open(self, key: int, spec: SessionSpec, problem: Problem, seed: int) -> None:
         number = next(self.pool.numbers)
         self.sessions[key] = _Session(number, key, self.replies, spec, problem, seed)
-        self._start(key, {"op": "open"})
+        self.start(key, Operation("open"))
 
-    def act(self, key: int, action: str, calls: Sequence[Call]) -> None:
-        self._start(key, {"op": "act", "action": action, "calls": [vars(call) for call in calls]})
-
-    def finish(self, key: int) -> None:
-        self._start(key, {"op": "finish"})
+    def start(self, key: int, operation: Operation) -> None:
+        self.pool.start(self.sessions[key], operation)
 
     def close(self, key: int) -> None:
         session = self.sessions.pop(key, None)
@@ -238,13 +225,9 @@ class PoolSessions:
         deadline = time.monotonic() + timeout_s
         while True:
             now = time.monotonic()
-            replies = drain(self.replies, max(0.0, min(CHECK_S, deadline - now)))
+            replies = super().collect(max(0.0, min(CHECK_S, deadline - now)))
             if now > self.last_check + CHECK_S:
                 self.last_check = now
                 self.pool.kill_silent()
             if replies or time.monotonic() >= deadline:
                 return replies
-
-    def _start(self, key: int, message: dict[str, Any]) -> None:
-        session = self.sessions[key]
-        self.pool.start(session, {"key": session.number, **message})

@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import json
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,7 +19,7 @@ from postgrad.environments.port import (
     read_text,
     tool_methods,
 )
-from postgrad.environments.tools import ERROR, Toolbox, shorten
+from postgrad.environments.tools import ERROR, Toolbox, run_in_thread, shorten
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 from postgrad.processes.channel import as_json_value
@@ -51,6 +50,15 @@ class SessionSpec:
     tool_timeout_s: float = 10.0
     tool_chars: int = 1024
     run: str = ""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a session does next: `kind` is open, act or finish; an act has the policy's turn."""
+
+    kind: str
+    action: str = ""
+    calls: tuple[Call, ...] = ()
 
 
 @cache
@@ -92,6 +100,14 @@ class Session:
         toolbox = _load_toolbox(tuple(spec.tools), spec.tool_timeout_s, spec.tool_chars, spec.run)
         self.toolbox = toolbox.for_session()
         self.tool_state: dict[str, Any] = {}
+
+    def run(self, operation: Operation) -> str | Observation | Outcome:
+        """Do an operation; returns its result."""
+        if operation.kind == "open":
+            return self.open()
+        if operation.kind == "act":
+            return self.act(operation.action, operation.calls)
+        return self.finish()
 
     def open(self) -> str:
         """Make the environment and reset it; returns the text that belongs to the prompt."""
@@ -166,28 +182,14 @@ class Session:
         return None if method is None else self._call(name, method)
 
     def _call(self, name: str, function: Callable[[], Any]) -> Any:
-        """Return the function's result. Raises EnvironmentFailure if it raises or takes too long.
-
-        A thread that overruns its limit keeps running unattended.
-        """
-        results: list[Any] = []
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                results.append(function())
-            except BaseException as error:  # SystemExit too: an environment must not end the run
-                errors.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        thread.join(self.spec.timeout_s)
-        if errors:
-            if isinstance(errors[0], EnvironmentFailure):
-                raise errors[0]
-            reason = one_line(errors[0]) + place_of(errors[0])
-            raise EnvironmentFailure("error", f"{name} raised {reason}")
-        if not results:
+        """Return the function's result; EnvironmentFailure if it raises or takes too long."""
+        finished = run_in_thread(function, self.spec.timeout_s)
+        if finished is None:
             reason = f"{name} did not return within {self.spec.timeout_s:g} s"
             raise EnvironmentFailure("timeout", reason)
-        return results[0]
+        error = finished.exception()
+        if error is None:
+            return finished.result()
+        if isinstance(error, EnvironmentFailure):
+            raise error
+        raise EnvironmentFailure("error", f"{name} raised {one_line(error)}{place_of(error)}")

@@ -15,6 +15,7 @@ import operator
 import threading
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import cached_property
 from typing import Any
 
@@ -146,7 +147,7 @@ class Toolbox:
             if name in parameters:
                 arguments[name] = value
         with self._slots:
-            return _run_with_timeout(self.timeout_s, function, arguments)
+            return _call_tool(function, arguments, self.timeout_s)
 
 
 def shorten(text: str, max_chars: int) -> str:
@@ -209,26 +210,40 @@ def _without_hidden_arguments(function: Callable[..., Any]) -> Callable[..., Any
     return visible
 
 
-def _run_with_timeout(
-    timeout_s: float, function: Callable[..., Any], arguments: dict[str, Any]
-) -> str:
-    """Return the function's result as text. A thread that overruns keeps running unattended."""
-    results: list[str] = []
+def _call_tool(function: Callable[..., Any], arguments: dict[str, Any], timeout_s: float) -> str:
+    """Return the function's result, or its error, as text."""
+
+    def call() -> str:
+        inspect.signature(function).bind(**arguments)
+        value = function(**arguments)
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value)
+        return value if isinstance(value, str) else json.dumps(value, default=str)
+
+    finished = run_in_thread(call, timeout_s)
+    if finished is None:
+        return f"{ERROR}no answer within {timeout_s:g} s"
+    error = finished.exception()
+    return finished.result() if error is None else ERROR + one_line(error)
+
+
+def run_in_thread(function: Callable[[], Any], limit_s: float) -> "Future[Any] | None":
+    """Return what a function returned or raised; None if it takes longer than the limit.
+
+    A thread that overruns keeps running unattended.
+    """
+    finished: Future[Any] = Future()
 
     def run() -> None:
         try:
-            inspect.signature(function).bind(**arguments)
-            value = function(**arguments)
-            if inspect.iscoroutine(value):
-                value = asyncio.run(value)
-            results.append(value if isinstance(value, str) else json.dumps(value, default=str))
-        except BaseException as error:  # SystemExit too: a tool must not end the run
-            results.append(ERROR + one_line(error))
+            finished.set_result(function())
+        except BaseException as error:  # SystemExit too: the user's code must not end the run
+            finished.set_exception(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(timeout_s)
-    return results[0] if results else f"{ERROR}no answer within {timeout_s:g} s"
+    thread.join(limit_s)
+    return finished if finished.done() else None
 
 
 # ---- built-in tools

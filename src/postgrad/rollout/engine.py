@@ -204,7 +204,7 @@ class Engine(Protocol):
     def publish(self, weights: dict[str, Tensor]) -> None:
         """Load these weights. An engine that samples from the trainer's own model ignores them.
 
-        On Ray they are a mapping that fetches tensors as they are read (cluster/weights_ref.py).
+        On Ray they are a mapping that fetches tensors as they are read (cluster/stored.py).
         """
         ...
 

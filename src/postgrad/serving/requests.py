@@ -187,6 +187,9 @@ class GenerationRequest(BaseModel):
     is_chat: ClassVar[bool]
     prompt_field: ClassVar[str]  # the field that has the prompt
     limit_field: ClassVar[str] = "max_tokens"  # the field that has the token limit
+    ignored: ClassVar[set[str]] = IGNORED
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED
+    instead: ClassVar[dict[str, str]] = {}  # fields of another path -> what to use here
 
     model: str = ""
     n: int = Field(1, ge=1, le=MAX_CHOICES)
@@ -273,6 +276,9 @@ class CompletionRequest(GenerationRequest):
 
     is_chat: ClassVar[bool] = False
     prompt_field: ClassVar[str] = "prompt"
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        name: neutral for name, neutral in UNSUPPORTED.items() if name != "echo"
+    }
 
     prompt: Annotated[list[Any], BeforeValidator(_parse_prompts)]
     max_tokens: int = Field(16, ge=0, le=NO_LIMIT)
@@ -346,17 +352,19 @@ def parse_fields(body: Any, schema: type[AnyRequest]) -> AnyRequest:
         raise ApiError(400, "the request must be a JSON object")
     fields: dict[str, Any] = {}
     for name, value in body.items():
-        is_field = name in schema.model_fields
-        if value is None or (name in IGNORED and not is_field):
+        if value is None or name in schema.ignored:
             continue
-        if name in UNSUPPORTED and not is_field:
-            _check_unsupported(name, value)
+        if name in schema.instead:
+            reason = f"unknown field {name}; use {schema.instead[name]}"
+            raise ApiError(400, reason, name, "unknown_parameter")
+        if name in schema.unsupported:
+            _check_unsupported(name, value, schema.unsupported[name])
             continue
         fields[name] = value
     request = check_schema(fields, schema)
     if fields.get("stream_options") and not request.stream:
         raise ApiError(400, "stream_options needs stream=true", "stream_options")
-    if "top_logprobs" in fields and request.num_top is None:
+    if fields.get("top_logprobs") and request.num_top is None:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
     if request.token_limit == 0 and not request.echoes_prompt:
         raise ApiError(400, "max_tokens: must be at least 1, or 0 with echo=true", "max_tokens")
@@ -371,9 +379,11 @@ def check_schema(fields: Any, schema: type[AnyModel]) -> AnyModel:
         raise to_api_error(error, schema) from None
 
 
-def _check_unsupported(name: str, value: Any) -> None:
+def _check_unsupported(name: str, value: Any, neutral_values: tuple[Any, ...]) -> None:
     """Raise ApiError unless this value of an unsupported field changes nothing."""
-    for neutral in UNSUPPORTED[name]:
+    if isinstance(value, dict):
+        value = {key: item for key, item in value.items() if item is not None}
+    for neutral in neutral_values:
         if value == neutral and isinstance(value, type(neutral) | int | float):
             return
     raise ApiError(

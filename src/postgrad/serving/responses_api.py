@@ -64,7 +64,7 @@ class ResponsesBuilder(ResponseBuilder):
             "temperature": request.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": request.tool_choice,
-            "tools": [{"type": "function", **tool.function.model_dump()} for tool in request.tools],
+            "tools": [tool.model_dump() for tool in request.tools],
             "top_logprobs": request.num_top or 0,
             "top_p": request.top_p,
             "truncation": "disabled",

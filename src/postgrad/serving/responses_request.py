@@ -1,50 +1,31 @@
 """The request of POST /v1/responses: its items become the messages of a chat."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from postgrad.serving.requests import (
+    IGNORED,
+    MAX_MESSAGES,
+    MAX_TOOLS,
     ApiError,
+    ChatMessage,
     ChatRequest,
     TokenCount,
+    ToolFunction,
     check_schema,
     parse_fields,
 )
 
 TEXT_PARTS = ("input_text", "output_text", "text")
 LOGPROBS = "message.output_text.logprobs"
-# `include` may name what a response would not have anyway.
-NO_EFFECT = ("reasoning.encrypted_content",)
-# Fields that would change the response and are not implemented, with the value that is allowed.
-UNSUPPORTED: dict[str, Any] = {
-    "background": False,
-    "conversation": None,
-    "max_tool_calls": None,
-    "n": 1,
-    "prompt": None,
-    "reasoning": {},
-    "truncation": "disabled",
-}
-# Fields of /v1/chat/completions, with what to use in place of them.
-CHAT_FIELDS = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "logprobs": f'include=["{LOGPROBS}"]',
-}
-IGNORED = ("client_metadata", "prompt_cache_retention", "stream_options")
+LIMIT = "max_output_tokens"
 
 
-class FunctionTool(BaseModel):
+class FunctionTool(ToolFunction):
     """A tool of the Responses API; unknown keys are ignored."""
 
-    model_config = ConfigDict(strict=True)
-
     type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
 
 
 class MessageItem(BaseModel):
@@ -79,96 +60,74 @@ class ResponsesRequest(ChatRequest):
     """The body of POST /v1/responses as a chat."""
 
     prompt_field: ClassVar[str] = "input"
-    limit_field: ClassVar[str] = "max_output_tokens"
+    limit_field: ClassVar[str] = LIMIT
+    ignored: ClassVar[set[str]] = IGNORED - {"metadata", "parallel_tool_calls"} | {
+        "client_metadata",
+        "prompt_cache_retention",
+        "stream_options",
+    }
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "background": (False,),
+        "conversation": (),
+        "max_tool_calls": (),
+        "prompt": (),
+        "reasoning": ({},),
+        "text": ({}, {"format": {"type": "text"}}),
+        "truncation": ("disabled",),
+    }
+    instead: ClassVar[dict[str, str]] = {
+        "messages": "input, or the path /v1/chat/completions",
+        "max_tokens": LIMIT,
+        "max_completion_tokens": LIMIT,
+        "logprobs": f'include=["{LOGPROBS}"]',
+        "previous_response_id": "the whole conversation in input: this server keeps no responses",
+    }
 
+    n: int = Field(1, ge=1, le=1)
+    messages: Annotated[
+        list[ChatMessage],
+        BeforeValidator(lambda given: read_input(given)),
+        Field(validation_alias="input", max_length=MAX_MESSAGES),
+    ]
     instructions: str = ""
     max_output_tokens: TokenCount | None = None
+    tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS)  # type: ignore[assignment]
+    # The second one names what a response would not have anyway.
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(
+        []
+    )
     # They have no effect; the response repeats them.
     metadata: dict[str, Any] = Field(default_factory=dict)
     parallel_tool_calls: bool = True
 
     @property
+    def prompts(self) -> list[Any]:
+        (messages,) = super().prompts
+        if self.instructions:
+            messages = [{"role": "system", "content": self.instructions}, *messages]
+        return [messages]
+
+    @property
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        if self.tool_choice == "none":
+            return []
+        functions = [tool.model_dump(exclude={"type"}) for tool in self.tools]
+        return [{"type": "function", "function": function} for function in functions]
+
+    @property
     def token_limit(self) -> int | None:
         return self.max_output_tokens
+
+    @property
+    def num_top(self) -> int | None:
+        if LOGPROBS in self.include or self.top_logprobs:
+            return self.top_logprobs or 0
+        return None
 
 
 def parse_responses(body: Any) -> ResponsesRequest:
     """Return the request. Raises ApiError that names the field."""
-    if not isinstance(body, dict):
-        raise ApiError(400, "the request must be a JSON object")
-    fields = {name: value for name, value in body.items() if value is not None}
-    _check_unsupported(fields)
-    for name, instead in CHAT_FIELDS.items():
-        if name in fields:
-            raise ApiError(
-                400,
-                f"unknown field {name}, which /v1/chat/completions has; use {instead}",
-                name,
-                "unknown_parameter",
-            )
-    messages = read_input(fields.pop("input", None))
-    instructions = fields.get("instructions", "")
-    if not isinstance(instructions, str):
-        raise ApiError(400, "instructions: must be a text", "instructions")
-    if instructions:
-        messages.insert(0, {"role": "system", "content": instructions})
-    tools = fields.pop("tools", [])
-    if not isinstance(tools, list):
-        raise ApiError(400, "tools: must be a list", "tools")
-    fields["tools"] = [_chat_tool(tool, number) for number, tool in enumerate(tools)]
-    fields["logprobs"] = _wants_logprobs(fields.pop("include", [])) or bool(
-        fields.get("top_logprobs")
-    )
-    if not fields["logprobs"]:
-        fields.pop("top_logprobs", None)
-    return parse_fields({**fields, "messages": messages}, ResponsesRequest)
-
-
-def _check_unsupported(fields: dict[str, Any]) -> None:
-    """Remove fields without an effect. Raises ApiError for those that would have one."""
-    if "previous_response_id" in fields:
-        raise ApiError(
-            400,
-            "this server keeps no responses; send the whole conversation in input",
-            "previous_response_id",
-            "unsupported_parameter",
-        )
-    for name in IGNORED:
-        fields.pop(name, None)
-    reasoning = fields.get("reasoning")
-    if isinstance(reasoning, dict) and not any(reasoning.values()):
-        del fields["reasoning"]
-    text = fields.pop("text", {})
-    if text and text != {"format": {"type": "text"}}:
-        raise ApiError(400, 'text must be {"format": {"type": "text"}}', "text")
-    for name, neutral in UNSUPPORTED.items():
-        if fields.pop(name, neutral) != neutral:
-            raise ApiError(
-                400,
-                f"{name} is not supported by this server; leave it out",
-                name,
-                "unsupported_parameter",
-            )
-
-
-def _wants_logprobs(include: Any) -> bool:
-    if not isinstance(include, list):
-        raise ApiError(400, "include: must be a list", "include")
-    for name in include:
-        if name != LOGPROBS and name not in NO_EFFECT:
-            raise ApiError(400, f"include has only {LOGPROBS} here; leave out {name!r}", "include")
-    return LOGPROBS in include
-
-
-def _chat_tool(tool: Any, number: int) -> dict[str, Any]:
-    """Return a tool in the form of chats. Raises ApiError."""
-    given = _check_item(tool, FunctionTool, f"tools[{number}]")
-    function: dict[str, Any] = {"name": given.name}
-    if given.description is not None:
-        function["description"] = given.description
-    if given.parameters is not None:
-        function["parameters"] = given.parameters
-    return {"type": "function", "function": function}
+    return parse_fields(body, ResponsesRequest)
 
 
 def read_input(given: Any) -> list[dict[str, Any]]:

@@ -199,7 +199,7 @@ class DecodeWorker:
         with self._changed:
             is_idle = not self._changed.wait_for(self._has_work, IDLE_S)
         if is_idle:
-            self._try_to_close_loop()
+            self._close_loop()
             with self._changed:
                 self._changed.wait_for(self._has_work)
         return not self._ended
@@ -246,18 +246,14 @@ class DecodeWorker:
         return self._decode_loop
 
     def _close_loop(self) -> None:
-        if self._decode_loop is not None:
-            with self._device_lock:
-                self._decode_loop.close()
-            self._decode_loop = None
-
-    def _try_to_close_loop(self) -> None:
         """Close the loop; an error of the device is printed, and the loop is forgotten."""
-        try:
-            self._close_loop()
-        except Exception:
-            traceback.print_exc(file=sys.stderr)
-            self._decode_loop = None
+        decode_loop, self._decode_loop = self._decode_loop, None
+        if decode_loop is not None:
+            try:
+                with self._device_lock:
+                    decode_loop.close()
+            except Exception:
+                traceback.print_exc(file=sys.stderr)
 
     def _has_work(self) -> bool:
         is_busy = self._decode_loop is not None and self._decode_loop.busy
@@ -302,7 +298,7 @@ class DecodeWorker:
                 result = task.function()
         except Exception as raised:
             error = raised
-        self._try_to_close_loop()  # it may hold values computed from the old weights
+        self._close_loop()  # it may hold values computed from the old weights
         _call_in_loop(task.loop, settle, task.future, result, error)
 
     def _report(self, row: Sequence, num_new: int, finish: str) -> None:
@@ -352,7 +348,7 @@ class DecodeWorker:
                 _call_in_loop(task.loop, settle, task.future, None, error)
         else:
             failed = _requests_of(decode_loop.waiting_jobs | decode_loop.decoding_jobs)
-            self._try_to_close_loop()
+            self._close_loop()
         for pending in failed:
             self._count_ended(pending, pending.rows_left)
             self._unsent.append((pending, error))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from postgrad.cluster.remote_roles import is_remote_role
+from postgrad.cluster.ports import is_remote_role
 from postgrad.config.schema import ClusterConfig, Config, copy_settings, engine_config
 from postgrad.data.encode.styles import stop_strings
 from postgrad.errors import ConfigError, RunError
