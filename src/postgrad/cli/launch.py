@@ -47,7 +47,7 @@ def make_parser() -> Parser:
 def run(argv: list[str]) -> int:
     arguments = make_parser().parse(argv, help_if_empty=True)
     from postgrad.launch.job import Job, check_job
-    from postgrad.launch.render import LAUNCHERS
+    from postgrad.launch.render import LAUNCHERS, render
 
     hosts = tuple(host for host in arguments.hosts.split(",") if host)
     job = Job(
@@ -66,7 +66,7 @@ def run(argv: list[str]) -> int:
     )
     check_job(job)
     launcher = LAUNCHERS[arguments.kind]
-    text = launcher.render(job)
+    text = render(arguments.kind, job)
     file = Path(launcher.file_name.format(name=job.name))
     command = [*launcher.submit, str(file)]
     if not arguments.submit:
