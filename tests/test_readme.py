@@ -18,6 +18,7 @@ def test_the_first_screen_has_commands_a_picture_and_python():
     assert len(lines) <= 130
     assert all(text in first for text in ("make demo", "make test", "![", "```python"))
     assert [language for language, _ in BLOCKS] == ["python", "sh"]
+    assert BLOCKS[0][1] in (ROOT / "docs" / "index.md").read_text()
 
 
 @pytest.mark.slow

@@ -28,7 +28,9 @@ SECTIONS = {"Args": "Arguments", "Attributes": "Attributes", "Returns": "Returns
 SECTIONS |= {"Yields": "Yields", "Raises": "Raises"}
 # Code keeps its dollar signs: fenced and indented blocks, and spans.
 CODE = re.compile(r"^```.*?^```|^(?: {4}|\t)[^\n]*$|(`+).+?\1", re.MULTILINE | re.DOTALL)
-FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?=\S)([^$\n]+?)(?<=\S)\$(?![\w$])", re.DOTALL)
+FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|(?<![\\$\w])\$(?=\S)((?:[^$\n]|\n(?!\n))+?)(?<=\S)\$(?![\w$])", re.DOTALL
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
