@@ -16,7 +16,7 @@ AREAS = {
     "training/test_bad_inputs.py": "bad inputs, full disks",
     "training/test_memory.py": "out of memory",
     "training/test_resume.py": "kill -9 and resume",
-    "training/test_killed_methods.py": "kill -9 and resume",
+    "methods/test_contract.py": "kill -9 and resume",
     "training/test_prefetch.py": "kill -9 and resume",
     "attack/test_hostile_models.py": "hostile model folders",
     "attack/test_random_settings.py": "random settings",

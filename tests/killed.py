@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -36,17 +37,26 @@ def run_until_killed(step: int, arguments: list[str], output: str) -> None:
 
 
 def assert_a_killed_run_ends_the_same(
-    recipe: str, model: Path, folder: Path, kill_at: int, overrides: list[str]
+    recipe: str,
+    model: Path,
+    folder: Path,
+    kill_at: int,
+    overrides: list[str],
+    killed_in: Sequence[str] = (),
 ) -> list[dict]:
     """Kills a real process after a step was logged and before it was saved.
 
-    The rerun is bit-exact.
+    The rerun is bit-exact. `killed_in` has settings of the killed process alone, such as a place
+    of the models.
     """
     complete, killed = folder / "complete", folder / "killed"
     train(config_of(recipe, model, *overrides, f"runs={complete}"), Reporter())
     again = ["train", recipe, *overrides_of(model, *overrides, f"runs={killed}")]
     output = folder / "output.txt"
-    process = forkserver().Process(target=run_until_killed, args=(kill_at, again, str(output)))
+    killed_words = [*again, *killed_in]
+    process = forkserver().Process(
+        target=run_until_killed, args=(kill_at, killed_words, str(output))
+    )
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL, output.read_text()

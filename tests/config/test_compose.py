@@ -149,62 +149,6 @@ def test_betas_that_adam_cannot_use_are_refused(override):
 
 
 @pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        ("rollout.samples=1", "rollout.samples=1"),
-        ("training.updates_per_step=17", "training.updates_per_step=17"),
-        ("reward.judge.monitor=http://a/v1#m", "reward.judge.monitor"),
-    ],
-)
-def test_impossible_combinations_are_refused_by_the_methods_check(override, key):
-    with pytest.raises(ConfigError, match=key):
-        find_method("grpo")(compose_with("grpo", override)).check()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "key"),
-    [
-        ("grpo", "method.kl_coef=0.1", r"method\.kl_coef=0\.1 .* use method\.kl=loss"),
-        ("grpo", "method.gamma=0.9", r"method\.gamma=0\.9"),
-        ("grpo", "method.reward_weights.answer=1.0", r"method\.reward_weights"),
-        ("grpo", "method.rejection.token_k1=0.5_2.0", r"method\.rejection"),
-        ("grpo", "method.correction_bound=3.0", r"method\.correction_bound"),
-        ("grpo", "model.lora.alpha=16", r"model\.lora\.alpha=16 .* model\.lora\.rank=0"),
-        ("grpo", "optimizer.final_lr_ratio=0.1", r"optimizer\.final_lr_ratio=0\.1"),
-        ("grpo", "warmup.overrides=[training.steps=3]", r"warmup\.recipe"),
-        ("grpo", "training.stop_at=0.5", r"training\.stop_at=0\.5 .* data\.validation"),
-        ("grpo", "training.stop_at=0.5 data.validation=a.jsonl", r"training\.validate_every"),
-        (
-            "sft",
-            "training.stop_at=0.5 data.validation=a.jsonl training.validate_every=1",
-            r"method\.validate_accuracy=true",
-        ),
-    ],
-)
-def test_a_setting_without_effect_is_refused(recipe, overrides, key):
-    with pytest.raises(ConfigError, match=key):
-        find_method(recipe)(compose_with(recipe, *overrides.split())).check()
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        "method.kl_coef=0.1 method.kl=loss",
-        "method.gamma=0.9 method.advantage=reinforce_pp",
-        "method.rejection.token_k1=0.5_2.0 method.correction=token",
-        "method.rejection.token_k1=0.5_2.0 cluster.backend=process cluster.engine_apart=true",
-        "method.correction_bound=3.0 rollout.engine=http rollout.url=http://host:1/v1#m",
-        "model.lora.alpha=16 model.lora.rank=8",
-        "optimizer.final_lr_ratio=0.1 optimizer.schedule=cosine",
-        "training.stop_at=0.5 data.validation=a.jsonl training.validate_every=1",
-    ],
-)
-def test_the_same_settings_pass_where_they_have_an_effect(overrides):
-    find_method("grpo")(compose_with("grpo", *overrides.split())).check()
-
-
-@pytest.mark.parametrize(
     ("override", "value"),
     [
         ("reward.verifier=my_rewards.py:brief(limit=100)", "my_rewards.py:brief(limit=100)"),

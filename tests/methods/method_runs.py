@@ -49,6 +49,10 @@ def sevens(response, problem):
     return response.count("7") / 6
 
 
+def has_seven(response, problem):
+    return float("7" in response)
+
+
 def noise(response, problem):
     """Rewards of the size of `sevens` that cannot be learned: a hash of response and problem."""
     import hashlib

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from bupo_models import ONE, bupo, gradients, is_above, run
-from method_runs import SMALL, Bound
+from bupo_models import bupo, gradients, is_above, run
 from tiny_runs import config_of, metrics_of, stock_model
 
-from postgrad.cluster.backends import open_models
 from postgrad.methods.bupo import Bupo
 from postgrad.methods.method import Step
 from postgrad.model.port import FULL, after
@@ -205,29 +203,3 @@ def test_resuming_around_the_switch_changes_nothing(tiny_untied, verifiers, tmp_
         assert torch.equal(p, before[name]) == is_above(name, 1), (
             "after phase 1 the upper blocks are the model's own, bit for bit"
         )
-
-
-@pytest.mark.slow
-def test_the_numbers_are_the_same_with_the_model_in_a_process_of_its_own(tiny_untied):
-    """The column `phase` tells the worker which policy it trains."""
-    overrides = ("method.phase_one_steps=2", "training.updates_per_step=1", "method.kl=loss")
-    results = []
-    for where in ((), ("cluster.backend=process",)):
-        with open_models(config_of("bupo", tiny_untied, *ONE, *overrides, *where)) as placed:
-            config = config_of(
-                "bupo",
-                tiny_untied,
-                *SMALL,
-                *ONE,
-                *overrides,
-                *where,
-                "training.problems_per_step=4",
-            )
-            b = Bound(config, placed=type("Host", (), placed._asdict()))
-            seen = []
-            for number in (1, 2, 3):
-                b.until(number=number)
-                seen.append({k: v for k, v in b.metrics.items() if not is_timing(k)})
-            results.append((seen, placed.policy.weights()))
-    assert results[0][0] == results[1][0] and "internal/divergence" in results[0][0][1]
-    assert all(torch.equal(w, results[1][1][name]) for name, w in results[0][1].items())

@@ -6,11 +6,10 @@ import pytest
 import torch
 from bupo_models import bupo, is_above, run
 from method_runs import bound
-from method_runs import run as run_recipe
 from tiny_runs import config_of, tree
 
 from postgrad.errors import ConfigError
-from postgrad.model.load.tiny import make_tiny, tiny_tokenizer
+from postgrad.model.load.tiny import tiny_tokenizer
 
 # ---- layer-wise learning rates
 
@@ -137,27 +136,6 @@ def test_a_model_of_another_layout_is_refused_by_name_and_nothing_is_written(
     ("overrides", "key"),
     [
         (["method.num_blocks=4"], r"method\.num_blocks=4 .*1\.\.3"),
-        (["method.num_blocks=0"], r"method\.num_blocks=0"),
-        (
-            ["method.num_blocks=1", "method.phase_one_steps=5"],
-            r"method\.phase_one_steps=5",
-        ),
-        (
-            ["method.num_blocks=1", "method.lr_scale_below=0"],
-            r"method\.lr_scale_below=0",
-        ),
-        (
-            ["method.num_blocks=1", "method.internal_norm=finall"],
-            r"method\.internal_norm=finall",
-        ),
-        (
-            ["method.num_blocks=1", "method.lr_scale_above=-1"],
-            r"method\.lr_scale_above=-1",
-        ),
-        (
-            ["method.num_block=1"],
-            r"method\.num_block; did you mean method\.num_blocks\?",
-        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused_and_nothing_is_written(
@@ -185,37 +163,3 @@ def test_the_recipes_count_blocks_from_one(tiny):
         "bupo_layerwise_lr"
     ].lr_scale_above == 0.1
     assert all((m.clip_low, m.clip_high, m.dual_clip) == (0.2, 0.2, 10.0) for m in found.values())
-
-
-# ---- it learns
-
-
-@pytest.mark.slow
-def test_phase_one_then_two_learns_to_write_sevens(verifiers, tmp_path):
-    """Six steps on block 1 of 2, then the full policy: the reward rises from 0.06 above 0.5."""
-    fresh = make_tiny(tmp_path / "fresh", seed=0, layers=2, width=32)
-    overrides = (
-        "optimizer.lr=5e-3",
-        "training.steps=30",
-        "training.problems_per_step=8",
-        "rollout.samples=8",
-    )
-    more = (
-        "training.checkpoint_every=1000",
-        "training.updates_per_step=1",
-        f"reward.verifier={verifiers}:sevens",
-    )
-    lines = run_recipe(
-        "bupo",
-        fresh,
-        tmp_path,
-        *overrides,
-        *more,
-        "method.num_blocks=1",
-        "method.phase_one_steps=6",
-    )
-    rewards = [line["reward/mean"] for line in lines]
-    assert [line["phase"] for line in lines] == [1] * 6 + [2] * 24
-    assert sum(rewards[:2]) / 2 < 0.15 and sum(rewards[-3:]) / 3 > 0.5, rewards
-    inside = [line["internal/entropy"] for line in lines[:6]]
-    assert inside[-1] < inside[0], "the internal policy becomes surer of what was rewarded"

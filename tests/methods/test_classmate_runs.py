@@ -1,13 +1,11 @@
 """Classmate-CoT: complete runs, what is learned, and a model that judges."""
 
 import json
-import re
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from classmate_models import END, FOUR, Setting
-from killed import assert_a_killed_run_ends_the_same
 from method_runs import SMALL, build_tokenizer, run
 from openai_server import MODEL, serve
 from tiny_runs import config_of, metrics_of, overrides_of
@@ -15,11 +13,9 @@ from tiny_runs import config_of, metrics_of, overrides_of
 from postgrad.cli.main import main
 from postgrad.cluster.backends import open_models
 from postgrad.cluster.host import build_host
-from postgrad.cluster.wire import decode
 from postgrad.data.encode.encoder import Encoder
 from postgrad.data.feed import Feed
 from postgrad.errors import ConfigError
-from postgrad.methods import find_method
 from postgrad.methods.method import Step
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.served_path import parse_served_path
@@ -125,30 +121,6 @@ def sampling(limit):
     from postgrad.rollout.engine import Sampling
 
     return Sampling(1.0, limit)
-
-
-@pytest.mark.slow
-def test_a_killed_run_ends_the_same(tiny, verifier, tmp_path):
-    """The score without a thought is asked once per problem and is part of the saved state."""
-    overrides = [
-        *SMALL,
-        *RUN,
-        verifier,
-        "training.steps=4",
-        "training.checkpoint_every=2",
-        "method.reward_type=remove_wo_cot",
-    ]
-    lines = assert_a_killed_run_ends_the_same("classmate", tiny, tmp_path, 3, overrides)
-    assert all(line["grad_norm"] > 0 and line["classmate/asked"] > 0 for line in lines)
-    kept = decode(
-        (tmp_path / "killed" / "test" / "checkpoints" / "step-4" / "method.bin").read_bytes()
-    )["without"]
-    asked = [
-        uid
-        for file in (tmp_path / "killed" / "test" / "rollouts").iterdir()
-        for uid in pq.read_table(file)["uid"].to_pylist()
-    ]
-    assert set(kept) == set(asked) and len(kept) > 4, "also of the steps before the kill"
 
 
 @pytest.mark.slow
@@ -285,28 +257,3 @@ def test_a_judge_must_be_named(tiny, tmp_path):
             Reporter(),
         )
     assert list(tmp_path.iterdir()) == []
-
-
-# Settings that cannot work together, and the key that the error must name.
-REFUSED = {
-    "method.classmates=[]": "method.classmates",
-    "method.classmate_shares=[1,2]": "method.classmate_shares",
-    "method.classmate_shares=[0]": "method.classmate_shares=[0.0]",
-    "method.classmates=['',''] method.classmate_shares=[1,-1]": "method.classmate_shares",
-    "method.keep=2": "method.keep=2",
-    "method.keep=first-3-tokens": "method.keep_unit=tokens",
-    "method.keep_min=0.97": "method.keep_max=0.95",
-    "method.cot_start=x": "method.cot_end",
-    "method.kl=reward": "method.kl=reward",
-    "method.advantage=grpo": "method.advantage=grpo",
-    "method.reward_type=help_other_questions training.problems_per_step=1": (
-        "training.problems_per_step"
-    ),
-    "method.consistency_weight=1 reward.verifier=llm_judge": "method.consistency_weight",
-}
-
-
-@pytest.mark.parametrize("overrides", REFUSED)
-def test_settings_that_exclude_each_other_are_refused(overrides, tiny):
-    with pytest.raises(ConfigError, match=re.escape(REFUSED[overrides])):
-        find_method("classmate")(config_of("classmate", tiny, *overrides.split())).check()

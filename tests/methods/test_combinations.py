@@ -40,8 +40,6 @@ REFUSED = {
     "drgrpo rollout.samples=1": ["rollout.samples=1"],
     "opo rollout.samples=1": ["rollout.samples=1"],
     "optimal_token_baseline rollout.samples=1": ["rollout.samples=1"],
-    "grpo method.kl_target=0.1": ["method.kl_target=0.1", "method.kl=reward"],
-    "grpo method.kl=loss method.kl_target=0.1": ["method.kl_target=0.1", "method.kl=reward"],
     "grpo method.kl=loss method.kl_estimator=k1": ["method.kl_estimator=k1", "k1+"],
     "grpo method.kl=reward method.kl_estimator=k3+": ["method.kl_estimator=k3+"],
     "gdpo method.kl=reward": ["method.kl=reward", "method.kl=loss"],
@@ -88,14 +86,50 @@ REFUSED = {
         "method.rejection",
         "did you mean token_k",
     ],
-    "grpo method.correction=none method.rejection.token_k1=2.0": [
-        "method.rejection",
-        "method.correction=rejection",
-    ],
     "grpo method.correction=rejection": ["method.correction=rejection", "method.rejection."],
-    "grpo method.correction=rejection method.rejection.token_k1=2.0 method.correction_bound=3": [
-        "method.correction_bound=3"
+    "grpo reward.judge.monitor=http://a/v1#m": ["reward.judge.monitor"],
+    "sft training.stop_at=0.5 data.validation=a.jsonl training.validate_every=1": [
+        "method.validate_accuracy=true"
     ],
+    "bupo method.num_blocks=0": ["method.num_blocks=0"],
+    "bupo method.phase_one_steps=5": ["method.phase_one_steps=5", "training.steps=2"],
+    "bupo method.lr_scale_below=0": ["method.lr_scale_below=0"],
+    "bupo method.internal_norm=finall": ["method.internal_norm=finall"],
+    "bupo method.lr_scale_above=-1": ["method.lr_scale_above=-1"],
+    "bupo method.num_block=1": ["method.num_block;", "did you mean method.num_blocks?"],
+    "classmate method.classmates=[]": ["method.classmates"],
+    "classmate method.classmate_shares=[1,2]": ["method.classmate_shares"],
+    "classmate method.classmate_shares=[0]": ["method.classmate_shares=[0.0]"],
+    "classmate method.classmates=['',''] method.classmate_shares=[1,-1]": [
+        "method.classmate_shares"
+    ],
+    "classmate method.keep=2": ["method.keep=2"],
+    "classmate method.keep=first-3-tokens": ["method.keep_unit=tokens"],
+    "classmate method.keep_min=0.97": ["method.keep_max=0.95"],
+    "classmate method.cot_start=x": ["method.cot_end"],
+    "classmate method.kl=reward": ["method.kl=reward"],
+    "classmate method.advantage=grpo": ["method.advantage=grpo"],
+    "classmate method.reward_type=help_other_questions training.problems_per_step=1": [
+        "training.problems_per_step"
+    ],
+    "classmate method.consistency_weight=1 reward.verifier=llm_judge": [
+        "method.consistency_weight"
+    ],
+    "luffy method.num_demonstrations=5": ["method.num_demonstrations=5", "rollout.samples=4"],
+    "luffy method.prefix_min=0.5 method.prefix_max=0.2": ["method.prefix_min", "prefix_max"],
+    "luffy method.prefix_strategy=linear_variance": ["method.prefix_strategy=linear_variance"],
+    "luffy method.demonstration_probs=x method.prefix_min=0.5": ["method.demonstration_probs"],
+    "luffy method.demonstration_probs=x method.sft_coef=1": ["method.sft_coef=0"],
+    "luffy method.off_options.gama=0.1": ["method.off_options.gama", "did you mean gamma?"],
+    "luffy method.on_options.min_value=0.1": ["method.on_options.min_value"],
+    "luffy method.off_options.gamma=0": ["method.off_options.gamma=0.0"],
+    "luffy method.off_options.min_value=0.8 method.off_options.max_value=0.2": [
+        "method.off_options.min_value=0.8",
+        "method.off_options.max_value=0.2",
+    ],
+    "luffy method.loss=gspo": ["method.loss=gspo"],
+    "luffy method.advantage=gae": ["method.advantage=gae"],
+    "exgrpo method.max_refills=2": ["method.max_refills=2"],
 }
 
 
@@ -112,15 +146,9 @@ WITHOUT_EFFECT = {
 }
 
 
-# Settings that something reads, or that are at their defaults.
+# Options that a shape takes, and settings that something reads beside others.
 WITH_EFFECT = [
-    "grpo_passk method.normalize_by_std=false",
-    "grpo method.advantage=grpo_split method.normalize_by_std=false",
-    "classmate method.normalize_by_std=true",
     "ppo method.normalize_by_std=true method.kl_estimator=auto rollout.max_gap=0",
-    "luffy method.prefix_strategy=linear method.prefix_peak=0.5 method.prefix_steps=10",
-    "luffy method.prefix_strategy=linear_max method.prefix_shared=true method.prefix_steps=10",
-    "luffy method.prefix_min=0.1 method.prefix_max=0.5 method.prefix_shared=true",
     "luffy method.off_shape=logp method.off_options.weight=0.2",
     "luffy method.off_shape=pow method.off_options.exponent=2 method.off_options.max_value=1",
     "luffy method.on_shape=p_div_p method.on_options.gamma=0.3 method.prefix_advantage=1",

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from given_logprobs import Row, priced
-from killed import assert_a_killed_run_ends_the_same
-from method_runs import SMALL, Bound, bound, run
+from method_runs import SMALL, Bound, run
 from test_gradient_property import (
     assert_one_gradient,
     batch_with_all_columns,
@@ -14,10 +13,8 @@ from test_gradient_property import (
 from tiny_runs import config_of
 
 from postgrad.cluster.wire import decode, encode
-from postgrad.errors import ConfigError
 from postgrad.methods.exgrpo import ExGrpo
 from postgrad.methods.step import Step
-from postgrad.training.log import is_timing
 from postgrad.types import POLICY, REPLAY, Batch
 
 RECORDED = [0.4, 0.2, 0.02, 0.9]
@@ -272,11 +269,6 @@ def test_the_state_crosses_a_checkpoint_unchanged(tiny):
     assert encode(other.ex.state()) == encode(replay.ex.state())
 
 
-def test_refilling_is_refused(tiny):
-    with pytest.raises(ConfigError, match=r"method\.max_refills=2"):
-        bound("exgrpo", tiny, "method.max_refills=2")
-
-
 # ---- whole runs
 
 VERIFIER = """
@@ -296,34 +288,6 @@ RUN = (
 def seven(tmp_path):
     (tmp_path / "seven.py").write_text(VERIFIER)
     return f"reward.verifier={tmp_path}/seven.py:has_seven"
-
-
-@pytest.mark.slow
-def test_a_killed_run_ends_the_same(tiny, seven, tmp_path):
-    overrides = [*SMALL, *RUN, seven, "training.steps=9", "training.checkpoint_every=2"]
-    lines = assert_a_killed_run_ends_the_same("exgrpo", tiny, tmp_path, 7, overrides)
-    assert (
-        lines[-1]["replay/mixed"] == 1.0
-        and lines[-1]["replay/groups"] > 0
-        and lines[5]["replay/pool"] > 0
-    ), "the pool mattered"
-
-
-@pytest.mark.slow
-def test_a_process_of_its_own_gives_the_same_run(tiny, seven, tmp_path):
-    metrics = []
-    for where in ("local", "process"):
-        lines = run(
-            "exgrpo",
-            tiny,
-            tmp_path / where,
-            *RUN,
-            seven,
-            "training.steps=6",
-            f"cluster.backend={where}",
-        )
-        metrics.append([{k: v for k, v in line.items() if not is_timing(k)} for line in lines])
-    assert metrics[0] == metrics[1] and metrics[0][-1]["replay/groups"] > 0
 
 
 @pytest.mark.slow

@@ -4,19 +4,17 @@ import math
 
 import pytest
 import torch
-from method_runs import SMALL, Bound, bound, flat_weights
+from method_runs import Bound, bound, flat_weights
 from safetensors.torch import save_file
 from spies import Spy, gradient
-from tiny_runs import config_of, random_batch
+from tiny_runs import random_batch
 
 from postgrad.algorithms.losses import LOSSES
 from postgrad.algorithms.resampling import resampling_weights
-from postgrad.cluster.backends import open_models
 from postgrad.config.schema import TrainingConfig
 from postgrad.errors import RunError
 from postgrad.methods.method import Step
 from postgrad.training import checkpoint
-from postgrad.training.log import is_timing
 from postgrad.types import Batch
 
 # ---- rollout correction
@@ -305,43 +303,3 @@ def test_a_damaged_value_head_is_a_run_error(tiny, tmp_path):
     save_file({"weight": torch.zeros(1, 32)}, folder / "critic" / "value_head.safetensors")
     with pytest.raises(RunError, match=r"step-1 cannot be read"):
         checkpoint.load(folder, [critic])
-
-
-@pytest.mark.slow
-def test_reference_and_critic_in_a_child_give_the_same_numbers(tiny):
-    """cluster.backend=process: policy, engine, reference and critic run in a child process."""
-    overrides = ("method.kl=loss", "method.kl_coef=0.1", "cluster.wait_s=300", *PPO)
-    runs = []
-    for where in ("local", "process"):
-        config = config_of("ppo", tiny, *SMALL, *overrides, f"cluster.backend={where}")
-        with open_models(config) as placed:
-            b = Bound(config, placed=placed)
-            results = []
-            for number in (1, 2):
-                batch = b.until(number=number)
-                results.append(
-                    {name: value for name, value in b.metrics.items() if not is_timing(name)}
-                )
-                results.append(
-                    {
-                        name: batch.tokens[name]
-                        for name in ("values", "returns", "reference_logprobs", "advantages")
-                    }
-                )
-            results.append(
-                {"values": placed.models["critic"].values(batch), **placed.policy.weights()}
-            )
-            runs.append(results)
-    local, process = runs
-    for mine, there in zip(local, process, strict=True):
-        assert mine.keys() == there.keys()
-        for name in mine:
-            same = (
-                torch.equal(mine[name], there[name])
-                if isinstance(mine[name], torch.Tensor)
-                else mine[name] == there[name]
-            )
-            assert same, name
-    assert float(local[3]["values"].abs().max()) > 0 and local[2]["kl/reference"] > 0, (
-        "the second step saw the first"
-    )

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from killed import assert_a_killed_run_ends_the_same
 from luffy_settings import CLIP, MEAN
-from method_runs import SMALL, VERIFIERS, Bound, bound, run
+from method_runs import SMALL, bound, run
 from spies import Spy
 from test_gradient_property import (
     assert_one_gradient,
@@ -19,13 +18,10 @@ from test_gradient_property import (
 from tiny_runs import config_of, metrics_of, overrides_of
 
 from postgrad.cli.main import main
-from postgrad.cluster.backends import open_models
 from postgrad.errors import ConfigError, RunError
-from postgrad.methods.luffy import Luffy
+from postgrad.methods import luffy
 from postgrad.methods.method import Step
-from postgrad.methods.support import luffy_checks
 from postgrad.model.load.tiny import make_tiny
-from postgrad.training.log import is_timing
 from postgrad.training.prepare import prepare
 from postgrad.types import DEMONSTRATION, POLICY, Batch, Trajectory
 
@@ -201,56 +197,6 @@ def test_any_split_and_any_order_give_one_gradient(name, tiny, loaded):
     assert_one_gradient(lambda rows, budget: gradient(policy, rows, budget), batch)
 
 
-@pytest.mark.slow
-def test_a_process_of_its_own_gives_the_same_numbers(tiny):
-    runs = []
-    overrides = (
-        "method.prefix_min=0.4",
-        "method.num_demonstrations=2",
-        "method.max_probability=0.9",
-        "training.updates_per_step=2",
-    )
-    for where in ("local", "process"):
-        own = ("optimizer.lr=1e-3", f"cluster.backend={where}", *overrides)
-        config = config_of("luffy", tiny, *SMALL, *own)
-        with open_models(config) as placed:
-            b = Bound(config, placed=placed)
-            metrics = []
-            for number in (1, 2):
-                batch = b.until(number=number)
-                metrics += [
-                    {k: v for k, v in b.metrics.items() if not is_timing(k)},
-                    {"a": batch.tokens["advantages"]},
-                ]
-            runs.append([*metrics, placed.policy.weights()])
-    for mine, there in zip(*runs, strict=True):
-        assert mine.keys() == there.keys()
-        for name in mine:
-            assert torch.equal(torch.as_tensor(mine[name]), torch.as_tensor(there[name])), name
-    assert runs[0][0]["off_policy/tokens"] > 0
-
-
-@pytest.mark.slow
-def test_a_killed_run_ends_the_same(tiny, tmp_path):
-    verifier = tmp_path / "mine.py"
-    verifier.write_text(VERIFIERS)
-    own = [
-        "method.prefix_min=0.2",
-        "method.num_demonstrations=2",
-        "training.updates_per_step=2",
-        "optimizer.lr=3e-3",
-    ]
-    overrides = [
-        *SMALL,
-        *own,
-        "training.steps=5",
-        "training.checkpoint_every=2",
-        f"reward.verifier={verifier}:graded",
-    ]
-    lines = assert_a_killed_run_ends_the_same("luffy", tiny, tmp_path, 3, overrides)
-    assert all(line["grad_norm"] > 0 and 0 < line["off_policy/token_share"] < 1 for line in lines)
-
-
 # ---- whole runs
 
 
@@ -318,40 +264,11 @@ def test_only_the_first_demonstrations_are_encoded(tiny, monkeypatch):
     config = config_of("luffy", tiny, *SMALL)
     inputs = prepare(config)
     method = inputs.method
-    monkeypatch.setattr(luffy_checks, "MAX_COUNTED", 10)
+    monkeypatch.setattr(luffy, "MAX_COUNTED", 10)
     assert "of the first 10 problems" in method.supply(inputs.prompts, inputs.train).line
     unfit = [replace(p, demonstrations=("1" * 50,)) for p in inputs.train[:20]]
     supply = method.supply(inputs.prompts, [*unfit, *inputs.train[:1]])
     assert supply.num == 1 and "1 of 21 problems" in supply.line
-
-
-# Settings that cannot work together, and the keys that the error must name.
-REFUSED = {
-    "method.num_demonstrations=5": ["method.num_demonstrations=5", "rollout.samples=4"],
-    "method.prefix_min=0.5 method.prefix_max=0.2": ["method.prefix_min", "method.prefix_max"],
-    "method.prefix_strategy=fixed method.prefix_shared=true": ["method.prefix_shared=true"],
-    "method.prefix_strategy=linear_variance": ["method.prefix_strategy=linear_variance"],
-    "method.demonstration_probs=x method.prefix_min=0.5": ["method.demonstration_probs"],
-    "method.demonstration_probs=x method.sft_coef=1": ["method.sft_coef=0"],
-    "method.off_options.gama=0.1": ["method.off_options.gama", "did you mean gamma?"],
-    "method.on_options.min_value=0.1": ["method.on_options.min_value"],
-    "method.off_options.gamma=0": ["method.off_options.gamma=0.0"],
-    "method.off_options.min_value=0.8 method.off_options.max_value=0.2": [
-        "method.off_options.min_value=0.8",
-        "method.off_options.max_value=0.2",
-    ],
-    "method.loss=gspo": ["method.loss=gspo"],
-    "method.advantage=gae": ["method.advantage=gae"],
-}
-
-
-@pytest.mark.parametrize("overrides", REFUSED)
-def test_settings_that_exclude_each_other_are_refused(overrides, tiny):
-    with pytest.raises(ConfigError) as caught:
-        Luffy(config_of("luffy", tiny, *SMALL, *overrides.split())).check()
-    line = str(caught.value)
-    assert "\n" not in line
-    assert all(key in line for key in REFUSED[overrides]), line
 
 
 def test_data_without_demonstrations_are_refused_before_the_run(tiny, tmp_path):

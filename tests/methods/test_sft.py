@@ -158,15 +158,6 @@ def test_luffy_reports_such_an_end_of_its_demonstrations(tiny, tmp_path):
     assert method.data_notes(prompts, [shown]) == []
 
 
-@pytest.mark.parametrize(("reasoning", "is_reported"), [("One and one.", True), ("on", False)])
-def test_thinking_in_a_column_of_its_own_is_reported(tiny, reasoning, is_reported):
-    row = {"prompt": "1+1", "response": "2", "reasoning": reasoning}
-    problem = Problem("a", ({"role": "user", "content": "1+1"},), "", "", ("2",), row=row)
-    prompts = Encoder(AutoTokenizer.from_pretrained(tiny), "plain")
-    notes = find_method("sft")(config_of("sft", tiny)).data_notes(prompts, [problem])
-    assert any("column reasoning" in note for note in notes) == is_reported
-
-
 @pytest.mark.parametrize(
     ("column", "labels"),
     [("label", (True, False)), ("label", ("true", "False")), ("kto_tag", (True, False))],
@@ -179,12 +170,8 @@ def test_responses_with_the_label_false_are_reported(tiny, tmp_path, column, lab
     assert any("1 of 2 responses of data.train have the label false" in note for note in notes)
 
 
-def test_a_weight_of_rows_is_reported_and_one_of_messages_is_read(tiny, tmp_path):
+def test_conversations_without_a_trained_message_are_refused(tiny, tmp_path):
     file = tmp_path / "rows.jsonl"
-    rows = [{"prompt": f"{i}+1", "completion": "2", "weight": 0.5} for i in range(2)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    _, notes = run(tiny, tmp_path, f"data.train={file}")
-    assert any("has a column weight, which SFT does not read" in note for note in notes)
     messages = [
         {"role": "user", "content": "1+1"},
         {"role": "assistant", "content": "2", "weight": 0},

@@ -14,8 +14,7 @@ from tiny_runs import SELF_DISTILL, config_of, metrics_of, overrides_of, random_
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError
-from postgrad.methods.ports import Role
-from postgrad.methods.support.synced_roles import sync_copies
+from postgrad.methods.ports import Role, sync_copies
 from postgrad.model.policy import read_weights
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter

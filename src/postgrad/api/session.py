@@ -24,7 +24,7 @@ from postgrad.methods.method import Method
 from postgrad.methods.ports import Ports
 from postgrad.methods.sft import Sft
 from postgrad.methods.step import Group, Step
-from postgrad.methods.support.grpo_checks import check_loss_options
+from postgrad.methods.support.grpo_settings import check_loss_options
 from postgrad.methods.support.scoring import add_columns, add_scores
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import split_updates

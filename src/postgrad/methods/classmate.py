@@ -20,21 +20,24 @@ from postgrad.algorithms.classmate_rewards import CONDITIONS, channel_metrics, c
 from postgrad.config.schema import setting
 from postgrad.data.ground_truth import with_ground_truth
 from postgrad.data.pairs import paired_problem
+from postgrad.errors import ConfigError
 from postgrad.methods.ports import LIVE, Ports, Role
 from postgrad.methods.step import Step
-from postgrad.methods.support import classmate_checks
-from postgrad.methods.support.classmate_checks import HELP_OTHER
 from postgrad.methods.support.thinking import Thinking, ThinkingSettings
 from postgrad.rollout.engine import Sampling
 from postgrad.rollout.generator import Generator
 from postgrad.rollout.panel import Panel
 from postgrad.types import Batch, Problem
+from postgrad.verifiers.model_terms import asks_judge
 from postgrad.verifiers.trl_rewards import TRAINER_STATE
 
+HELP_OTHER = "help_other_questions"
 HELP_SIMILAR = "help_other_similar_questions"
 ESTIMATORS = tuple(name for name, one in ADVANTAGES.items() if "classmate" in one.needs)
 REWARD_TYPES = ("vanilla", "random_truncate", "remove_wo_cot", HELP_OTHER, HELP_SIMILAR)
 
+# Settings with one entry per classmate, or none.
+PER_CLASSMATE = ("classmate_shares", "classmate_cot_start", "classmate_cot_end")
 ASKED = "method.condition!=no_classmate"  # a condition of settings
 
 
@@ -104,7 +107,31 @@ class Classmate(Thinking):
 
     def check(self) -> None:
         super().check()
-        classmate_checks.check(self)
+        settings = self.settings
+        count = len(settings.classmates)
+        if not count:
+            raise ConfigError(
+                "method.classmates is empty; name at least one, or use "
+                "method.condition=no_classmate"
+            )
+        for key in PER_CLASSMATE:
+            num_entries = len(getattr(settings, key))
+            if num_entries not in (0, count):
+                raise ConfigError(
+                    f"method.{key} has {num_entries} entries for {count} classmates; "
+                    "give one per classmate, or none"
+                )
+        if settings.consistency_weight and asks_judge(self.config.reward.verifier):
+            raise ConfigError(
+                "method.consistency_weight compares answers, which reward.verifier=llm_judge does "
+                "not; set it to 0"
+            )
+        needs_partners = settings.reward_type == HELP_OTHER
+        if needs_partners and (self.config.training.problems_per_step < 2 or settings.max_refills):
+            raise ConfigError(
+                f"method.reward_type={HELP_OTHER} pairs the problems of a step; it needs "
+                "training.problems_per_step of at least 2, and method.max_refills=0"
+            )
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Refuses data without the similar questions that the classmates are asked."""

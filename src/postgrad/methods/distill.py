@@ -16,16 +16,18 @@ from torch import Tensor
 from postgrad.algorithms.distillation import DIVERGENCES, divergence, teacher_advantages, with_rest
 from postgrad.config.effects import Condition
 from postgrad.config.schema import setting
+from postgrad.errors import ConfigError
 from postgrad.methods.grpo import Grpo
 from postgrad.methods.method import Method
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Stage, Step
-from postgrad.methods.support import distill_checks, grpo_checks
 from postgrad.methods.support.correction import check_correction
-from postgrad.methods.support.grpo_settings import GrpoSettings
+from postgrad.methods.support.grpo_settings import GrpoSettings, check_loss_options
 from postgrad.methods.support.policy_objective import PolicyObjective
+from postgrad.model.load.load import load_tokenizer
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.port import TokenOutputs
+from postgrad.rollout.served_path import is_served, parse_served_path
 from postgrad.types import Batch, Problem
 
 
@@ -108,17 +110,41 @@ class Distill(Grpo):
             super().check()
         else:
             Method.check(self)
-            grpo_checks.check_loss_options(self)
+            check_loss_options(self)
             check_correction(self.config)
         self.check_teacher()
 
     def check_teacher(self) -> None:
         """Refuses a teacher that gives no log-probs at the temperature of the rollouts."""
-        distill_checks.check_path(self)
+        teacher = self.settings.teacher
+        if teacher.startswith("policy:"):
+            raise ConfigError(
+                f"method.teacher={teacher}: the teacher gives log-probs; give a path, a hub id or "
+                "http://host:8000/v1?tokenizer=PATH#model"
+            )
+        temperature = self.config.rollout.temperature
+        if is_served(teacher) and temperature != 1:
+            raise ConfigError(
+                f"rollout.temperature={temperature:g}: servers give log-probs of prompts at "
+                "temperature 1; use rollout.temperature=1, or a teacher that this run loads"
+            )
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Refuses a teacher that is missing, or whose tokens are not the student's."""
-        distill_checks.check_tokenizer(self)
+        path = self.settings.teacher
+        if not path:
+            raise ConfigError("method.teacher is missing; give the teacher's path or hub id")
+        if is_served(path):
+            _, path = parse_served_path(path)
+        model = self.config.model
+        student = load_tokenizer(model, self.config.seed).get_vocab()
+        teacher = load_tokenizer(replace(model, path=path), self.config.seed).get_vocab()
+        if student != teacher:
+            raise ConfigError(
+                f"method.teacher: {path} has another tokenizer than model.path={model.path} "
+                f"({len(teacher)} and {len(student)} tokens); distillation compares token by "
+                "token: use a teacher of the same family, or sft on the teacher's responses"
+            )
 
     def roles(self) -> dict[str, Role]:
         return super().roles() | {"teacher": Role("frozen", self.settings.teacher)}

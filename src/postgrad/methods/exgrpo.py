@@ -19,10 +19,13 @@ from postgrad.algorithms.replay import BUCKET_WEIGHTS
 from postgrad.config.schema import Config, setting
 from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
-from postgrad.methods.luffy import MixedPolicy, MixedPolicyObjective
 from postgrad.methods.method import Supply
 from postgrad.methods.step import Group, Stage, Step
-from postgrad.methods.support.mixed_policy import MixedPolicySettings
+from postgrad.methods.support.mixed_policy import (
+    MixedPolicy,
+    MixedPolicyObjective,
+    MixedPolicySettings,
+)
 from postgrad.methods.support.replay_pool import PICK_BY, POOL_RANGES, ReplayPool, count_successes
 from postgrad.types import POLICY, REPLAY, TOOL, Batch, Problem, Trajectory
 

@@ -20,7 +20,6 @@ from postgrad.config.schema import Config
 from postgrad.methods.method import Method, Traits
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Stage, Step
-from postgrad.methods.support import grpo_checks
 from postgrad.methods.support.advantage_columns import advantage_columns, is_alone
 from postgrad.methods.support.correction import (
     check_correction,
@@ -30,7 +29,13 @@ from postgrad.methods.support.correction import (
 )
 from postgrad.methods.support.declarations import call_advantage, find_advantage
 from postgrad.methods.support.dynamic_sampling import refill
-from postgrad.methods.support.grpo_settings import GrpoSettings
+from postgrad.methods.support.grpo_settings import (
+    OFFERS,
+    GrpoSettings,
+    aggregation_note,
+    check_grpo,
+    reward_parts,
+)
 from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.methods.support.scoring import reward_metrics
 from postgrad.methods.support.synced_reference import check_reference, reference_role
@@ -46,7 +51,7 @@ class Grpo(Method):
     Objective = PolicyObjective
     objective: PolicyObjective
     traits = Traits(tools=True, environments=True, truncated_sampling=True)
-    offers: ClassVar[tuple[str, ...]] = grpo_checks.OFFERS  # what an advantage may need
+    offers: ClassVar[tuple[str, ...]] = OFFERS  # what an advantage may need
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -194,11 +199,11 @@ class Grpo(Method):
 
     def reward_parts(self) -> dict[str, str]:
         """Return the parts of the score that method.reward_weights and refill_by name."""
-        return grpo_checks.reward_parts(self)
+        return reward_parts(self)
 
     def data_notes(self, encoder: Any, problems: Any) -> list[str]:
         """Note an aggregation other than the one that the formula of the loss assumes."""
-        return [*super().data_notes(encoder, problems), *grpo_checks.aggregation_note(self)]
+        return [*super().data_notes(encoder, problems), *aggregation_note(self)]
 
     def state(self) -> dict[str, Any]:
         """Return the adapted coefficient of the KL penalty."""
@@ -211,6 +216,6 @@ class Grpo(Method):
     def check(self) -> None:
         """Raise ConfigError for settings that the advantage, the loss or the KL cannot use."""
         super().check()
-        grpo_checks.check(self)
+        check_grpo(self)
         check_correction(self.config)
         check_reference(self)

@@ -17,37 +17,28 @@ that adds an SFT loss. ExGRPO is MixedPolicy with replayed rows in place of demo
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from postgrad.algorithms.prefixes import READS, STRATEGIES, prefix_ratio
-from postgrad.algorithms.shaping import drop_confident, off_policy_shape, reshaped_loss
 from postgrad.config.effects import Condition
 from postgrad.config.schema import setting
 from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError, RunError, did_you_mean
-from postgrad.methods.grpo import Grpo
 from postgrad.methods.method import Supply
 from postgrad.methods.step import Group, Step
-from postgrad.methods.support import luffy_checks
 from postgrad.methods.support.mixed_policy import (
+    MixedPolicy,
+    MixedPolicyObjective,
     MixedPolicySettings,
-    log_sources,
-    log_token_share,
     off_policy,
-    on_policy_rows,
 )
-from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.load.eos import describe_end
-from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.port import TokenOutputs
 from postgrad.problem import named
-from postgrad.types import DEMONSTRATION, POLICY, Batch, Problem, Trajectory
+from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 SHOWN = "method.num_demonstrations"  # a condition of settings
+MAX_COUNTED = 1000  # problems whose demonstrations are encoded before the run
 
 
 def _strategies(name: str) -> str:
@@ -131,148 +122,6 @@ class LuffySettings(MixedPolicySettings):
     )
 
 
-class MixedPolicyObjective(PolicyObjective):
-    """GRPO's loss on the policy's tokens, the shaped off-policy loss on tokens of others."""
-
-    def check(self) -> None:
-        """Raise ConfigError for options that the shapes do not take."""
-        luffy_checks.check_shapes(self.settings, self.off_shape())
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Mask tokens that the policy is sure of; give the entropy bonus a mean over tokens."""
-        if self.settings.max_probability is not None:
-            batch.tokens["loss_mask"] = drop_confident(
-                batch.tokens["old_logprobs"],
-                batch.tokens["loss_mask"],
-                self.settings.max_probability,
-            )
-        mask = batch.tokens["loss_mask"]
-        batch.tokens["entropy_weight"] = self.token_weights("token-mean", mask, batch)
-        return super().prepare(batch)
-
-    def loss_weight(self, batch: Batch) -> Tensor:
-        """Return (tokens,) the weights. The SFT loss is a mean over all tokens of others."""
-        if not self.settings.sft_coef:
-            return super().loss_weight(batch)
-        mask, off = batch.tokens["loss_mask"], off_policy(batch)
-        policy_weight = self.token_weights(self.settings.aggregation, mask & ~off, batch)
-        return policy_weight + self.token_weights("token-mean", mask & off, batch)
-
-    def token_losses(
-        self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator
-    ) -> Tensor:
-        """Return (tokens,) -A · f(p) on tokens of others, the policy loss on the others."""
-        mask = batch.tokens["loss_mask"]
-        off = off_policy(batch)
-        ratio = self.off_ratio(current.logprobs - batch.tokens["behavior_logprobs"])
-        on_values = self.on_policy_losses(batch, current, metrics)
-        values = torch.where(off, -batch.tokens["advantages"] * ratio, on_values)
-        weighted = (values * batch.tokens["loss_weight"]).detach()
-        for name, part in (("on_policy", mask & ~off), ("off_policy", mask & off)):
-            metrics.total(f"{name}/loss", float(weighted[part].sum()))
-            metrics.total(f"{name}/tokens", float(part.sum()))
-        metrics.mean("off_policy/ratio", ratio, mask & off)
-        return values
-
-    def off_ratio(self, log_ratio: Tensor) -> Tensor:
-        """Return (tokens,) f(p). For the SFT loss it is log p: the loss is then -A · log p."""
-        if self.settings.sft_coef:
-            return log_ratio
-        return off_policy_shape(log_ratio, self.off_shape(), **self.settings.off_options)
-
-    def off_shape(self) -> str:
-        """Return the shape f of the ratio on tokens of others."""
-        return self.settings.off_shape
-
-    def on_policy_losses(
-        self, batch: Batch, current: TokenOutputs, metrics: MetricAccumulator
-    ) -> Tensor:
-        """Return (tokens,) the loss of the policy's tokens; meaningless on tokens of others."""
-        policy_mask = batch.tokens["loss_mask"] & ~off_policy(batch)
-        tokens = {**batch.tokens, "loss_mask": policy_mask}  # metrics count these tokens only
-        policy_batch = Batch(batch.prompt, batch.response, tokens, dict(batch.rows))
-        values = super().token_losses(policy_batch, current, metrics)
-        shape = self.on_shape(batch)
-        if shape == "none":
-            return values
-        options = self.loss_options(batch)
-        options.pop("dual_clip", None)
-        return reshaped_loss(
-            current.logprobs,
-            batch.tokens["old_logprobs"],
-            batch.tokens["advantages"],
-            shape,
-            **options,
-            **self.settings.on_options,
-        )
-
-    def on_shape(self, batch: Batch) -> str:
-        """Return the shape of the ratio on the policy's tokens."""
-        return self.settings.on_shape
-
-
-class MixedPolicy(Grpo):
-    """GRPO on groups with tokens of others; ExGRPO derives from it as well."""
-
-    Settings = MixedPolicySettings
-    Objective = MixedPolicyObjective
-    traits = replace(Grpo.traits, environments=False)  # rows of others have no reward of one
-
-    def score(self, batch: Batch, step: Step) -> Batch:
-        """Score all rows with one verifier and log the mean reward per kind of row."""
-        batch = super().score(batch, step)
-        log_sources(batch, step)
-        return batch
-
-    def refill(self, batch: Batch, step: Step) -> Batch:
-        """Log the share of tokens of others in the kept rows."""
-        batch = super().refill(batch, step)
-        log_token_share(batch, step)
-        return batch
-
-    def log_rewards(self, batch: Batch, step: Step) -> None:
-        """Log the mean reward per kind of row over all refills."""
-        super().log_rewards(batch, step)
-        log_sources(batch, step)
-
-    def needs_old_logprobs(self) -> bool:
-        """Return whether something reads them, here also method.max_probability."""
-        return super().needs_old_logprobs() or self.settings.max_probability is not None
-
-    def compute_old_logprobs(self, batch: Batch, step: Step) -> Batch:
-        """Skip rows without a token of the policy, unless a setting reads their values."""
-        from_policy = batch.sum_tokens((batch.tokens["token_source"] == POLICY).long()) > 0
-        is_setting_read = self.settings.max_probability is not None or self.settings.top_entropy < 1
-        rows = torch.nonzero(from_policy | is_setting_read)[:, 0]
-        part = super().compute_old_logprobs(batch.select(rows), step)
-        for name in ("old_logprobs", "sum_probs_squared", "entropy"):
-            batch.tokens[name] = torch.zeros(batch.num_tokens)
-            batch.tokens[name][batch.response.positions(rows)] = part.tokens[name]
-        return batch
-
-    def advantage_columns(self, batch: Batch, step: Step) -> dict[str, Any]:
-        """Exclude rows with a given prefix from the baseline of grpo_split, by `on_policy`."""
-        return super().advantage_columns(batch, step) | {"on_policy": on_policy_rows(batch)}
-
-    def estimate(self, batch: Batch, step: Step) -> Batch:
-        """Scale the group's advantages by who wrote the token."""
-        batch = super().estimate(batch, step)
-        settings = self.settings
-        off = off_policy(batch)
-        scale = torch.where(off, settings.off_advantage_scale, settings.on_advantage_scale)
-        values = batch.tokens["advantages"] * scale
-        if not settings.truncated_advantage:
-            truncated = torch.tensor([finish == "length" for finish in batch.rows["finish"]])
-            values = values * ~batch.expand(truncated)
-        if settings.prefix_advantage is not None:
-            constant = settings.prefix_advantage / self.config.rollout.samples
-            values = torch.where(off, constant, values)
-        if settings.sft_coef:  # the loss -A · log p with a constant A is the SFT loss
-            values = torch.where(off, settings.sft_coef, values)
-        batch.tokens["advantages"] = values * batch.tokens["loss_mask"]
-        return batch
-
-
 class LuffyObjective(MixedPolicyObjective):
     """With the author's probabilities the ratio is exact and is not shaped."""
 
@@ -317,19 +166,9 @@ class Luffy(MixedPolicy):
 
     def prefix_ratio(self, problem: Problem, step: Step, copy: int, num_copies: int) -> float:
         """Return the share of the demonstration's tokens that this copy gets."""
-        settings = self.settings
-        drawn_copy = 0 if settings.prefix_shared else copy
-        return prefix_ratio(
-            settings.prefix_strategy,
-            self.uniform(problem, step, drawn_copy),
-            step=step.number,
-            copy=copy,
-            num_copies=num_copies,
-            low=settings.prefix_min,
-            high=settings.prefix_max,
-            peak=settings.prefix_peak,
-            steps=settings.prefix_steps,
-        )
+        drawn_copy = 0 if self.settings.prefix_shared else copy
+        uniform = self.uniform(problem, step, drawn_copy)
+        return prefix_share(self.settings, uniform, step.number, copy, num_copies)
 
     def uniform(self, problem: Problem, step: Step, copy: int) -> float:
         """Return a number in [0, 1) that follows from run, step, problem and copy."""
@@ -354,7 +193,7 @@ class Luffy(MixedPolicy):
         """Return a whole demonstration as a row. Its behavior log-probs are 0 if not recorded."""
         logprobs = None
         if name := self.settings.demonstration_probs:
-            probs = luffy_checks.author_probs(problem, name, len(trace))
+            probs = author_probs(problem, name, len(trace))
             logprobs = [math.log(p + 1e-6) for p in probs]
         return Trajectory(
             problem.uid,
@@ -399,9 +238,100 @@ class Luffy(MixedPolicy):
         """Count the problems that have a demonstration of which a row gets a part."""
         if not self.settings.num_demonstrations:
             return None
-        return luffy_checks.count_demonstrations(self.config, encoder, problems)
+        return count_demonstrations(self.config, encoder, problems)
 
     def check(self) -> None:
         """Raise ConfigError for numbers that do not fit together."""
         super().check()
-        luffy_checks.check(self.config)
+        config, settings = self.config, self.settings
+        samples = config.rollout.samples
+        if settings.num_demonstrations > samples:
+            raise ConfigError(
+                f"method.num_demonstrations={settings.num_demonstrations} exceeds "
+                f"rollout.samples={samples}; set it to at most {samples}"
+            )
+        if settings.prefix_min > settings.prefix_max:
+            raise ConfigError(
+                f"method.prefix_min={settings.prefix_min} exceeds "
+                f"method.prefix_max={settings.prefix_max}; lower it"
+            )
+        uses_parts = settings.prefix_strategy != "random" or settings.prefix_min < 1
+        if uses_parts and settings.num_demonstrations and config.rollout.tools:
+            raise ConfigError(
+                "rollout.tools needs whole demonstrations, because a part of one may end inside a "
+                "tool call; use method.prefix_strategy=random method.prefix_min=1, or remove "
+                "rollout.tools"
+            )
+        if settings.demonstration_probs and (uses_parts or settings.sft_coef):
+            raise ConfigError(
+                "method.demonstration_probs needs whole demonstrations (method.prefix_min=1) and "
+                "method.sft_coef=0"
+            )
+
+
+def count_demonstrations(config: Any, encoder: Encoder, problems: Sequence[Problem]) -> Supply:
+    """Count the problems that have a demonstration of which a row gets at least one token.
+
+    Counts in the first problems only, unless none of them has one: encoding takes time.
+    """
+    limit = config.rollout.max_response_tokens
+    largest = _largest_prefix(config)
+    num_counted, num, shortest = 0, 0, math.inf
+    for problem in problems:
+        if num and num_counted == MAX_COUNTED:
+            break
+        num_counted += 1
+        lengths = [len(trace) for trace in encoder.demonstrations(problem)]
+        num += any(length <= limit and int(length * largest) > 0 for length in lengths)
+        shortest = min([shortest, *lengths])
+    if math.isinf(shortest):
+        fix = "add a column target, or set method.num_demonstrations=0"
+    elif shortest > limit:
+        fix = f"the shortest has {shortest}: raise rollout.max_response_tokens"
+    else:
+        fix = f"the largest prefix is {largest:.2g} of one: raise method.prefix_*"
+    those = "" if num_counted == len(problems) else "the first "
+    line = (
+        f"demonstrations: {num:,} of {those}{num_counted:,} problems have one that fits in "
+        f"{limit} tokens (rollout.max_response_tokens)"
+    )
+    return Supply(num, line, fix)
+
+
+def _largest_prefix(config: Any) -> float:
+    """Return the largest share of a demonstration's tokens that a row of the run can get."""
+    settings = config.method
+    num_copies = settings.num_demonstrations
+    if num_copies < 0:
+        num_copies = config.rollout.samples
+    last = num_copies - 1
+    return max(
+        prefix_share(settings, 1.0, step, last, num_copies) for step in (1, config.training.steps)
+    )
+
+
+def prefix_share(settings: Any, uniform: float, step: int, copy: int, num_copies: int) -> float:
+    """Return the share of its tokens that a copy of a demonstration gets at a step."""
+    return prefix_ratio(
+        settings.prefix_strategy,
+        uniform,
+        step=step,
+        copy=copy,
+        num_copies=num_copies,
+        low=settings.prefix_min,
+        high=settings.prefix_max,
+        peak=settings.prefix_peak,
+        steps=settings.prefix_steps,
+    )
+
+
+def author_probs(problem: Problem, name: str, num_tokens: int) -> list[float]:
+    """Return the author's probability of each token. Raises RunError if their number is wrong."""
+    probs = problem.extra.get(name) or []
+    if len(probs) != num_tokens:
+        raise RunError(
+            f"{named(problem)} has {len(probs)} numbers in the column {name} "
+            f"(method.demonstration_probs) for {num_tokens} tokens, with the end token; "
+            "correct the data"
+        )
+    return probs

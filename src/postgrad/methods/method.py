@@ -18,12 +18,11 @@ from postgrad.config.schema import Config, setting
 from postgrad.errors import RunError
 from postgrad.methods.objective import Objective as BaseObjective
 from postgrad.methods.objective import build_objective
-from postgrad.methods.ports import SAVED_KINDS, Ports, Role
+from postgrad.methods.ports import SAVED_KINDS, Ports, Role, sync_copies
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.checks import check_method, check_stream
 from postgrad.methods.support.sampling import SampleRequest, sample_requests, sampled_row
 from postgrad.methods.support.scoring import add_scores, drop_failures, policy_texts, score_texts
-from postgrad.methods.support.synced_roles import sync_copies
 from postgrad.methods.support.validation import validate
 from postgrad.rollout.engine import Completion, Sampling, make_sampling, trajectory_seed
 from postgrad.rollout.episodes import failed_environments, row_problems, turn_metrics

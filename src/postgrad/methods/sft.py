@@ -15,7 +15,7 @@ from postgrad.algorithms.supervised import SFT_LOSSES, sft_loss
 from postgrad.config.schema import setting
 from postgrad.data.encode.encoder import EncodedRow, Encoder
 from postgrad.data.rows.labels import is_undesirable
-from postgrad.data.rows.messages import REASONING_FIELDS, conversation_of
+from postgrad.data.rows.messages import conversation_of
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.method import Method, MethodSettings, Traits
 from postgrad.methods.objective import Objective
@@ -74,11 +74,7 @@ class Sft(Method):
                 f"{num_texts} of {len(problems)} rows of data.train are plain texts: SFT trains on "
                 "every token of them, without a chat template"
             )
-        end = rows[0].response[-1]
-        first = problems[0]
-        end_note = describe_end(self.config, encoder, end)
-        notes += filter(None, [end_note, _unread_reasoning(first)])
-        notes += filter(None, [_unread_weight(problems)])
+        notes += filter(None, [describe_end(self.config, encoder, rows[0].response[-1])])
         num_undesirable = sum(is_undesirable(problem) for problem in problems)
         if num_undesirable:
             notes.append(
@@ -165,25 +161,3 @@ class Sft(Method):
         if self.settings.validate_accuracy:
             metrics |= super().validate(problems)
         return metrics
-
-
-def _unread_reasoning(problem: Problem) -> str:
-    """Returns a line if a column holds the thinking of the row's response; else ""."""
-    for name in REASONING_FIELDS:
-        text = (problem.row or {}).get(name)
-        if isinstance(text, str) and " " in text.strip():  # not a switch such as "on"
-            return (
-                f"warning: data.train has a column {name}, which SFT does not read; to train on "
-                "it, write it in the response, as <think>...</think>"
-            )
-    return ""
-
-
-def _unread_weight(problems: Sequence[Problem]) -> str:
-    """Returns a line if a row has a column `weight`, which is not that of a message; else ""."""
-    if all(problem.extra.get("weight") is None for problem in problems):
-        return ""
-    return (
-        "warning: data.train has a column weight, which SFT does not read: all rows count; only "
-        "the weight of a message (0 or 1) is read"
-    )

@@ -14,7 +14,7 @@ from postgrad.data.sets import find_test_set_evidence, split_sets
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.methods import find_method
 from postgrad.methods.method import Method
-from postgrad.methods.support.synced_roles import check_synced_roles
+from postgrad.methods.ports import check_synced_roles
 from postgrad.model.load.context import context_length
 from postgrad.model.load.load import load_tokenizer, model_config
 from postgrad.rollout.served_path import is_served

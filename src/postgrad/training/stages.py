@@ -16,8 +16,8 @@ from torch import Tensor
 
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.method import Method
+from postgrad.methods.ports import check_synced
 from postgrad.methods.step import Stage, Step
-from postgrad.methods.support.synced_roles import check_synced
 from postgrad.rollout.engine import trajectory_seed
 from postgrad.training.memory import explained_memory_errors
 from postgrad.types import Batch, ColumnError

@@ -1,14 +1,14 @@
 """Code that several methods share. Nothing here is a method by itself.
 
-    checks, *_checks      settings that are refused before a run writes anything
-    *_settings            settings of methods that have many, or that others extend
+    checks                settings that are refused before a run writes anything
+    grpo_settings         settings of GRPO's family, and their checks
     policy_objective      the loss of GRPO and of the methods that extend it
     declarations          losses and advantages by name or path
     advantage_columns     the columns that advantages read
     correction            importance weights for an engine with its own weights
     sampling, scoring     the rows that responses become, and their scores
     dynamic_sampling      DAPO's replacement of groups without signal
-    mixed_policy          settings and metrics of rows with tokens of others
+    mixed_policy          groups with tokens of others: the base of LUFFY and ExGRPO
     replay_pool           ExGRPO's stored responses
     thinking              responses with a thought before the output: the base of Classmate-CoT
     pairs                 responses of the data: the base of DPO, KTO and reward models

@@ -9,12 +9,11 @@ from postgrad.algorithms.kl import adapt_kl_coef, kl_in_reward, mean_kl
 from postgrad.algorithms.token_advantages import outcome_rewards, turn_end_rewards
 from postgrad.errors import RunError, did_you_mean
 from postgrad.methods.method import Step
-from postgrad.methods.support.grpo_checks import GrpoMethod
 from postgrad.methods.support.grpo_settings import kl_estimator
 from postgrad.types import POLICY, Batch
 
 
-def advantage_columns(method: GrpoMethod, batch: Batch, step: Step) -> dict[str, Any]:
+def advantage_columns(method: Any, batch: Batch, step: Step) -> dict[str, Any]:
     """All columns of the batch, and what algorithms.advantages.Advantage lists, by name."""
     mask = batch.tokens["loss_mask"]
     turns: dict[str, Any] = {}
@@ -83,7 +82,7 @@ def turn_columns(batch: Batch) -> dict[str, Tensor]:
     }
 
 
-def _subtract_kl(method: GrpoMethod, token_rewards: Tensor, batch: Batch, step: Step) -> Tensor:
+def _subtract_kl(method: Any, token_rewards: Tensor, batch: Batch, step: Step) -> Tensor:
     """(tokens,) rewards with the KL penalty. Adapts the coefficient for the next step."""
     mask = batch.tokens["loss_mask"]
     token_rewards, kl = kl_in_reward(

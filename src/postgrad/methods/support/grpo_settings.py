@@ -1,7 +1,8 @@
-"""Settings of GRPO and of every method that extends it."""
+"""Settings of GRPO and of every method that extends it, and which of them exclude each other."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from postgrad.algorithms.advantages import ADVANTAGES
 from postgrad.algorithms.kl import KL_ESTIMATORS
@@ -9,15 +10,31 @@ from postgrad.algorithms.losses import LOSSES, Loss
 from postgrad.config.effects import Condition
 from postgrad.config.schema_rollout import ENGINE_APART
 from postgrad.config.setting import setting
+from postgrad.errors import ConfigError
 from postgrad.methods.support.correction import CORRECTIONS
-from postgrad.methods.support.grpo_checks import CLIPS
 from postgrad.methods.support.synced_reference import ReferenceSettings
 
 # Conditions of settings: a correction that is set, or the one of an engine with its own weights.
 AUTO = tuple(f"method.correction=auto and {condition}" for condition in ENGINE_APART)
 WEIGHTED = ("method.correction=token,sequence,geometric", *AUTO)
 CORRECTED = ("method.correction=rejection,token,sequence,geometric,bypass", *AUTO)
-WITHOUT_STD = [name for name, one in ADVANTAGES.items() if "normalize_by_std" not in one.options]
+CLIPS = ("clip_low", "clip_high", "dual_clip")
+# What GRPO has for the `needs` of an advantage.
+OFFERS = (
+    "group>=2",
+    "named_rewards",
+    "greedy",
+    "sum_probs_squared",
+    "source",
+    "critic",
+    "environment",
+)
+
+
+def _read_by_advantages(option: str) -> str:
+    """Return the condition of a setting that some of the advantages read."""
+    without = [name for name, one in ADVANTAGES.items() if option not in one.options]
+    return f"method.advantage!={','.join(without)}"
 
 
 @dataclass
@@ -25,7 +42,7 @@ class GrpoSettings(ReferenceSettings):
     only_with: ClassVar[dict[str, Condition]] = {
         "reference_sync_every": "method.kl!=none",
         "reference_mixup": "method.kl!=none",
-        "normalize_by_std": f"method.advantage!={','.join(WITHOUT_STD)}",
+        "normalize_by_std": _read_by_advantages("normalize_by_std"),
     }
     advantage: str = setting(
         "grpo",
@@ -41,8 +58,14 @@ class GrpoSettings(ReferenceSettings):
         "discount of token-level estimators",
         above=0.0,
         at_most=1.0,
+        only_with=_read_by_advantages("gamma"),
     )
-    reward_weights: dict[str, float] = setting({}, "gdpo: weights of the named reward parts")
+    reward_weights: dict[str, float] = setting(
+        {},
+        "gdpo: weights of the named reward parts; others read a sum, as in "
+        'reward.verifier="math + 0.1*format"',
+        only_with=_read_by_advantages("reward_weights"),
+    )
     loss: str = setting(
         "ppo_clip",
         "policy loss: a name of docs/algorithms.md, file.py:NAME or package.module:NAME",
@@ -169,3 +192,158 @@ def loss_options(settings: GrpoSettings, loss: Loss) -> dict[str, float]:
         if value is not None:
             options.setdefault(name, value)
     return options
+
+
+# ---- checks, before a run writes anything; all raise ConfigError
+
+
+def check_grpo(method: Any) -> None:
+    """Refuse settings that the advantage, the loss or the KL penalty cannot use."""
+    check_advantage(method)
+    check_kl(method)
+    check_loss_options(method)
+    check_overlong_buffer(method)
+    check_maxrl(method)
+
+
+def aggregation_note(method: Any) -> list[str]:
+    """A line if the formula of the loss assumes another aggregation than the one that is set."""
+    assumed = method.objective.policy_loss.aggregation
+    chosen = method.settings.aggregation
+    if assumed in (None, chosen):
+        return []
+    return [
+        f"the formula of method.loss={method.settings.loss} assumes "
+        f"method.aggregation={assumed}; this run has {chosen}"
+    ]
+
+
+def check_advantage(method: Any) -> None:
+    """Refuses an advantage whose needs or options the method does not have."""
+    settings = method.settings
+    advantage = method.advantage
+    key = f"method.advantage={settings.advantage}"
+    for need in advantage.needs:
+        if need not in method.offers or (need == "critic" and "critic" not in method.roles()):
+            fix = "use the recipe ppo" if need == "critic" else "use the recipe made for it"
+            raise ConfigError(f"{key} needs a {need}; {settings.name} has none: {fix}")
+    if "environment" in advantage.needs and not method.config.environment.name:
+        raise ConfigError(f"{key} needs rewards per turn; add environment=file.py:Class")
+    for option in advantage.options:
+        if not hasattr(settings, option):
+            raise ConfigError(
+                f"{key} reads method.{option}; {settings.name} has no such setting: "
+                "remove it from options=(...) and give the argument a default"
+            )
+    samples = method.config.rollout.samples
+    is_called = type(method).estimate.__module__.startswith("postgrad.")
+    if samples < 2 and "groups" in advantage.reads and is_called:
+        raise ConfigError(
+            f"rollout.samples={samples}: {settings.advantage} compares the responses of a group; "
+            "use rollout.samples=8"
+        )
+    if "named_rewards" in advantage.needs and not settings.reward_weights:
+        raise ConfigError(
+            f"{key} needs reward parts by name; add e.g. method.reward_weights.answer=1.0"
+        )
+    if not settings.refill_by:
+        raise ConfigError("method.refill_by is empty; name a part of the score, such as answer")
+
+
+def reward_parts(method: Any) -> dict[str, str]:
+    """The parts of the verifier's score that the settings name, by setting."""
+    settings = method.settings
+    parts: dict[str, str] = {}
+    if "named_rewards" in method.advantage.needs:
+        parts = {f"method.reward_weights.{name}": name for name in settings.reward_weights}
+    if settings.max_refills and settings.refill_by not in ("score", "reward"):
+        parts[f"method.refill_by={settings.refill_by}"] = settings.refill_by
+    own = list(method.own_reward_parts)
+    if settings.overlong_buffer:
+        own.append("overlong")
+    return {key: name for key, name in parts.items() if name not in own}
+
+
+def check_kl(method: Any) -> None:
+    """Refuses KL settings that do not go together."""
+    settings = method.settings
+    estimator = settings.kl_estimator
+    if settings.kl == "loss" and estimator == "k1" and not settings.kl_ratio:
+        raise ConfigError(
+            "method.kl_estimator=k1 in the loss has a gradient of mean 0, so it keeps the policy "
+            "nowhere; use k1+, k2 or k3, or add method.kl_ratio=true"
+        )
+    if settings.kl != "reward":
+        return
+    if estimator.endswith("+"):
+        raise ConfigError(
+            f"method.kl_estimator={estimator} differs from "
+            f"{estimator[:-1]} in its gradient only, and a reward has none; "
+            "use k1, k2, k3 or abs"
+        )
+    reads_one_reward = not {"rewards", "token_rewards"}.isdisjoint(method.advantage.reads)
+    if not reads_one_reward or "named_rewards" in method.advantage.needs:
+        raise ConfigError(
+            f"method.kl=reward needs a single reward, and method.advantage={settings.advantage} "
+            "reads several; use method.kl=loss"
+        )
+
+
+def check_loss_options(method: Any) -> None:
+    """Refuses options that the loss does not have, and required options that are missing."""
+    settings = method.settings
+    loss = method.objective.policy_loss
+    key = f"method.loss={settings.loss}"
+    clips = [name for name in CLIPS if getattr(settings, name) is not None]
+    options = (*loss.options, *loss.selection, *method.objective.options)
+    for name in [*settings.loss_options, *clips]:
+        if name not in options:
+            known = ", ".join(options) or "none"
+            raise ConfigError(f"{key} has no option {name}; its options: {known}")
+    for name in loss.required:
+        if name not in settings.loss_options:
+            raise ConfigError(f"{key} needs method.loss_options.{name}=NUMBER")
+    _check_selection({**loss.selection, **settings.loss_options}, key)
+
+
+def _check_selection(options: Mapping[str, float], key: str) -> None:
+    """Refuses a share outside 0 to 1 and an empty band of clip_cov and kl_cov."""
+    share = options.get("cov_share", 1.0)
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"method.loss_options.cov_share={share:g} of {key} must be above 0 and at most 1"
+        )
+    low = options.get("cov_low", 0.0)
+    high = options.get("cov_high", low + 1)
+    if not low < high:
+        raise ConfigError(
+            f"method.loss_options.cov_low={low:g} of {key} must be below cov_high={high:g}"
+        )
+
+
+def check_overlong_buffer(method: Any) -> None:
+    buffer = method.settings.overlong_buffer
+    limit = method.config.rollout.max_response_tokens
+    if buffer > limit:
+        raise ConfigError(
+            f"method.overlong_buffer={buffer} exceeds rollout.max_response_tokens={limit}; "
+            f"use at most {limit}"
+        )
+
+
+def check_maxrl(method: Any) -> None:
+    """Refuses settings that make rewards negative with an advantage that divides by their mean."""
+    settings = method.settings
+    if settings.advantage != "maxrl":
+        return
+    negative = {
+        f"method.overlong_buffer={settings.overlong_buffer}": settings.overlong_buffer > 0,
+        "method.kl=reward": settings.kl == "reward",
+        "reward.objective=minimize": method.config.reward.objective == "minimize",
+    }
+    for key, is_set in negative.items():
+        if is_set:
+            raise ConfigError(
+                f"{key} makes rewards negative, and method.advantage=maxrl divides by their mean; "
+                "remove it"
+            )
