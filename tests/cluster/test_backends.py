@@ -29,7 +29,7 @@ from postgrad.rollout.engine import Request, make_sampling
 BACKENDS = {
     "local": [],
     "process": ["cluster.backend=process"],
-    "apart": ["cluster.backend=process", "cluster.engine_apart=true"],
+    "apart": ["cluster.backend=process", "cluster.engines=1"],
 }
 OVERRIDES = ("optimizer.lr=2e-2", "training.updates_per_step=2", "cluster.wait_s=300")
 

@@ -301,7 +301,6 @@ def test_every_port_on_ray_gives_what_a_local_model_gives(make_config, tmp_path)
         "engines": on_ray(2, "cluster.engines=2"),
     }.items():
         config = make_config("grpo", name, "method.kl=none", *more)
-        config.cluster.engine_apart = name == "engines"
         with open_models(config) as models:
             results[name] = use_ports(models.policy, models.engine, tmp_path / f"saved {name}")
     local = results.pop("local")

@@ -15,7 +15,7 @@ from waiting import wait_for
 
 from postgrad.cluster import ray_connection
 from postgrad.errors import ConfigError
-from postgrad.training.resolve import resolve_cluster
+from postgrad.training.resolve import check_cluster
 
 OVERRIDES = toy_run(steps=1)
 
@@ -42,22 +42,20 @@ def test_cluster_is_short_for_cluster_backend(tiny):
         ("cluster=ray", "cluster.workers=3"),
     ):
         assert config_of("grpo", tiny, *overrides).cluster.backend == "ray"
-    assert config_of(
-        "grpo", tiny, "cluster=process", "cluster.engine_apart=true"
-    ).cluster.engine_apart
+    assert config_of("grpo", tiny, "cluster=process", "cluster.engines=1").cluster.engines == 1
     with pytest.raises(ConfigError, match=r"cluster\.backend=rray.*ray\?"):
         config_of("grpo", tiny, "cluster=rray")
 
 
 def test_a_pool_without_workers_is_refused(tiny):
     with pytest.raises(ConfigError, match=r"cluster\.pools\.critic=0"):
-        resolve_cluster(config_of("grpo", tiny, "cluster=ray", "cluster.pools.critic=0").cluster)
+        check_cluster(config_of("grpo", tiny, "cluster=ray", "cluster.pools.critic=0").cluster)
 
 
 @pytest.mark.parametrize(
     ("recipe", "overrides", "message"),
     [
-        ("grpo", ["cluster=ray"], r"rollout\.staleness=1.*cluster\.engine_apart=true"),
+        ("grpo", ["cluster=ray"], r"rollout\.staleness=1.*cluster\.engines=1"),
         (
             "grpo",
             ["cluster=ray", "cluster.engines=1", "method.correction=none"],

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from postgrad.config.check import TERM, check_effects, settings_of
 from postgrad.config.compose import compose
-from postgrad.config.effects import TERM, check_effects, conditions_of
 from postgrad.config.schema import Config, setting
 from postgrad.errors import ConfigError
 from postgrad.evaluation.score import ScoreConfig
@@ -29,7 +29,7 @@ def configurations() -> Iterator[tuple[str, Any]]:
 CASES = [
     pytest.param(config, key, conditions, id=f"{name}-{key}")
     for name, config in configurations()
-    for key, _, _, conditions in conditions_of(config)
+    for key, _, _, conditions in settings_of(config)
     if conditions
     and key not in ("environment.name", "agent.command", "model.lora.rank", "reward.judge.monitor")
     and (key.startswith("method.") or name in ("grpo", "sft", "eval", "score"))

@@ -276,7 +276,7 @@ def test_memory_by_hand(tiny: Path) -> None:
 
 @pytest.mark.slow
 def test_engine_process_counts_its_own_weights(tiny: Path) -> None:
-    apart = ["cluster.backend=process", "cluster.engine_apart=true"]
+    apart = ["cluster.backend=process", "cluster.engines=1"]
     plans = [
         make_plan(make_workload(2, 10, 4), tiny, *overrides, "rollout.max_response_tokens=20")
         for overrides in ([], apart)

@@ -10,7 +10,7 @@ import yaml
 from method_runs import LIMIT, RECIPES, SMALL, overrides_for
 from tiny_runs import config_of, tree
 
-from postgrad.config.effects import check_effects
+from postgrad.config.check import check_effects
 from postgrad.config.overrides import keys_in
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError

@@ -68,7 +68,7 @@ CASES = {
         (
             "rollout.staleness=1",
             "cluster.backend=process",
-            "cluster.engine_apart=true",
+            "cluster.engines=1",
             "training.keep_checkpoints=9",
         ),
         verifier="graded",

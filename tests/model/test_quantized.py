@@ -184,7 +184,7 @@ def test_a_run_with_a_reference_has_no_gap_between_engine_and_trainer(tiny, tmp_
     [
         (("model.lora.rank=0",), "model.lora.rank=16"),
         (("cluster=ray",), "cluster.backend=ray"),
-        (("cluster.backend=process", "cluster.engine_apart=true"), "rollout.engine=native"),
+        (("cluster.backend=process", "cluster.engines=1"), "rollout.engine=native"),
         (("model.path=x.gguf",), "GGUF"),
     ],
 )

@@ -178,7 +178,7 @@ def test_in_a_process_of_its_own_it_takes_weights_too(model):
     overrides = (
         "rollout.engine=vllm",
         "cluster.backend=process",
-        "cluster.engine_apart=true",
+        "cluster.engines=1",
         "cluster.wait_s=120",
     )
     with open_models(config_of("grpo", model, *SMALL, *overrides)) as placed:

@@ -126,7 +126,7 @@ def test_an_engine_apart_gives_its_cache_back_while_the_trainer_works(
 ) -> None:
     """Unless it samples then. A small cache stays in any case."""
     gpu = find_gpu("h200")
-    apart = make_plan(tiny, 2, 4, "cluster.backend=process", "cluster.engine_apart=true")
+    apart = make_plan(tiny, 2, 4, "cluster.backend=process", "cluster.engines=1")
     stale = dataclasses.replace(apart.config.rollout, staleness=1)
     ahead = dataclasses.replace(apart, config=dataclasses.replace(apart.config, rollout=stale))
     small = estimate(apart, gpu)

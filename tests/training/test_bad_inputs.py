@@ -106,7 +106,7 @@ def train_and_fail(home, capsys, model, *overrides, recipe="grpo") -> tuple[int,
         (["model.device=cudda"], ["model.device=cudda", "did you mean cuda?"]),
         (["model.device=npu"], ["model.device=npu", "torch_npu"]),
         (["data.template=chat"], ["chat template"]),
-        (["cluster.engine_apart=true"], ["cluster.backend=process"]),
+        (["cluster.engines=1"], ["cluster.engines=1", "cluster=process or ray"]),
         (
             ["training.profile_steps=[1]", "cluster.backend=process"],
             ["training.profile_steps", "cluster.backend=process"],
@@ -322,7 +322,7 @@ def test_run_may_be_renamed_moved_and_extended(home, tiny):
     ],
 )
 def test_run_whose_steps_depend_on_their_number_cannot_be_extended(tmp_path, word):
-    overrides = (word, "cluster.backend=process", "cluster.engine_apart=true", f"runs={tmp_path}")
+    overrides = (word, "cluster.backend=process", "cluster.engines=1", f"runs={tmp_path}")
     run.create_folder(config_of("grpo", Path("tiny"), *SMALL, *overrides))
     with pytest.raises(ConfigError, match=r"training\.steps was 4, now 9"):
         run.resume_config(config_of("grpo", Path("tiny"), *SMALL, *overrides, "training.steps=9"))

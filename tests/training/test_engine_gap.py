@@ -148,10 +148,10 @@ def test_engine_with_other_weights_stops_the_run(tiny, tmp_path, other_engine, p
             [
                 "rollout.engine=http",
                 "rollout.url=http://h/v1#m",
-                "cluster.engine_apart=true",
+                "cluster.engines=1",
                 "cluster.backend=process",
             ],
-            "cluster.engine_apart",
+            "cluster.engines=1 has no effect with rollout.engine=http",
         ),
         (["rollout.engine=vlm"], "vllm"),
     ],

@@ -172,7 +172,7 @@ def test_run_is_the_same_with_model_and_engine_in_child_processes(home, ran, tin
     overrides = (
         "method.strength=2",
         "cluster.backend=process",
-        "cluster.engine_apart=true",
+        "cluster.engines=1",
         "method.correction=none",
     )
     assert run(home, tiny, monkeypatch, "apart", *overrides) == 0

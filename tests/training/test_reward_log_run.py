@@ -59,7 +59,7 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
     "overrides",
     [
         (),
-        ("cluster.backend=process", "cluster.engine_apart=true", "rollout.staleness=1"),
+        ("cluster.backend=process", "cluster.engines=1", "rollout.staleness=1"),
         ("cluster.backend=ray", "cluster.wait_s=300", "cluster.workers=2"),
     ],
     ids=["local", "prefetched", "ray"],
@@ -102,7 +102,7 @@ def test_the_page_shows_the_columns(tiny, reward):
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_killed_run_has_the_same_logs(staleness, tiny, reward, tmp_path):
     reward.write_text(REWARD.replace("None if", "0.0 if"))  # NaN does not equal itself
-    ahead = ["cluster.backend=process", "cluster.engine_apart=true", "rollout.staleness=1"]
+    ahead = ["cluster.backend=process", "cluster.engines=1", "rollout.staleness=1"]
     settings = settings_of(reward, "training.steps=3", *VALIDATION, *(ahead if staleness else []))
     settings += ["training.checkpoint_every=1"]
     assert_a_killed_run_ends_the_same("grpo", tiny, tmp_path, 2, settings)

@@ -21,7 +21,7 @@ from postgrad.rollout.continuous import ContinuousEngine
 from postgrad.training import stream as stream_module
 from postgrad.training.stream import GroupQueue, RolloutStream
 
-SEPARATE = ("cluster.backend=process", "cluster.engine_apart=true")
+SEPARATE = ("cluster.backend=process", "cluster.engines=1")
 NUM_PROBLEMS = 64
 BATCH = 4
 SAMPLES = 2
@@ -256,7 +256,7 @@ def test_several_engines_share_the_groups_and_a_restarted_one_samples_its_groups
     ("recipe", "overrides", "message"),
     [
         ("grpo", [*SEPARATE], r"add rollout\.staleness=2"),
-        ("grpo", ["rollout.staleness=1"], r"cluster\.engine_apart=true"),
+        ("grpo", ["rollout.staleness=1"], r"cluster\.engines=1"),
         ("grpo", ["rollout.staleness=1", *SEPARATE, "method.correction=none"], "correction"),
         ("grpo", ["rollout.staleness=1", *SEPARATE, "rollout.engine=hf"], r"rollout\.engine=hf"),
         ("grpo", ["rollout.staleness=1", *SEPARATE, "rollout.tools=[calculator]"], "tools"),

@@ -25,7 +25,7 @@ from postgrad.training.report import Reporter
 
 STREAM = [
     "cluster.backend=process",
-    "cluster.engine_apart=true",
+    "cluster.engines=1",
     "rollout.stream=true",
     "rollout.staleness=2",
     "rollout.samples=8",

@@ -56,7 +56,7 @@ def train_run(recipe: str, tiny: Path, reward: Path, *overrides: str) -> Path:
     "overrides",
     [
         (),
-        ("cluster.backend=process", "cluster.engine_apart=true", "rollout.staleness=1"),
+        ("cluster.backend=process", "cluster.engines=1", "rollout.staleness=1"),
         ("cluster.backend=ray", "cluster.wait_s=300", "cluster.pools.verifier=1"),
     ],
     ids=["local", "prefetched", "ray"],

@@ -90,11 +90,11 @@ class ChildProcess:
 
 @contextmanager
 def open_child_processes(config: Config, roles: dict[str, Role]) -> Iterator[RunModels]:
-    """Yield the models of a run in one child process, or in two with cluster.engine_apart."""
+    """Yield the models of a run in one child process, or in two with cluster.engines=1."""
     with ExitStack() as stack:
         process = stack.enter_context(closing(ChildProcess(config, POLICY)))
         engine_process = process
-        if config.cluster.engine_apart:
+        if config.cluster.engines:
             engine_process = ChildProcess(engine_config(config), ENGINE)
             stack.enter_context(closing(engine_process))
         engine: RemotePort | None = None

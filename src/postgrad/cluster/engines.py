@@ -37,7 +37,7 @@ def read_engine_config(text: str) -> EngineConfig:
 
 def shares_weights(config: Config) -> bool:
     """Return whether the run's engine samples from the parameters that are trained."""
-    return find_engine(config.rollout.engine).shares_weights and not config.cluster.engine_apart
+    return find_engine(config.rollout.engine).shares_weights and not config.cluster.engines
 
 
 def is_remote(config: Config | EngineConfig) -> bool:

@@ -14,8 +14,7 @@ from typing import Any
 
 from yaml import YAMLError
 
-from postgrad.config.effects import check_effects
-from postgrad.config.limits import check_limits
+from postgrad.config.check import check_effects, check_limits
 from postgrad.config.overrides import Override, keys_in, leaves_of, merge, put, split_override
 from postgrad.config.schema import Config, EngineConfig
 from postgrad.config.setting import REQUIRED
@@ -81,7 +80,7 @@ def compose_section(
     for override in overrides:
         put(values, schema, split_override(override), lambda key: _unknown(key, _all_keys(schema)))
     settings = _build(schema, values, "", _all_keys(schema))
-    check_limits(settings, "")
+    check_limits(settings)
     check_effects(settings, keys_in(overrides))
     return settings
 
@@ -225,7 +224,7 @@ def _compose(
         put(method, schema, override, lambda key: _unknown(key, known), "method.")
     config.method = _build(schema, method, "method.", known)
     config.track = list(dict.fromkeys(filter(None, config.track)))
-    check_limits(config, "")
+    check_limits(config)
     if not config.name:
         label = recipe if recipe in recipe_names() else Path(recipe).stem
         config.name = f"{label}-{fingerprint(config)[:8]}"

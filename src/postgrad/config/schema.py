@@ -1,6 +1,6 @@
 """All settings of the package except those of a method, as typed dataclasses with limits.
 
-`setting(...)` attaches a help text, choices and bounds to a field. limits.py checks them and
+`setting(...)` attaches a help text, choices and bounds to a field. check.py checks them and
 names the key in its error. The sections `rollout`, `environment`, `agent` and `reward` are in files
 of their own. A method's own settings are in the method's file.
 """
@@ -300,10 +300,11 @@ class ClusterConfig:
     )
     engines: int = setting(
         0,
-        "ray: separate engines, each with a full copy of the weights; 0: one in each worker, or "
-        "one per rollout.tensor_parallel workers",
+        "separate engines, each with its own copy of the weights, updated after each step: one "
+        "with cluster.backend=process, any number with ray; 0: the trained model samples, with "
+        "ray in each worker, or in each rollout.tensor_parallel workers",
         at_least=0,
-        only_with=RAY,
+        only_with="cluster.backend=process,ray",
     )
     pools: dict[str, int] = setting(
         {},
@@ -319,11 +320,6 @@ class ClusterConfig:
         "",
         "ray: host:port of a running cluster; empty: start one on this machine, loopback only",
         only_with=RAY,
-    )
-    engine_apart: bool = setting(
-        False,
-        "run the engine in its own process with its own copy of the weights, updated after "
-        "each step",
     )
     wait_s: float = setting(
         600.0,

@@ -5,8 +5,8 @@ from typing import Any
 
 from postgrad.config.setting import setting
 
-# Conditions of settings: the engine has its own copy of the weights, in one of three ways.
-ENGINE_APART = ("cluster.engine_apart", "cluster.engines", "rollout.engine!=native,hf")
+# Conditions of settings: the engine has its own copy of the weights, in one of two ways.
+ENGINE_APART = ("cluster.engines", "rollout.engine!=native,hf")
 # All settings of a section have an effect with this one only.
 ENVIRONMENT = {"only_with": "environment.name"}
 AGENT = {"only_with": "agent.command"}

@@ -135,7 +135,7 @@ def read_workload(run: Prepared) -> Workload:
     """
     config = run.config
     method = run.method
-    engine: Any = SimpleNamespace(shares_weights=not config.cluster.engine_apart)
+    engine: Any = SimpleNamespace(shares_weights=config.cluster.engines == 0)
     method.bind(Ports(None, engine, run.scorer, run.encoder))  # type: ignore[arg-type]
     step = Step(1, Feed(run.train, config.seed, config.data.shuffle))
     try:

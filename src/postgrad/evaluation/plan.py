@@ -33,7 +33,7 @@ from postgrad.rollout.conversations import make_turns
 from postgrad.rollout.engine import Sampling, make_sampling
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import TurnRunner
-from postgrad.training.resolve import resolve_cluster
+from postgrad.training.resolve import check_cluster
 from postgrad.training.run import hash_files, names_in
 from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge, model_terms
 from postgrad.verifiers.scorer import Scorer
@@ -189,7 +189,7 @@ def _check_context(config: EvalConfig, encoder: Encoder, problems: list[Problem]
 
 def _check_settings(config: EvalConfig) -> None:
     """Raises ConfigError for settings that an evaluation does not use."""
-    config.cluster = resolve_cluster(config.cluster)
+    check_cluster(config.cluster)
     defaults = EvalConfig()
     for key in TRAINING_ONLY:
         value = _value_at(config, key)

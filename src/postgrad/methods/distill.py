@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.distillation import DIVERGENCES, divergence, teacher_advantages, with_rest
-from postgrad.config.effects import Condition
 from postgrad.config.schema import setting
+from postgrad.config.setting import Condition
 from postgrad.errors import ConfigError
 from postgrad.methods.grpo import Grpo
 from postgrad.methods.method import Method

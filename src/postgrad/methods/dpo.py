@@ -11,8 +11,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from postgrad.algorithms.preference import MEAN_LOSSES, PREFERENCE_LOSSES, dpo
-from postgrad.config.effects import Condition
 from postgrad.config.schema import setting
+from postgrad.config.setting import Condition
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Group, Stage, Step

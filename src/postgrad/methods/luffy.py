@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from postgrad.algorithms.prefixes import READS, STRATEGIES, prefix_ratio
-from postgrad.config.effects import Condition
 from postgrad.config.schema import setting
+from postgrad.config.setting import Condition
 from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.methods.method import Supply

@@ -13,8 +13,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from postgrad.algorithms.aggregation import AGGREGATIONS
-from postgrad.config.effects import Condition
 from postgrad.config.schema import Config, setting
+from postgrad.config.setting import Condition
 from postgrad.errors import RunError
 from postgrad.methods.objective import Objective as BaseObjective
 from postgrad.methods.objective import build_objective
@@ -50,7 +50,7 @@ class MethodSettings:
     aggregation: str = setting(
         "token-mean", "how token losses become one number", choices=AGGREGATIONS
     )
-    only_with: ClassVar[dict[str, Condition]] = {}  # more conditions, by name (config/effects.py)
+    only_with: ClassVar[dict[str, Condition]] = {}  # more conditions, by name (config/check.py)
     _is_frozen: ClassVar[bool] = False
 
     def freeze(self) -> None:

@@ -188,10 +188,10 @@ def check_engine(config: EngineConfig) -> None:
             f"rollout.url={rollout.url} has no effect with rollout.engine={rollout.engine}; "
             "remove it, or use rollout.engine=http"
         )
-    if kind.remote and config.cluster.engine_apart:
+    if kind.remote and config.cluster.engines:
         raise ConfigError(
-            f"cluster.engine_apart has no effect with rollout.engine={rollout.engine}, "
-            "whose weights are always apart; remove it"
+            f"cluster.engines={config.cluster.engines} has no effect with "
+            f"rollout.engine={rollout.engine}, whose weights are always apart; remove it"
         )
     if rollout.tensor_parallel > 1:
         _check_divided(config, kind)

@@ -287,7 +287,7 @@ def _rollout(plan: Plan, size: ModelSize, device: Device, held: int) -> tuple[Pa
         return {}, {}
     if plan.packed and config.rollout.engine == "vllm":
         return {}, _vllm(plan, size, device, held)
-    apart = config.cluster.engine_apart
+    apart = config.cluster.engines > 0
     masters = state_bytes(config, size)["float32 masters"] if apart else 0
     graphs = 0
     if plan.packed:

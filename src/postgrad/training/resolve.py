@@ -46,7 +46,7 @@ def resolve(
         planned: the GPU of a run that is only estimated; None: this machine.
     """
     config = copy_settings(config)
-    config.cluster = resolve_cluster(config.cluster)
+    check_cluster(config.cluster)
     if config.cluster.backend == "ray":
         from postgrad.cluster.meshes import check_meshes
 
@@ -75,14 +75,15 @@ def resolve(
     return config
 
 
-def resolve_cluster(cluster: ClusterConfig) -> ClusterConfig:
-    """Return a copy in which both settings of separate engines agree.
+def check_cluster(cluster: ClusterConfig) -> None:
+    """Refuse engines without a process of their own, and pools without workers.
 
-    Raises ConfigError for an engine without a process, and for a pool without workers.
+    Raises ConfigError.
     """
-    if cluster.engine_apart and cluster.backend == "local":
+    if cluster.engines > {"local": 0, "process": 1, "ray": cluster.engines}[cluster.backend]:
         raise ConfigError(
-            "cluster.engine_apart=true needs a process for the engine; add cluster.backend=process"
+            f"cluster.engines={cluster.engines} needs a process for each engine; "
+            "use cluster.engines=1 with cluster.backend=process, or cluster=ray"
         )
     if cluster.backend == "ray":
         for name, size in cluster.pools.items():
@@ -90,9 +91,6 @@ def resolve_cluster(cluster: ClusterConfig) -> ClusterConfig:
                 raise ConfigError(
                     f"cluster.pools.{name}={size} is out of range; it must be at least 1"
                 )
-        engines = cluster.engines or int(cluster.engine_apart)
-        return replace(cluster, engines=engines, engine_apart=engines > 0)
-    return replace(cluster)
 
 
 def _resolve_device(config: Config, planned: "Device | None") -> torch.device:

@@ -49,7 +49,6 @@ MAY_CHANGE = {
     "cluster.pools",
     "cluster.offload",
     "cluster.address",
-    "cluster.engine_apart",
     "cluster.wait_s",
 }
 

@@ -9,10 +9,7 @@ from postgrad.rollout.kinds import find_engine
 
 def engine_apart(config: Config) -> bool:
     """Whether the engine has its own copy of the weights."""
-    cluster = config.cluster
-    if cluster.engine_apart or cluster.engines > 0:
-        return True
-    return not find_engine(config.rollout.engine).shares_weights
+    return config.cluster.engines > 0 or not find_engine(config.rollout.engine).shares_weights
 
 
 def check_sampling(method: Any) -> None:
@@ -111,11 +108,10 @@ def check_staleness(method: Any) -> None:
     if not method.traits.samples:
         raise ConfigError(f"{key}: {method.settings.name} trains on no samples; remove it")
     remote = find_engine(method.config.rollout.engine).remote
-    if not (cluster.engine_apart or cluster.engines or remote):
+    if not (cluster.engines or remote):
         raise ConfigError(
             f"{key} samples while the policy is trained, which needs an engine of its own; add "
-            "cluster.engine_apart=true with cluster.backend=process, or cluster.engines=1 with "
-            "cluster=ray"
+            "cluster.engines=1 with cluster.backend=process or ray"
         )
     if getattr(method.settings, "correction", "none") == "none":
         raise ConfigError(
@@ -197,7 +193,7 @@ def check_memory_saving(config: Config) -> None:
         if engine_apart(config):
             raise ConfigError(
                 f"{quantization} needs an engine that samples from the trainer's own weights; use "
-                "rollout.engine=native without cluster.engine_apart"
+                "rollout.engine=native without cluster.engines"
             )
         if model.path.endswith(".gguf"):
             raise ConfigError(

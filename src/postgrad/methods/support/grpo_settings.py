@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 from postgrad.algorithms.advantages import ADVANTAGES
 from postgrad.algorithms.kl import KL_ESTIMATORS
 from postgrad.algorithms.losses import LOSSES, Loss
-from postgrad.config.effects import Condition
 from postgrad.config.schema_rollout import ENGINE_APART
-from postgrad.config.setting import setting
+from postgrad.config.setting import Condition, setting
 from postgrad.errors import ConfigError
 from postgrad.methods.support.correction import CORRECTIONS
 from postgrad.methods.support.synced_reference import ReferenceSettings
