@@ -85,7 +85,7 @@ class SelfDistill(Distill):
     def teacher_batch(self, batch, step):
         """Return the same responses after prompts with a hint."""
         prompts = [
-            self.ports.encoder.encode(self.with_hint(problem)) for problem in step.problems(batch)
+            self.ports.encoder.prompt(self.with_hint(problem)) for problem in step.problems(batch)
         ]
         return Batch(Ragged.of(prompts), batch.response, dict(batch.tokens), dict(batch.rows))
 

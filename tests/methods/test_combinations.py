@@ -87,6 +87,9 @@ REFUSED = {
         "did you mean token_k",
     ],
     "grpo method.correction=rejection": ["method.correction=rejection", "method.rejection."],
+    "grpo method.loss=clip_cov method.loss_options.cov_low=6": ["cov_low=6", "cov_high"],
+    "grpo method.loss=kl_cov method.loss_options.cov_share=0": ["cov_share=0"],
+    "grpo method.loss=kl_cov method.loss_options.cov_low=1": ["cov_low"],
     "grpo reward.judge.monitor=http://a/v1#m": ["reward.judge.monitor"],
     "sft training.stop_at=0.5 data.validation=a.jsonl training.validate_every=1": [
         "method.validate_accuracy=true"

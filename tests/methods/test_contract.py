@@ -74,6 +74,17 @@ CASES = {
         verifier="graded",
         killed_in=(),
     ),
+    "synced": Case(  # its reference is an average of bfloat16 weights: masters must come back
+        (
+            "method.kl=loss",
+            "method.reference_sync_every=2",
+            "method.reference_mixup=0.3",
+            "model.dtype=bfloat16",
+        ),
+        recipe="grpo",
+        verifier="graded",
+        shows=("reference/synced", "kl/reference"),
+    ),
     "gkd": Case(("optimizer.warmup_steps=0",), shows=("distill/jsd",)),
     "bupo": Case(
         ("method.num_blocks=1", "method.phase_one_steps=3", "method.kl=loss"),

@@ -249,13 +249,13 @@ def test_a_run_that_would_silently_be_grpo_is_refused(overrides, tiny, tmp_path)
 def test_the_start_says_how_much_there_is(recipe, words, line, tiny):
     config = config_of(recipe, tiny, *SMALL, *words)
     inputs = prepare(config)
-    supply = inputs.method.supply(inputs.prompts, inputs.train)
+    supply = inputs.method.supply(inputs.encoder, inputs.train)
     if line is None:
         assert supply is None
         return
     problems = inputs.train
     num = sum(
-        any(len(ids) <= 6 for ids in inputs.prompts.demonstrations(problem)) for problem in problems
+        any(len(ids) <= 6 for ids in inputs.encoder.demonstrations(problem)) for problem in problems
     )
     assert supply.line.startswith(line.format(num)) and supply.line in inputs.notes
 
@@ -265,9 +265,9 @@ def test_only_the_first_demonstrations_are_encoded(tiny, monkeypatch):
     inputs = prepare(config)
     method = inputs.method
     monkeypatch.setattr(luffy, "MAX_COUNTED", 10)
-    assert "of the first 10 problems" in method.supply(inputs.prompts, inputs.train).line
+    assert "of the first 10 problems" in method.supply(inputs.encoder, inputs.train).line
     unfit = [replace(p, demonstrations=("1" * 50,)) for p in inputs.train[:20]]
-    supply = method.supply(inputs.prompts, [*unfit, *inputs.train[:1]])
+    supply = method.supply(inputs.encoder, [*unfit, *inputs.train[:1]])
     assert supply.num == 1 and "1 of 21 problems" in supply.line
 
 

@@ -168,7 +168,7 @@ def test_dpo_refuses_pairs_that_are_too_long(home, capsys, tiny):
     )
     assert (
         code == 2
-        and "3 of 9 pairs are longer than rollout.max_response_tokens=7" in line
+        and "3 of 9 responses are longer than rollout.max_response_tokens=7" in line
         and "data.overlong=drop" in line
     )
 

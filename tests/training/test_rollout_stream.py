@@ -263,7 +263,7 @@ def test_several_engines_share_the_groups_and_a_restarted_one_samples_its_groups
         ("grpo", ["rollout.staleness=1", *SEPARATE, GUESS], "environment"),
         ("grpo", ["rollout.staleness=1", *SEPARATE, "method.max_refills=1"], "max_refills"),
         ("luffy", ["rollout.staleness=1", *SEPARATE], "compose"),
-        ("sft", ["rollout.staleness=1", *SEPARATE], "no samples"),
+        ("sft", ["rollout.staleness=1", *SEPARATE], r"rollout\.staleness=1: sft"),
     ],
 )
 def test_settings_that_cannot_stream_are_refused(recipe, overrides, message, tiny):

@@ -13,7 +13,7 @@ def engine_apart(config: Config) -> bool:
 
 
 def check_sampling(method: Any) -> None:
-    """Refuses settings that make the sampled policy another than the trained one."""
+    """Refuse settings that make the sampled policy another than the trained one."""
     if method.traits.samples:
         _check_truncated_sampling(method)
     else:
@@ -21,7 +21,7 @@ def check_sampling(method: Any) -> None:
 
 
 def _check_given_temperature(method: Any) -> None:
-    """Refuses a temperature for responses that nobody sampled; it would change their log-probs."""
+    """Refuse a temperature for responses that nobody sampled; it would change their log-probs."""
     temperature = method.config.rollout.temperature
     if temperature != 1.0:
         raise ConfigError(
@@ -32,7 +32,7 @@ def _check_given_temperature(method: Any) -> None:
 
 
 def _check_truncated_sampling(method: Any) -> None:
-    """Refuses top-p, top-k and min-p where the loss cannot replay what they kept."""
+    """Refuse top-p, top-k and min-p where the loss cannot replay what they kept."""
     rollout = method.config.rollout
     filters = {
         "top_p": rollout.top_p != 1.0,
@@ -53,62 +53,45 @@ def _check_truncated_sampling(method: Any) -> None:
             )
 
 
-def check_monitor(method: Any) -> None:
-    """Refuses a monitor of thoughts for methods without thoughts."""
-    monitor = method.config.reward.judge.monitor
-    if monitor and not method.traits.thoughts:
-        raise ConfigError(
-            f"reward.judge.monitor={monitor} predicts scores from thoughts, and "
-            f"{method.settings.name} has none; remove it, or use method=classmate"
-        )
+def check_traits(method: Any) -> None:
+    """Refuse settings that need what the rows of the method do not have."""
+    config, traits = method.config, method.traits
+    judge = config.reward.judge
+    needs: list[tuple[str, Any, bool, str]] = [
+        ("rollout.tools", config.rollout.tools, traits.tools, "grpo"),
+        ("environment", config.environment.name, traits.environments, "grpo"),
+        ("agent", config.agent.command, traits.tools and traits.environments, "grpo"),
+        ("reward.judge.monitor", judge.monitor, traits.thoughts, "classmate"),
+        ("rollout.staleness", config.rollout.staleness, traits.samples, "grpo"),
+    ]
+    for key, value, is_supported, other in needs:
+        if value and not is_supported:
+            raise ConfigError(
+                f"{key}={value}: {method.settings.name} does not support it; "
+                f"remove it, or use method={other}"
+            )
 
 
-def check_tools(method: Any) -> None:
-    """Refuses tools and environments for methods without turns, and tools without a second turn."""
-    rollout = method.config.rollout
-    environment = method.config.environment
-    name = method.settings.name
-    if rollout.tools and not method.traits.tools:
-        raise ConfigError(
-            f"rollout.tools={list(rollout.tools)}: {name} does not support tools; "
-            "remove it, or use grpo"
-        )
-    if environment.name and not method.traits.environments:
-        raise ConfigError(
-            f"environment={environment.name}: {name} does not support environments; "
-            "remove it, or use grpo"
-        )
+def check_turns(config: Config) -> None:
+    """Refuse tools without a second turn, and an agent beside an environment or tools."""
+    rollout, environment, agent = config.rollout, config.environment, config.agent
     if rollout.tools and rollout.max_turns < 2 and not environment.name:
         raise ConfigError("rollout.max_turns=1 answers no tool call; use at least 2")
-
-
-def check_agent(method: Any) -> None:
-    """Refuses an agent for methods without turns, and with an environment or tools."""
-    agent = method.config.agent
-    if not agent.command:
-        return
-    key = f"agent={agent.command}"
-    if not (method.traits.tools and method.traits.environments):
+    if agent.command and (environment.name or rollout.tools):
+        other = "environment" if environment.name else "rollout.tools"
         raise ConfigError(
-            f"{key}: {method.settings.name} does not support agents; remove it, or use grpo"
-        )
-    if method.config.environment.name or method.config.rollout.tools:
-        other = "environment" if method.config.environment.name else "rollout.tools"
-        raise ConfigError(
-            f"{key} answers its own tool calls, and {other} is set; remove one of the two"
+            f"agent={agent.command} answers its own tool calls, and {other} is set; "
+            "remove one of the two"
         )
 
 
 def check_staleness(method: Any) -> None:
-    """Refuses rollouts of older weights where nothing samples them, or nothing corrects them."""
-    key = f"rollout.staleness={method.config.rollout.staleness}"
-    cluster = method.config.cluster
-    if not method.config.rollout.staleness:
+    """Refuse rollouts of older weights where no engine keeps them, or nothing corrects them."""
+    rollout = method.config.rollout
+    key = f"rollout.staleness={rollout.staleness}"
+    if not rollout.staleness:
         return
-    if not method.traits.samples:
-        raise ConfigError(f"{key}: {method.settings.name} trains on no samples; remove it")
-    remote = find_engine(method.config.rollout.engine).remote
-    if not (cluster.engines or remote):
+    if not (method.config.cluster.engines or find_engine(rollout.engine).remote):
         raise ConfigError(
             f"{key} samples while the policy is trained, which needs an engine of its own; add "
             "cluster.engines=1 with cluster.backend=process or ray"
@@ -126,7 +109,7 @@ STREAMED = ("draw", "compose", "sample", "assemble", "generate")
 
 
 def check_stream(method: Any, base: type) -> None:
-    """Refuses rollout.stream for engines and methods that cannot; `base` is the class Method."""
+    """Refuse rollout.stream for engines and methods that cannot; `base` is the class Method."""
     config = method.config
     rollout = config.rollout
     if not rollout.stream:
@@ -159,7 +142,7 @@ def check_stream(method: Any, base: type) -> None:
 
 
 def check_numbers(config: Config) -> None:
-    """Refuses numbers that do not fit together."""
+    """Refuse numbers that do not fit together."""
     betas = config.optimizer.betas
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ConfigError(
@@ -176,7 +159,7 @@ def check_numbers(config: Config) -> None:
 
 
 def check_memory_saving(config: Config) -> None:
-    """Refuses 4-bit weights and offloaded activations where they cannot work."""
+    """Refuse 4-bit weights and offloaded activations where they cannot work."""
     model = config.model
     if model.quantization == "4bit":
         quantization = "model.quantization=4bit"
@@ -209,9 +192,8 @@ def check_memory_saving(config: Config) -> None:
 def check_method(method: Any) -> None:
     """Refuse a method that cannot run with its configuration."""
     check_sampling(method)
-    check_monitor(method)
-    check_tools(method)
-    check_agent(method)
+    check_traits(method)
+    check_turns(method.config)
     check_staleness(method)
     check_state(method)
     check_numbers(method.config)
@@ -219,7 +201,7 @@ def check_method(method: Any) -> None:
 
 
 def check_state(method: Any) -> None:
-    """Refuses a state() without a load(): what a checkpoint holds would be dropped at a resume."""
+    """Refuse a state() without a load(): what a checkpoint holds would be dropped at a resume."""
     for cls in type(method).__mro__:
         if "load" in vars(cls):
             return
