@@ -672,7 +672,7 @@ def error_without_defaults(*overrides: str) -> str:
 
 def test_every_hint_names_an_existing_setting():
     known = {*_all_keys(Config), "data.template_options.enable_thinking"}
-    for method in ("grpo", "ppo", "dpo", "kto", "sft", "distill"):
+    for method in ("grpo", "ppo", "dpo", "kto", "sft", "distill", "exgrpo", "classmate"):
         known |= {f"method.{key}" for key in _all_keys(find_settings(method))}
     hints = [*foreign_names().names.values(), *foreign_names().keys.values()]
     assert {hint.split()[0] for hint in hints} <= known

@@ -120,7 +120,7 @@ EXGRPO = {
     "method.replay_share": 0.5,
     "method.buckets": "normal",
     "method.pick_by": "entropy",
-    "method.pick": "min",
+    "method.replay_order": "min",
     "method.importance": True,
     "method.retire_margin": 20,
     "method.clip_low": 0.2,

@@ -96,7 +96,7 @@ def test_what_a_tool_wrote_is_in_no_thought_and_no_output(tiny):
 
 
 def test_an_unclosed_thought_may_be_shown_when_asked_for(tiny):
-    s = made(tiny, FOUR, "method.unclosed=allow")
+    s = made(tiny, FOUR, "method.unclosed_thought=allow")
     batch = s.until_estimate()
     assert (
         len(s.asked()) == 4

@@ -151,7 +151,7 @@ WITHOUT_EFFECT = {
 
 # Options that a shape takes, and settings that something reads beside others.
 WITH_EFFECT = [
-    "ppo method.normalize_by_std=true method.kl_estimator=auto rollout.max_gap=0",
+    "ppo method.normalize_by_std=true method.kl_estimator=auto rollout.max_logprob_difference=0",
     "luffy method.off_shape=logp method.off_options.weight=0.2",
     "luffy method.off_shape=pow method.off_options.exponent=2 method.off_options.max_value=1",
     "luffy method.on_shape=p_div_p method.on_options.gamma=0.3 method.prefix_advantage=1",

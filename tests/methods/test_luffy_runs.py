@@ -116,7 +116,7 @@ def test_reward_of_own_rows_is_logged_separately(tiny):
     )
     batch = b.until("score")
     assert (
-        b.metrics["reward/demonstration"] == b.metrics["reward/aided"] == 1.0
+        b.metrics["reward/demonstration"] == b.metrics["reward/with_demonstration_tokens"] == 1.0
         and b.metrics["reward/on_policy"] == 0.25
     )
     given = float((batch.tokens["token_source"] == DEMONSTRATION).sum())

@@ -116,7 +116,10 @@ def train_and_fail(home, capsys, model, *overrides, recipe="grpo") -> tuple[int,
             ["cluster.offload=true"],
             ["cluster.offload=true", "use cluster=ray"],
         ),
-        (["rollout.max_gap=0.5"], ["rollout.max_gap=0.5 has no effect", "leave it at 0"]),
+        (
+            ["rollout.max_logprob_difference=0.5"],
+            ["rollout.max_logprob_difference=0.5 has no effect", "leave it at 0"],
+        ),
         (
             ["reward.judge.highest=5"],
             ["reward.judge.highest=5 has no effect with reward.verifier=auto", "leave it at 10"],

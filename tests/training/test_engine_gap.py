@@ -121,12 +121,14 @@ def test_engine_with_other_weights_stops_the_run(tiny, tmp_path, other_engine, p
             "training.steps=1",
         )
         code, error = failing(capsys, tiny, *overrides)
-        assert code == 1 and "(limit 0.01, rollout.max_gap)" in error
+        assert code == 1 and "(limit 0.01, rollout.max_logprob_difference)" in error
         assert main(
             [
                 "train",
                 "grpo",
-                *overrides_of(tiny, *SMALL, *overrides, "name=wide", "rollout.max_gap=50"),
+                *overrides_of(
+                    tiny, *SMALL, *overrides, "name=wide", "rollout.max_logprob_difference=50"
+                ),
             ]
         ) in (0, 1)
         started = metrics_of(tmp_path / "wide")[0]

@@ -24,7 +24,7 @@ class RolloutConfig:
         "server and model of rollout.engine=http or sglang: http://host:8000/v1#model; "
         "the server must accept new weights (docs/machines.md)",
     )
-    max_gap: float = setting(
+    max_logprob_difference: float = setting(
         0.0,
         "largest mean difference (nats) between the log-probs of engine and trainer at the start, "
         "if they have separate weights; 0: 0.01, or 0.1 in bfloat16",

@@ -52,7 +52,7 @@ TRAINING_ONLY = (
     "model.quantization",
     "rollout.staleness",
     "rollout.stream",
-    "rollout.max_gap",
+    "rollout.max_logprob_difference",
     "reward.judge.monitor",
 )
 

@@ -60,7 +60,7 @@ class ExGrpoSettings(MixedPolicySettings):
         choices=PICK_BY,
         only_with="method.replay_share",
     )
-    pick: str = setting(
+    replay_order: str = setting(
         "min",
         "the row with the least or the most of it",
         choices=("min", "max"),
@@ -158,7 +158,9 @@ class ExGrpo(MixedPolicy):
         """One stored response of the problem as a row."""
         settings = self.settings
         uniform = self.rng(step, f"replay of {problem.uid}").random
-        stored = self.pool.pick(problem.uid, settings.pick_by, settings.pick == "max", uniform)
+        stored = self.pool.pick(
+            problem.uid, settings.pick_by, settings.replay_order == "max", uniform
+        )
         own = stored.own.tolist()
         return Trajectory(
             problem.uid,

@@ -20,7 +20,7 @@ from postgrad.config.schema import Config
 from postgrad.methods.method import Method, Traits
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Stage, Step
-from postgrad.methods.support.advantage_columns import advantage_columns, is_alone
+from postgrad.methods.support.advantage_columns import advantage_columns, is_singleton_group
 from postgrad.methods.support.correction import (
     check_correction,
     correct,
@@ -177,7 +177,7 @@ class Grpo(Method):
         result = call_advantage(self.advantage, key, batch, columns, options)
         batch.tokens["advantages"] = result.advantages
         if step.failed and "groups" in self.advantage.reads:
-            lone = batch.expand(is_alone(batch))
+            lone = batch.expand(is_singleton_group(batch))
             batch.tokens["advantages"] = torch.where(lone, 0.0, result.advantages)
         if self.advantage.level == "token":
             batch.tokens["returns"] = result.returns

@@ -140,14 +140,15 @@ def check_engine_gap(config: Config, ports: Ports, problems: Sequence[Problem]) 
         )
     batch = _batch_of(problems, requests, completions)
     gaps = batch.tokens["behavior_logprobs"] - ports.policy.logprobs(batch)["logprobs"]  # (tokens,)
-    limit = config.rollout.max_gap or MAX_GAP[config.model.dtype]
+    limit = config.rollout.max_logprob_difference or MAX_GAP[config.model.dtype]
     gap = EngineGap(float(gaps.abs().mean()), float(gaps.abs().max()), limit)
     if not gap.mean <= gap.limit:  # also true for nan
         raise RunError(
             f"rollout.engine={config.rollout.engine}: its log-probs differ from the trainer's by "
-            f"{gap.mean:.2g} nats on average (limit {gap.limit:g}, rollout.max_gap); it has "
-            "another model or data type, or returns log-probs of another temperature "
-            "(start vLLM's server with --logprobs-mode processed_logprobs)"
+            f"{gap.mean:.2g} nats on average (limit {gap.limit:g}, "
+            "rollout.max_logprob_difference); it has another model or data type, or returns "
+            "log-probs of another temperature (start vLLM's server with --logprobs-mode "
+            "processed_logprobs)"
         )
     return gap
 

@@ -40,7 +40,7 @@ MAY_CHANGE = {
     "rollout.max_rows",
     "rollout.tensor_parallel",
     "rollout.url",
-    "rollout.max_gap",
+    "rollout.max_logprob_difference",
     "training.async_save",
     "training.profile_steps",
     "cluster.backend",

@@ -48,7 +48,7 @@ def advantage_columns(method: Any, batch: Batch, step: Step) -> dict[str, Any]:
     }
 
 
-def is_alone(batch: Batch) -> Tensor:
+def is_singleton_group(batch: Batch) -> Tensor:
     """(rows,) bool: the row is the only one of its group.
 
     If the verifier failed on all other rows of a group, the one that is left has no baseline. Its

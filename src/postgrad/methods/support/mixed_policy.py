@@ -247,7 +247,7 @@ def log_sources(batch: Batch, step: Step) -> None:
     on_policy = on_policy_rows(batch)
     kinds = {
         "on_policy": on_policy,
-        "aided": ~on_policy,
+        "with_demonstration_tokens": ~on_policy,
         "demonstration": source == DEMONSTRATION,
         "replay": source == REPLAY,
     }

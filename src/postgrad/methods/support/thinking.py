@@ -22,7 +22,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.methods.ports import Ports
 from postgrad.methods.step import Group, Step
-from postgrad.methods.support.advantage_columns import is_alone
+from postgrad.methods.support.advantage_columns import is_singleton_group
 from postgrad.methods.support.judging import monitor
 from postgrad.methods.support.validation import (
     ValidationPass,
@@ -51,7 +51,7 @@ class ThinkingSettings(GrpoSettings):
         0.1, "smallest share drawn by random_truncate", above=0.0, at_most=1.0
     )
     keep_max: float = setting(0.9, "largest share drawn by random_truncate", above=0.0, at_most=1.0)
-    unclosed: str = setting(
+    unclosed_thought: str = setting(
         "skip",
         "a thought without closing marker: skip hides it, allow lets others continue it",
         choices=("skip", "allow"),
@@ -64,7 +64,7 @@ class ThinkingSettings(GrpoSettings):
     )
 
 
-def own_text(batch: Batch) -> Batch:
+def policy_text(batch: Batch) -> Batch:
     """The rows without the tokens that tools wrote. Thoughts are found in these."""
     own = batch.tokens["token_source"] != TOOL
     if bool(own.all()):
@@ -73,10 +73,10 @@ def own_text(batch: Batch) -> Batch:
     return Batch(batch.prompt, Ragged(batch.response.values[own], lengths), {}, dict(batch.rows))
 
 
-def own_mask(batch: Batch, spans: Sequence[tuple[int, int]]) -> Tensor:
+def policy_mask(batch: Batch, spans: Sequence[tuple[int, int]]) -> Tensor:
     """(tokens,) true on the tokens of one span per row, counted without those of tools."""
     mask = torch.zeros(batch.num_tokens, dtype=torch.bool)
-    mask[batch.tokens["token_source"] != TOOL] = own_text(batch).mask(spans)
+    mask[batch.tokens["token_source"] != TOOL] = policy_text(batch).mask(spans)
     return mask
 
 
@@ -123,11 +123,11 @@ class Thinking(Grpo):
 
     def split_thoughts(self, batch: Batch, step: Step) -> list[Thought]:
         """The thought of every row. Sets thought_mask, output_mask and the texts cot, output."""
-        thoughts = self.splitter.split_batch(own_text(batch))
+        thoughts = self.splitter.split_batch(policy_text(batch))
         thought_spans = [(one.start, one.end) for one in thoughts]
         output_spans = [(one.output_start, len(one.response)) for one in thoughts]
-        batch.tokens["thought_mask"] = own_mask(batch, thought_spans)
-        batch.tokens["output_mask"] = own_mask(batch, output_spans)
+        batch.tokens["thought_mask"] = policy_mask(batch, thought_spans)
+        batch.tokens["output_mask"] = policy_mask(batch, output_spans)
         batch.rows["cot"] = [one.text for one in thoughts]
         batch.rows["output"] = [one.output for one in thoughts]
         step.metrics["cot/closed"] = sum(one.closed for one in thoughts) / len(thoughts)
@@ -151,10 +151,10 @@ class Thinking(Grpo):
                 rng = self.rng(step, f"keep/{name}")
                 keep = repr(draw_share(rng, settings.keep_min, settings.keep_max))
             part = self.splitter.truncate(thought, keep, settings.keep_unit)
-            is_shown = part.text and (part.closed or settings.unclosed == "allow")
+            is_shown = part.text and (part.closed or settings.unclosed_thought == "allow")
             parts.append(part if is_shown else None)
         spans = [(0, 0) if part is None else (part.start, part.end) for part in parts]
-        batch.tokens["cot_mask"] = own_mask(batch, spans)
+        batch.tokens["cot_mask"] = policy_mask(batch, spans)
         return [None if part is None else part.text for part in parts]
 
     def texts_to_score(self, batch: Batch) -> Sequence[str | None]:
@@ -173,7 +173,7 @@ class Thinking(Grpo):
             rewards = batch.rows[f"reward/{name}"]
             values = grpo(rewards, batch.rows["group"], normalize_by_std=by_std)
             if step.failed:
-                values = torch.where(is_alone(batch), 0.0, values)
+                values = torch.where(is_singleton_group(batch), 0.0, values)
             mask = batch.tokens["loss_mask"] & batch.tokens["cot_mask"]
             batch.tokens["advantages"] += weight * batch.expand(values) * mask
         return batch
