@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_the_tools_of_a_server():
     late = box.answer(Call("buy", {"item": "apples", "count": 2}), problem, {})
     assert late.startswith("error: ") and "not enough apples" in late
     assert box.answer(Call("buy", {}), problem, {}).startswith("error: ")
-    mcp_tools.close_run("")
+    box.close()
 
 
 BUY = Call("buy", {"item": "apples", "count": 2})
@@ -40,6 +41,11 @@ PROBLEM = Problem("u", (), "")
 def new_run(prefix: str) -> Environments:
     rollout = RolloutConfig(tools=[f"{prefix}{sys.executable} {SERVER}"], tool_timeout_s=30)
     return Environments(EnvironmentConfig(), rollout)
+
+
+def connections() -> list[threading.Thread]:
+    """Return the threads that hold connections open."""
+    return [one for one in threading.enumerate() if one.name.startswith("mcp ")]
 
 
 def buy(session: Session) -> str:
@@ -61,7 +67,7 @@ def test_a_run_has_its_own_connection():
     assert buy(one).startswith("error: ")
     assert "not enough" in buy(other)  # the other run still has its connection
     second.close()
-    assert not mcp_tools._connections and not mcp_tools._shared
+    assert not connections()
 
 
 @pytest.mark.slow
@@ -69,14 +75,14 @@ def test_a_trajectory_has_its_own_connection():
     pytest.importorskip("mcp")
     run = new_run("mcp_session:")
     assert [schema["function"]["name"] for schema in run.schemas] == ["buy"]
-    assert not mcp_tools._connections[run.run]  # the list of tools needs none any more
+    assert not connections()  # the list of tools needs none any more
     sessions = [Session(run.spec_for(PROBLEM), PROBLEM, seed) for seed in range(2)]
     assert [buy(session) for session in sessions] == ["1 apples left"] * 2
     assert "not enough" in buy(sessions[0])
     sessions[0].close()
-    assert len(mcp_tools._connections[run.run]) == 1
+    assert len(connections()) == 1
     run.close()  # also those of trajectories that were not closed
-    assert not mcp_tools._connections
+    assert not connections()
 
 
 @pytest.mark.slow
@@ -92,6 +98,6 @@ def test_a_server_that_does_not_answer_in_time_is_stopped(tmp_path, monkeypatch)
     monkeypatch.setattr(mcp_tools, "START_S", 3.0)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="sleep"):
-        mcp_tools.connect("sh -c 'echo $$ > pid; exec sleep 600'", "run")
+        mcp_tools.McpServer("sh -c 'echo $$ > pid; exec sleep 600'")
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -149,7 +149,9 @@ def test_a_second_run_of_a_process_uses_the_file_as_it_is_then(tmp_path):
         text = f'def find() -> str:\n    """Find it."""\n    return "{number}"\n'
         file.write_text(text)
         os.utime(file, ns=(number, number))
-        spec = tools(f"{file}:find").spec_for(problem())
+        run = tools(f"{file}:find")
+        assert run.choose(problem()) == "" and not run.has_environment
+        spec = run.spec_for(problem())
         answers += Session(spec, problem(), 0).act("", [Call("find")]).messages
     assert [answer["content"] for answer in answers] == ["1", "2"]
 

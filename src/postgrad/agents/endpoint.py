@@ -13,7 +13,8 @@ TOKEN is the secret of a session. The policy is sampled as the run's settings sa
 import asyncio
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
@@ -28,7 +29,6 @@ from postgrad.net.server import (
     address_of,
     listen,
     make_server,
-    settle,
     unless_disconnected,
 )
 from postgrad.rollout.engine import Completion
@@ -46,17 +46,17 @@ class WaitingCall:
     """A call that waits for the engine; `future` gets its Completion."""
 
     call: Call
-    loop: asyncio.AbstractEventLoop
-    future: "asyncio.Future[Completion]"
+    future: "Future[Completion]" = field(default_factory=Future)
 
     def answer(self, completion: Completion) -> None:
-        """Give the completion to the handler of the call. Called from another thread."""
-        self.loop.call_soon_threadsafe(settle, self.future, completion, None)
+        """Give the completion to the handler of the call, unless its client has gone."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(completion)
 
     def refuse(self) -> None:
         """End the call because its program or the run has ended."""
-        error = ApiError(503, "the agent's session has ended")
-        self.loop.call_soon_threadsafe(settle, self.future, None, error)
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(ApiError(503, "the agent's session has ended"))
 
 
 @dataclass(eq=False)
@@ -158,10 +158,9 @@ class Endpoint:
 
     async def _sample(self, session: Session, call: Call) -> Completion:
         """Return what the engine samples for a call."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Completion] = loop.create_future()
-        session.on_call(WaitingCall(call, loop, future))
-        return await future
+        waiting = WaitingCall(call)
+        session.on_call(waiting)
+        return await asyncio.wrap_future(waiting.future)
 
 
 def _check(request: GenerationRequest) -> None:

@@ -9,12 +9,16 @@ from typing import Any
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
 from postgrad.environments.calls import CallParser
 from postgrad.environments.host import Host, ThreadHost
-from postgrad.environments.mcp_tools import close_run
 from postgrad.environments.pool import ChildPool
 from postgrad.environments.port import tool_methods
 from postgrad.environments.remote import check_remote, fetch_schema, is_url
-from postgrad.environments.session import SessionSpec, forget_loaded_code, load_environment
-from postgrad.environments.tools import Toolbox, tool_schema
+from postgrad.environments.session import (
+    SessionSpec,
+    close_toolboxes,
+    load_environment,
+    load_toolbox,
+)
+from postgrad.environments.tools import tool_schema
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Problem, named
 from postgrad.user_code import PythonObject, is_path
@@ -32,6 +36,9 @@ class Entry:
     weight: float
 
 
+NO_ENTRY = Entry("", {}, 0.0)  # there are only tools
+
+
 class Environments:
     """The environments and tools of a run.
 
@@ -44,7 +51,7 @@ class Environments:
     """
 
     def __init__(self, environment: EnvironmentConfig, rollout: RolloutConfig) -> None:
-        forget_loaded_code()
+        load_environment.cache_clear()  # the file may have changed since an earlier run
         fetch_schema.cache_clear()  # the server may have been restarted since an earlier run
         self.run = uuid.uuid4().hex  # names the connections to servers, which no two runs share
         self.workers = environment.workers
@@ -64,7 +71,7 @@ class Environments:
             check_remote(entry.path, entry.options)
             entry.options |= {"url": entry.path, "timeout_s": environment.timeout_s}
             entry.path = REMOTE
-        toolbox = Toolbox(rollout.tools, rollout.tool_timeout_s, rollout.tool_chars, self.run)
+        toolbox = load_toolbox(self._make_spec(NO_ENTRY)).with_functions({})
         self.schemas = list(toolbox.schemas)
         for entry in self.entries.values():
             environment_class = load_environment(entry.path)
@@ -79,7 +86,9 @@ class Environments:
 
     def spec_for(self, problem: Problem) -> SessionSpec:
         """Return what the sessions of a problem are made from. Raises ConfigError."""
-        entry = self.entries[self.choose(problem)] if self.entries else Entry("", {}, 0.0)
+        return self._make_spec(self.entries.get(self.choose(problem), NO_ENTRY))
+
+    def _make_spec(self, entry: Entry) -> SessionSpec:
         return SessionSpec(
             environment=entry.path,
             options=entry.options,
@@ -90,12 +99,12 @@ class Environments:
 
     def close(self) -> None:
         """End the connections of this run to servers of tools."""
-        close_run(self.run)
+        close_toolboxes(self.run)
 
     def choose(self, problem: Problem) -> str:
-        """Return the name of a problem's environment."""
-        if len(self.entries) == 1:
-            return next(iter(self.entries))
+        """Return the name of a problem's environment; "" if there are only tools."""
+        if len(self.entries) < 2:
+            return next(iter(self.entries), "")
         name = problem.extra.get(COLUMN)
         if name is not None:
             if name not in self.entries:

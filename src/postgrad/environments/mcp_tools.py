@@ -2,7 +2,7 @@
 
 A server is a command, which is started and spoken to over its pipes, or a URL. Each run has
 connections of its own: with `mcp:` one per process that runs sessions, with `mcp_session:` one per
-trajectory, which is opened by its first call.
+trajectory, which is opened by its first call. The toolbox of a run ends them (tools.py).
 """
 
 import asyncio
@@ -23,11 +23,6 @@ START_S = 60.0  # for a server to start and to list its tools
 CALL_S = 600.0  # a call that its caller no longer waits for ends then
 CLOSE_S = 10.0  # for a server to end
 
-_connections: dict[str, list["McpServer"]] = {}  # open ones, by run
-_shared: dict[tuple[str, str], "McpServer"] = {}  # those of `mcp:`, by run and target
-_lock = threading.Lock()
-_connecting = threading.Lock()
-
 
 class McpTool:
     """One tool of a server; called with its arguments, it returns the result as text."""
@@ -42,11 +37,14 @@ class McpTool:
 
 
 class SessionServer:
-    """A server to which each trajectory has its own connection, opened by the first call."""
+    """A server to which each trajectory has its own connection, opened by the first call.
 
-    def __init__(self, target: str, run: str) -> None:
+    `opened` are the connections of all trajectories.
+    """
+
+    def __init__(self, target: str, opened: "set[McpServer] | None" = None) -> None:
         self.target = target
-        self.run = run
+        self.opened = set() if opened is None else opened
         self._server: McpServer | None = None
         self._lock = threading.Lock()
 
@@ -54,19 +52,30 @@ class SessionServer:
         """Return the text of a tool's result. Raises RuntimeError if the tool failed."""
         with self._lock:
             if self._server is None:
-                self._server = open_connection(self.target, self.run)
+                self._server = McpServer(self.target)
+                self.opened.add(self._server)
         return self._server.call(name, arguments)
 
     def copy(self) -> "SessionServer":
-        """Return the same server without a connection."""
-        return SessionServer(self.target, self.run)
+        """Return the same server without a connection, for another trajectory."""
+        return SessionServer(self.target, self.opened)
 
     def close(self) -> None:
-        """End the connection, if there is one."""
+        """End the trajectory's connection, if there is one."""
         with self._lock:
             if self._server is not None:
-                close_connection(self._server, self.run)
+                self.opened.discard(self._server)
+                self._server.close()
                 self._server = None
+
+    def stop(self) -> None:
+        """Ask the connections of all trajectories to end; join() waits for them."""
+        for server in list(self.opened):
+            server.stop()
+
+    def join(self) -> None:
+        while self.opened:
+            self.opened.pop().join()
 
 
 class McpServer:
@@ -83,7 +92,7 @@ class McpServer:
         self.client: Any = None
         self.is_stopped = False
         self.task = self.loop.create_task(self._serve())
-        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"mcp {target}", daemon=True)
         self.thread.start()
         try:
             self.tools = self.started.result(START_S)
@@ -147,45 +156,8 @@ class McpServer:
                 self.started.set_exception(error)
 
 
-def open_connection(target: str, run: str) -> McpServer:
-    """Return a new connection of a run. Raises ConfigError."""
-    server = McpServer(target)
-    with _lock:
-        _connections.setdefault(run, []).append(server)
-    return server
-
-
-def connect(target: str, run: str) -> McpServer:
-    """Return this process's connection of a run to a server. Raises ConfigError."""
-    with _connecting:  # of two threads the second one waits for the first one's connection
-        server = _shared.get((run, target))
-        if server is None:
-            server = _shared[run, target] = open_connection(target, run)
-        return server
-
-
-def close_connection(server: McpServer, run: str) -> None:
-    """End one connection of a run."""
-    with _lock:
-        if server in _connections.get(run, []):
-            _connections[run].remove(server)
-    server.close()
-
-
-def close_run(run: str) -> None:
-    """End all connections of a run in this process."""
-    with _lock:
-        servers = _connections.pop(run, [])
-        for key in [key for key in _shared if key[0] == run]:
-            del _shared[key]
-    for server in servers:
-        server.stop()
-    for server in servers:
-        server.join()
-
-
-def find_mcp_tools(name: str, run: str) -> list[McpTool]:
-    """Return the tools of `mcp:TARGET` or `mcp_session:TARGET` for a run. Raises ConfigError.
+def find_mcp_tools(name: str) -> list[McpTool]:
+    """Return the tools of `mcp:TARGET` or `mcp_session:TARGET`. Raises ConfigError.
 
     TARGET is a command or a URL.
     """
@@ -196,13 +168,12 @@ def find_mcp_tools(name: str, run: str) -> list[McpTool]:
             f"rollout.tools: {name} needs the package mcp; pip install 'postgrad[mcp]'"
         ) from error
     target = name.removeprefix(SESSION_PREFIX).removeprefix(PREFIX).strip()
+    server = McpServer(target)
+    schemas = _schemas(server, name)
     if not name.startswith(SESSION_PREFIX):
-        server = connect(target, run)
-        return [McpTool(server, schema) for schema in _schemas(server, name)]
-    listing = open_connection(target, run)
-    schemas = _schemas(listing, name)
-    close_connection(listing, run)
-    session = SessionServer(target, run)
+        return [McpTool(server, schema) for schema in schemas]
+    server.close()  # the list of tools needs it no more
+    session = SessionServer(target)
     return [McpTool(session, schema) for schema in schemas]
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -74,15 +75,23 @@ def load_environment(path: str) -> type:
     return found
 
 
-@cache
-def _load_toolbox(tools: tuple[str, ...], timeout_s: float, max_chars: int, run: str) -> Toolbox:
-    return Toolbox(tools, timeout_s, max_chars, run)
+_toolboxes: dict[tuple[Any, ...], Toolbox] = {}  # by their settings and the run
+_loading = threading.Lock()
 
 
-def forget_loaded_code() -> None:
-    """Drop the classes and tools of earlier runs of this process: their files may have changed."""
-    load_environment.cache_clear()
-    _load_toolbox.cache_clear()
+def load_toolbox(spec: SessionSpec) -> Toolbox:
+    """Return the tools of a run in this process: they are loaded, and servers reached, once."""
+    key = (spec.run, tuple(spec.tools), spec.tool_timeout_s, spec.tool_chars)
+    with _loading:  # of two threads the second one waits for the first one's connections
+        if key not in _toolboxes:
+            _toolboxes[key] = Toolbox(spec.tools, spec.tool_timeout_s, spec.tool_chars)
+        return _toolboxes[key]
+
+
+def close_toolboxes(run: str) -> None:
+    """End what the tools of a run hold in this process."""
+    for key in [key for key in _toolboxes if key[0] == run]:
+        _toolboxes.pop(key).close()
 
 
 class Session:
@@ -97,8 +106,7 @@ class Session:
         self.problem = problem
         self.seed = seed
         self.environment: Any = None
-        toolbox = _load_toolbox(tuple(spec.tools), spec.tool_timeout_s, spec.tool_chars, spec.run)
-        self.toolbox = toolbox.for_session()
+        self.toolbox = load_toolbox(spec).for_session()
         self.tool_state: dict[str, Any] = {}
 
     def run(self, operation: Operation) -> str | Observation | Outcome:

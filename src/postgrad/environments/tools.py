@@ -20,7 +20,13 @@ from functools import cached_property
 from typing import Any
 
 from postgrad.environments.calls import Call
-from postgrad.environments.mcp_tools import PREFIXES, McpTool, SessionServer, find_mcp_tools
+from postgrad.environments.mcp_tools import (
+    PREFIXES,
+    McpServer,
+    McpTool,
+    SessionServer,
+    find_mcp_tools,
+)
 from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Problem
 from postgrad.verifiers.loading import load_function
@@ -53,7 +59,6 @@ class Toolbox:
             `mcp_session:` for a connection per trajectory.
         timeout_s: time limit per call.
         max_chars: longest answer; the middle of a longer one is cut out.
-        run: names the run that connections to servers belong to.
 
     Raises:
         ConfigError: a tool does not exist or cannot be described.
@@ -64,7 +69,6 @@ class Toolbox:
         names: Sequence[str],
         timeout_s: float = 10.0,
         max_chars: int = 1024,
-        run: str = "",
     ) -> None:
         self.timeout_s = timeout_s
         self.max_chars = max_chars
@@ -73,7 +77,7 @@ class Toolbox:
         self._slots = threading.BoundedSemaphore(NUM_THREADS)
         for name in names:
             is_server = name.startswith(PREFIXES)
-            found = find_mcp_tools(name, run) if is_server else [find_tool(name)]
+            found = find_mcp_tools(name) if is_server else [find_tool(name)]
             for function in found:
                 self.add(function, name)
 
@@ -98,26 +102,39 @@ class Toolbox:
             for name, function in self.functions.items()
         ]
 
+    @property
+    def servers(self) -> list[McpServer | SessionServer]:
+        """The servers of its tools."""
+        tools = [one for one in self.functions.values() if isinstance(one, McpTool)]
+        return list({id(tool.server): tool.server for tool in tools}.values())
+
+    def close(self) -> None:
+        """End all connections to servers."""
+        for server in self.servers:
+            server.stop()
+        for server in self.servers:
+            server.join()
+
     def for_session(self) -> "Toolbox":
         """Return the toolbox of one trajectory, with its own connections of `mcp_session:`."""
-        servers: dict[int, SessionServer] = {}
+        servers = {id(one): one.copy() for one in self.servers if isinstance(one, SessionServer)}
         functions: dict[str, Callable[..., Any]] = {}
         for name, function in self.functions.items():
-            if isinstance(function, McpTool) and isinstance(function.server, SessionServer):
-                server = servers.setdefault(id(function.server), function.server.copy())
-                functions[name] = McpTool(server, function.schema)
+            if isinstance(function, McpTool) and id(function.server) in servers:
+                functions[name] = McpTool(servers[id(function.server)], function.schema)
         return self.with_functions(functions) if functions else self
 
     def close_session(self) -> None:
         """End the connections of a toolbox that for_session() returned."""
-        for function in self.functions.values():
-            if isinstance(function, McpTool) and isinstance(function.server, SessionServer):
-                function.server.close()
+        for server in self.servers:
+            if isinstance(server, SessionServer):
+                server.close()
 
     def with_functions(self, functions: Mapping[str, Callable[..., Any]]) -> "Toolbox":
         """Return a toolbox that also has these functions, with the same limits."""
         toolbox = copy.copy(self)
         toolbox.functions = {**self.functions, **functions}
+        toolbox.paths = dict(self.paths)
         return toolbox
 
     def answer_turn(

@@ -5,18 +5,19 @@ graphs, after their next few tokens.
 """
 
 import asyncio
+import contextlib
 import math
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from postgrad.net.bodies import HttpError
-from postgrad.net.server import settle
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.live import LiveLoop, open_live_loop
 from postgrad.rollout.native.sampling import TopTokens
@@ -64,8 +65,11 @@ class _Task(NamedTuple):
     """A function to run in the worker's thread, and the future that gets its result."""
 
     function: Callable[[], Any]
-    loop: asyncio.AbstractEventLoop
-    future: "asyncio.Future[Any]"
+    future: "Future[Any]"
+
+    def refuse(self, error: HttpError) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(error)
 
 
 class DecodeWorker:
@@ -150,7 +154,7 @@ class DecodeWorker:
         for pending in requests:
             pending.updates.put_nowait(error)
         for task in tasks:
-            settle(task.future, None, error)
+            task.refuse(error)
 
     async def run_when_idle(self, function: Callable[[], Any]) -> Any:
         """Run a function in the worker's thread when no row is decoding; returns its result.
@@ -158,14 +162,13 @@ class DecodeWorker:
         Requests that have not begun wait until it is done. Raises HttpError when the server is
         shutting down.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        task = _Task(function, Future())
         with self._changed:
             if self._ended or self.stopping():
                 raise HttpError(503, "the server is shutting down")
-            self._tasks.append(_Task(function, loop, future))
+            self._tasks.append(task)
             self._changed.notify()
-        return await future
+        return await asyncio.wrap_future(task.future)
 
     def end(self, wait_s: float = 10.0) -> bool:
         """Stop the thread after its current step; returns whether it has stopped."""
@@ -291,6 +294,7 @@ class DecodeWorker:
     def _run_task(self) -> None:
         with self._changed:
             task = self._tasks.pop(0)
+        is_wanted = task.future.set_running_or_notify_cancel()  # the client may have gone
         result: Any = None
         error: Exception | None = None
         try:
@@ -299,7 +303,12 @@ class DecodeWorker:
         except Exception as raised:
             error = raised
         self._close_loop()  # it may hold values computed from the old weights
-        _call_in_loop(task.loop, settle, task.future, result, error)
+        if not is_wanted:
+            return
+        if error is None:
+            task.future.set_result(result)
+        else:
+            task.future.set_exception(error)
 
     def _report(self, row: Sequence, num_new: int, finish: str) -> None:
         """Called by the decode loop for the new tokens of a row."""
@@ -345,7 +354,7 @@ class DecodeWorker:
             for pending in cancelled:
                 self._count_ended(pending, pending.rows_left)
             for task in tasks:
-                _call_in_loop(task.loop, settle, task.future, None, error)
+                task.refuse(error)
         else:
             failed = _requests_of(decode_loop.waiting_jobs | decode_loop.decoding_jobs)
             self._close_loop()
@@ -357,20 +366,12 @@ class DecodeWorker:
         """Pass all updates of a step to the event loop in one call."""
         if self._unsent:
             updates, self._unsent = self._unsent, []
-            _call_in_loop(updates[0][0].loop, _put_updates, updates)
+            with contextlib.suppress(RuntimeError):  # the loop has ended, so nothing waits
+                updates[0][0].loop.call_soon_threadsafe(_put_updates, updates)
 
 
 def _requests_of(jobs: set[Job]) -> set[PendingRequest]:
     return {job.owner[0] for job in jobs}
-
-
-def _call_in_loop(
-    loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any
-) -> None:
-    try:
-        loop.call_soon_threadsafe(function, *arguments)
-    except RuntimeError:  # the loop has ended, so nothing waits for the call
-        return
 
 
 def _put_updates(updates: list[tuple[PendingRequest, RowUpdate | HttpError]]) -> None:
