@@ -288,7 +288,7 @@ def test_a_prompt_of_too_many_characters_is_refused_before_it_is_encoded(
     server, monkeypatch, path, body, param
 ):
     encoded = []
-    monkeypatch.setattr(Encoder, "encode", lambda self, problem: encoded.append(problem) or [1])
+    monkeypatch.setattr(Encoder, "prompt", lambda self, problem: encoded.append(problem) or [1])
     monkeypatch.setattr(Encoder, "text", lambda self, problem: encoded.append(problem) or "")
     answer = post(server, {"model": "tiny"} | body, f"/v1/{path}")
     assert_refused(answer, 400, "characters exceeds the context of 512 tokens", param)
