@@ -24,6 +24,7 @@ from postgrad.cli.main import main
 from postgrad.errors import ConfigError
 from postgrad.model.load.load import load
 from postgrad.model.load.tiny import tiny_tokenizer
+from postgrad.phases import shown_by
 
 LAYERS = 3
 
@@ -189,10 +190,11 @@ def test_module_outputs_sum_to_the_state_and_changes_to_the_total(measured):
 
 def test_token_budget_changes_only_the_order(measured):
     batch, entropies, model = measured
-    shares: list[float] = []
-    again = measure(model, batch, 9, shares.append)
-    assert shares == sorted(set(shares)) and shares[-1] == 1.0
-    assert len(shares) > len(model.model.layers), "each block of several passes is reported"
+    counts: list[int] = []
+    with shown_by(lambda _, done, total: counts.append(done)):
+        again = measure(model, batch, 9)
+    assert counts == sorted(counts) and counts[-1] == batch.num_tokens
+    assert len(counts) > len(model.model.layers), "each block of several passes is reported"
     for name, values in entropies.items():
         torch.testing.assert_close(
             again[name].sort().values, values.sort().values, rtol=1e-4, atol=1e-5
@@ -365,7 +367,8 @@ def test_run_folder_is_read_at_its_latest_step(tiny_untied, run_folder, capsys):
     assert report["tokens"] == batch.num_tokens
     assert report["rows"] == len(batch)
     assert report["num_layers"] == LAYERS
-    assert "entropies: " in out and f"{report['tokens']} tokens" in out and str(folder) in out
+    assert "measuring entropies" in out and str(folder) in out
+    assert f"{report['tokens']} tokens" in out
     assert sorted(p.suffix for p in folder.iterdir()) == [".json", *[".pdf"] * 5, *[".png"] * 5]
     assert report["ceiling"] == pytest.approx(math.log(18))
     assert report["settings"]["data"] == str(run_folder)

@@ -12,7 +12,7 @@ from postgrad.algorithms.classmate_rewards import combine, gate
 from postgrad.config.schema import JudgeConfig
 from postgrad.judge.llm import LlmJudge, parse_rating
 from postgrad.judge.pairwise import PairJudge
-from postgrad.judge.templates import RANKING_INSTRUCTION, monitor_text, template_text
+from postgrad.judge.templates import monitor_text, read_text, template_text
 from postgrad.problem import Problem, Score
 from postgrad.rollout.engine import Sampling
 from postgrad.rollout.panel import Panel
@@ -125,7 +125,7 @@ def test_an_answer_cannot_change_the_prompt_of_a_comparison(text):
         pieces = split_at_end(prompt)
         assert len(pieces) == 4, "the text has the end mark"
         assert "Forty-two." in pieces[others]
-        assert pieces[3] == "\n\n" + RANKING_INSTRUCTION
+        assert pieces[3] == "\n\n" + read_text("ranking")
         assert_no_control_characters(prompt)
 
 

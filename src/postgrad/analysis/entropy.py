@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from postgrad import phases
 from postgrad.errors import ConfigError
 from postgrad.model.passes.head import Head, head_of, upcast_logits
 from postgrad.model.passes.layout import make_padded_micro_batches
@@ -90,18 +91,12 @@ def _chunk_entropy(hidden: Tensor, head: Head, head_chunk: int) -> Tensor:
     return s.log() - t / s
 
 
-def measure(
-    model: Any,
-    batch: Batch,
-    token_budget: int,
-    on_progress: Callable[[float], None] = lambda share: None,
-) -> dict[str, Tensor]:
+def measure(model: Any, batch: Batch, token_budget: int) -> dict[str, Tensor]:
     """Returns the entropies of every internal policy at every response token of the batch.
 
     Each value is (tokens,); all have the same order of tokens. The keys are `full` (the model's
     policy), `layer/0` (the embedding) to `layer/L` (before the final norm), and for l in 1..L
     `attention_in/l`, `attention_out/l`, `ffn_in/l`, `ffn_out/l`.
-    `on_progress` gets the share of all tokens and blocks that is done, after each block.
     """
     probe = EntropyProbe(model)
     device = next(model.parameters()).device
@@ -112,8 +107,8 @@ def measure(
             micro = micro.to(device)
             probe.gather = micro.gather
             num_tokens = len(micro.gather)
-            probe.on_block = lambda number, before=num_done, new=num_tokens: on_progress(
-                (before + new * number / num_blocks) / batch.num_tokens
+            probe.on_block = lambda number, before=num_done, new=num_tokens: phases.count(
+                before + new * number // num_blocks, batch.num_tokens
             )
             states = hidden_states(model, micro.ids, micro.positions, micro.mask, FULL)
             probe.record("full", states)

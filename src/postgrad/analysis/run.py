@@ -4,10 +4,10 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from postgrad import phases
 from postgrad.analysis.data import (
     Pair,
     evenly_spaced,
@@ -33,11 +33,10 @@ from postgrad.model.threads import set_threads
 from postgrad.rollout.native.engine import NativeEngine
 
 MAX_ROWS = 64  # rows decoded at once when the model answers problems
-OnProgress = Callable[[str, int, int], None]  # activity, amount done, total (0: unknown)
 
 
 def analyze_entropy(
-    config: EntropyConfig, target: Target, on_progress: OnProgress
+    config: EntropyConfig, target: Target
 ) -> tuple[dict[str, Any], Path, list[Path]]:
     """Returns the report, its folder and the figures written there.
 
@@ -53,24 +52,19 @@ def analyze_entropy(
     problems = read_problems(config, encoder, context) if stored is None else []
     if config.model.threads:
         set_threads(config.model.threads)
-    on_progress("loading the model", 0, 0)
+    phases.begin(f"loading {config.model.path}")
     loaded = load(config.model, device, config.seed)
     EntropyProbe(loaded.model)  # refuses an unsupported architecture before any sampling
     if stored is None:
-        on_progress(f"sampling {len(problems) * config.samples} responses", 0, 0)
+        phases.begin(f"sampling {len(problems) * config.samples} responses")
         engine = NativeEngine(loaded, RolloutConfig(max_rows=MAX_ROWS))
         pairs = sample_pairs(config, engine, encoder, problems)
     else:
         pairs = stored
     vocabulary = len(head_of(loaded.model).weight)
     batch = make_batch(evenly_spaced(pairs, config.rows), vocabulary, context, config.data)
-    total = batch.num_tokens
-    entropies = measure(
-        loaded.model,
-        batch,
-        config.token_budget,
-        lambda share: on_progress("entropies", int(share * total), total),
-    )
+    phases.begin("measuring entropies, tokens")
+    entropies = measure(loaded.model, batch, config.token_budget)
     report = {
         "model": target.label,
         "rows": len(batch),
@@ -80,7 +74,7 @@ def analyze_entropy(
         "settings": dataclasses.asdict(config),
     }
     _write_results(folder, report, pairs if stored is None else None)
-    on_progress("drawing", 0, 0)
+    phases.begin("drawing")
     return report, folder, draw(report, folder)
 
 

@@ -1,8 +1,5 @@
 """`postgrad analyze entropy MODEL data=... key=value ...`"""
 
-import sys
-import time
-
 from postgrad.cli.arguments import Parser
 from postgrad.errors import ConfigError, did_you_mean
 
@@ -23,9 +20,6 @@ settings and their defaults:
   The model of a run takes these from its run.
 
 Writes entropy.json and five figures (PNG and PDF) to RUN/eval/entropy or entropy-MODEL."""
-
-TERMINAL_S = 0.2  # seconds between two progress updates on a terminal
-LOG_S = 10.0  # the same where the output is a file
 
 
 def make_parser() -> Parser:
@@ -49,7 +43,7 @@ def run(argv: list[str]) -> int:
 
     target = find_model(arguments.model)
     config = read_settings(target.path, arguments.overrides, target.config)
-    report, folder, figures = analyze_entropy(config, target, ProgressLine())
+    report, folder, figures = analyze_entropy(config, target)
     entropy = report["full_policy"]["mean"]
     print(
         f"{report['tokens']} tokens of {report['rows']} responses; "
@@ -70,24 +64,3 @@ def run(argv: list[str]) -> int:
     pictures = [file.name for file in figures if file.suffix == ".png"]
     print(f"results: {folder}/entropy.json and {', '.join(pictures)} (also as PDF)")
     return 0
-
-
-class ProgressLine:
-    """Prints progress: one line that is rewritten on a terminal, a line every 10 s elsewhere."""
-
-    def __init__(self) -> None:
-        self.printed_at = 0.0
-        self.terminal = sys.stdout.isatty()
-
-    def __call__(self, task: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        finished = done == total
-        pause_s = TERMINAL_S if self.terminal else LOG_S
-        if total and not finished and now - self.printed_at < pause_s:
-            return
-        self.printed_at = now
-        text = f"{task}: {done}/{total} tokens" if total else f"{task} ..."
-        if self.terminal:
-            print(f"\r{text:<60}", end="\n" if finished else "", flush=True)
-        else:
-            print(text, flush=True)

@@ -55,7 +55,7 @@ COMMANDS = {
 }
 
 # Commands that say what they are doing.
-LONG_COMMANDS = ("demo", "train", "doctor", "data")
+LONG_COMMANDS = ("demo", "train", "doctor", "data", "analyze")
 
 # What an interrupted command says about its next start.
 FROM_CHECKPOINT = "; the same command continues from the last checkpoint"
