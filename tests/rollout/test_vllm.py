@@ -151,7 +151,7 @@ def test_a_real_model_in_bfloat16_agrees_with_the_trainer():
     found = check_engine_gap(
         config, Ports(host.policy, host.engine, None, prompts), load_problems(config.data.train)
     )
-    assert found is not None and found.bound == 0.1 and 0.0 < found.mean < 0.05
+    assert 0.0 < found["engine/start_gap_mean"] < 0.05
 
 
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="no peft")

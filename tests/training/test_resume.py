@@ -30,6 +30,7 @@ from tiny_runs import (
 )
 
 from postgrad.cli.main import main
+from postgrad.errors import ConfigError
 from postgrad.training.driver import Driver, train
 from postgrad.training.log import RunLog
 from postgrad.training.report import Reporter
@@ -333,32 +334,26 @@ class CtrlCAtStep(Reporter):
 
 
 def train_here(tiny, verifier, runs, reporter, *overrides):
-    return train(
-        config_of(
-            "grpo",
-            tiny,
-            *SMALL,
-            f"reward.verifier={verifier}:odd",
-            f"runs={runs}",
-            "training.steps=4",
-            *overrides,
-        ),
-        reporter,
-    )
+    own = (f"reward.verifier={verifier}:odd", f"runs={runs}", "training.steps=4", *overrides)
+    return train(config_of("grpo", tiny, *SMALL, *own), reporter)
+
+
+@pytest.fixture(scope="module")
+def complete(tiny, verifier, tmp_path_factory) -> list[dict]:
+    """The metrics of four steps without an interruption."""
+    runs = tmp_path_factory.mktemp("complete")
+    return metrics_without_timing(train_here(tiny, verifier, runs, Reporter()).folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3, 4])
-def test_ctrl_c_in_any_step_changes_no_metric(tiny, verifier, tmp_path, step):
+def test_ctrl_c_in_any_step_changes_no_metric(tiny, verifier, tmp_path, step, complete):
     """Step 3 is validated and step 4 is the last: each validation is written once."""
-    train_here(tiny, verifier, tmp_path / "complete", Reporter())
-    first = train_here(tiny, verifier, tmp_path / "cut", CtrlCAtStep(step))
+    first = train_here(tiny, verifier, tmp_path, CtrlCAtStep(step))
     assert first.interrupted and first.step == step
-    second = train_here(tiny, verifier, tmp_path / "cut", Reporter())
+    second = train_here(tiny, verifier, tmp_path, Reporter())
     assert not second.interrupted and second.step == 4
-    assert metrics_without_timing(tmp_path / "cut" / "test") == metrics_without_timing(
-        tmp_path / "complete" / "test"
-    )
+    assert metrics_without_timing(tmp_path / "test") == complete
 
 
 @pytest.mark.slow
@@ -423,20 +418,8 @@ def test_run_that_reached_stop_at_stays_finished(tiny, verifier, tmp_path):
 
 @pytest.mark.slow
 def test_resume_with_other_data_is_refused(tiny, verifier, tmp_path):
-    from postgrad.errors import ConfigError
-
     data = tmp_path / "data.jsonl"
-    rows = [
-        json.dumps(
-            {
-                "prompt": [{"role": "user", "content": f"{i}+1="}],
-                "data_source": "x",
-                "reward_model": {"ground_truth": "1"},
-            }
-        )
-        + "\n"
-        for i in range(9)
-    ]
+    rows = [json.dumps({"prompt": f"{i}+1=", "ground_truth": "1"}) + "\n" for i in range(9)]
     data.write_text("".join(rows))
     overrides = (f"data.train={data}", "training.checkpoint_every=1")
     train_here(tiny, verifier, tmp_path, CtrlCAtStep(2), *overrides)
@@ -446,54 +429,40 @@ def test_resume_with_other_data_is_refused(tiny, verifier, tmp_path):
 
 
 @pytest.mark.slow
-def test_metrics_cut_short_by_a_kill_are_repaired(tiny, verifier, tmp_path):
-    train_here(tiny, verifier, tmp_path / "complete", Reporter())
-    train_here(tiny, verifier, tmp_path / "cut", CtrlCAtStep(2))
-    file = tmp_path / "cut" / "test" / "metrics.jsonl"
-    with file.open("a") as stream:  # lines after the checkpoint, then a kill
+def test_files_of_a_killed_run_are_repaired(tiny, verifier, tmp_path, complete):
+    """What was written after the checkpoint goes; files of other names stay."""
+    folder = train_here(tiny, verifier, tmp_path, CtrlCAtStep(2)).folder
+    with (folder / "metrics.jsonl").open("a") as stream:  # lines after the checkpoint, then a kill
         stream.write('{"step": 3, "time": 1.0, "reward/mean": 0.5}\n{"step": 4, "ti')
-    (tmp_path / "cut" / "test" / "rollouts" / "step-000003.parquet").write_bytes(
-        b"of a step that was never saved"
-    )
-    evaluations = tmp_path / "cut" / "test" / "eval"
+    rollouts = folder / "rollouts"
+    for name in ("step-000003.parquet", ".step-000009.parquet.partial", "step-mine.parquet"):
+        (rollouts / name).write_bytes(b"of a step that was never saved")
     for name in ("validation-000009", "validation-mine"):
-        (evaluations / name).mkdir()
-        (evaluations / name / "summary.json").touch()
-    train_here(tiny, verifier, tmp_path / "cut", Reporter())
-    assert not (evaluations / "validation-000009").exists(), "of a step that was never saved"
-    assert (evaluations / "validation-mine").exists()
-    assert metrics_without_timing(tmp_path / "cut" / "test") == metrics_without_timing(
-        tmp_path / "complete" / "test"
-    )
-    assert (
-        pq.read_table(tmp_path / "cut" / "test" / "rollouts" / "step-000003.parquet").num_rows == 16
-    )
+        (folder / "eval" / name).mkdir()
+        (folder / "eval" / name / "summary.json").touch()
+    train_here(tiny, verifier, tmp_path, Reporter())
+    assert not (folder / "eval" / "validation-000009").exists(), "of a step that was never saved"
+    assert (folder / "eval" / "validation-mine").exists()
+    assert metrics_without_timing(folder) == complete
+    names = [*(f"step-{number:06d}.parquet" for number in range(1, 5)), "step-mine.parquet"]
+    assert sorted(path.name for path in rollouts.iterdir()) == names
+    assert pq.read_table(rollouts / "step-000003.parquet").num_rows == 16
 
 
 @pytest.mark.slow
-def test_damaged_line_of_metrics_loses_no_other_line(tiny, verifier, tmp_path):
+def test_damaged_line_of_metrics_loses_no_other_line(tiny, verifier, tmp_path, complete):
     notes = []
     reporter = Reporter()
     reporter.note = notes.append
-    train_here(tiny, verifier, tmp_path / "complete", Reporter())
-    train_here(tiny, verifier, tmp_path / "cut", CtrlCAtStep(3))
-    file = tmp_path / "cut" / "test" / "metrics.jsonl"
+    folder = train_here(tiny, verifier, tmp_path, CtrlCAtStep(3)).folder
+    file = folder / "metrics.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
     at = next(i for i, line in enumerate(lines) if json.loads(line)["step"] == 2)
     lines[at] = b"\xff" + lines[at][:20] + b"\n"
     file.write_bytes(b"".join(lines))
-    (tmp_path / "cut" / "test" / "rollouts" / ".step-000009.parquet.partial").write_bytes(b"half")
-    (tmp_path / "cut" / "test" / "rollouts" / "step-mine.parquet").write_bytes(b"not ours")
-    train_here(tiny, verifier, tmp_path / "cut", reporter)
-    complete = [
-        line for line in metrics_without_timing(tmp_path / "complete" / "test") if line["step"] != 2
-    ]
-    assert metrics_without_timing(tmp_path / "cut" / "test") == complete
+    train_here(tiny, verifier, tmp_path, reporter)
+    assert metrics_without_timing(folder) == [line for line in complete if line["step"] != 2]
     assert any("metrics.jsonl" in note and "step 2" in note for note in notes)
-    assert {p.name for p in (tmp_path / "cut" / "test" / "rollouts").iterdir()} == {
-        *(f"step-{n:06d}.parquet" for n in range(1, 5)),
-        "step-mine.parquet",
-    }
 
 
 @pytest.mark.slow
@@ -504,14 +473,9 @@ def test_removed_checkpoint_is_written_again(tiny, verifier, tmp_path):
     shutil.rmtree(tmp_path / "cut" / "test" / "checkpoints" / "step-3")
     (tmp_path / "cut" / "test" / "checkpoints" / ".step-3.partial").mkdir()
     train_here(tiny, verifier, tmp_path / "cut", Reporter(), *overrides)
-    assert metrics_without_timing(tmp_path / "cut" / "test") == metrics_without_timing(
-        tmp_path / "complete" / "test"
-    )
-    assert (
-        checkpoint_names(tmp_path / "cut" / "test")
-        == checkpoint_names(tmp_path / "complete" / "test")
-        == {"latest", "step-3", "step-4"}
-    )
+    runs = (tmp_path / "cut" / "test", tmp_path / "complete" / "test")
+    assert metrics_without_timing(runs[0]) == metrics_without_timing(runs[1])
+    assert checkpoint_names(runs[0]) == checkpoint_names(runs[1]) == {"latest", "step-3", "step-4"}
     final = "test/checkpoints/step-4/policy/model.safetensors"
     assert (tmp_path / "cut" / final).read_bytes() == (tmp_path / "complete" / final).read_bytes()
 

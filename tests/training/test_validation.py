@@ -28,14 +28,8 @@ def line(step: int, **values: float) -> dict[str, float]:
 
 
 def test_highest_accuracy_is_best_and_the_first_of_equals():
-    best = best_of(
-        [
-            line(0, accuracy=0.9),
-            line(3, accuracy=0.2),
-            {"step": 3, "reward/mean": 1.0},
-            line(6, accuracy=0.5),
-        ]
-    )
+    lines = [line(0, accuracy=0.9), line(3, accuracy=0.2), line(6, accuracy=0.5)]
+    best = best_of([*lines[:2], {"step": 3, "reward/mean": 1.0}, lines[2]])
     assert (best.step, best.value) == (6, 0.5), "step 0 has no checkpoint"
     best.update(9, line(9, accuracy=0.5))
     assert best.step == 6
@@ -48,27 +42,12 @@ def test_lowest_loss_is_best_without_accuracy():
 
 
 def test_best_by_one_of_several_sets_or_by_their_mean():
+    names = ("a/accuracy", "b/accuracy", "accuracy")
+    values = ((0.1, 0.9, 0.5), (0.2, 0.2, 0.2))
     lines = [
-        {
-            "step": 1,
-            "validation/a/accuracy": 0.1,
-            "validation/b/accuracy": 0.9,
-            "validation/accuracy": 0.5,
-        }
+        line(step, **dict(zip(names, some, strict=True))) for step, some in enumerate(values, 1)
     ]
-    lines += [
-        {
-            "step": 2,
-            "validation/a/accuracy": 0.2,
-            "validation/b/accuracy": 0.2,
-            "validation/accuracy": 0.2,
-        }
-    ]
-    assert (
-        best_of(lines, "a", 2).step == 2
-        and best_of(lines, "b", 2).step == 1
-        and best_of(lines, "mean", 2).step == 1
-    )
+    assert [best_of(lines, name, 2).step for name in ("a", "b", "mean")] == [2, 1, 1]
     assert best_of(lines, "", 2).step is None
 
 
@@ -84,31 +63,23 @@ def test_metrics_of_several_sets_have_their_names_and_the_mean():
             "validation/loss": 1.0,
         }
     )
-    assert validate_sets(method, {"a": [1, 2]}) == {
-        "validation/accuracy": 0.2,
-        "validation/loss": 1.0,
-    }  # type: ignore[arg-type]
+    one = validate_sets(method, {"a": [1, 2]})  # type: ignore[arg-type]
+    assert one == {"validation/accuracy": 0.2, "validation/loss": 1.0}
     both = validate_sets(method, {"a": [1, 2], "b": [1] * 6})  # type: ignore[arg-type]
     assert both == {
-        **{"validation/accuracy": pytest.approx(0.4), "validation/loss": 1.0},
-        **{
-            "validation/a/accuracy": 0.2,
-            "validation/a/loss": 1.0,
-            "validation/b/accuracy": 0.6,
-            "validation/b/loss": 1.0,
-        },
+        "validation/accuracy": pytest.approx(0.4),
+        "validation/loss": 1.0,
+        "validation/a/accuracy": 0.2,
+        "validation/a/loss": 1.0,
+        "validation/b/accuracy": 0.6,
+        "validation/b/loss": 1.0,
     }
 
 
-@pytest.mark.slow
 def test_sets_are_cut_to_validation_problems(tiny):
-    config = config_of(
-        "grpo",
-        tiny,
-        f"data.validation='one={HELD_OUT},arithmetic:2'",
-        "training.validation_problems=3",
-    )
-    assert {name: len(problems) for name, problems in load_sets(config).items()} == {
+    sets = f"data.validation='one={HELD_OUT},arithmetic:2'"
+    found = load_sets(config_of("grpo", tiny, sets, "training.validation_problems=3"))
+    assert {name: len(problems) for name, problems in found.items()} == {
         "one": 3,
         "arithmetic-2": 3,
     }
@@ -117,15 +88,10 @@ def test_sets_are_cut_to_validation_problems(tiny):
 @pytest.fixture
 def files(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    row = {
-        "data_source": "arithmetic/digits",
-        "prompt": [{"role": "user", "content": "1+1="}],
-        "reward_model": {"ground_truth": "20"},
-    }
+    row = {"data_source": "arithmetic/digits", "prompt": "1+1=", "ground_truth": "20"}
     for name, split in (("quiz", "test"), ("held", "validation")):
-        (tmp_path / f"{name}.jsonl").write_text(
-            json.dumps(row | {"extra_info": {"split": split}}) + "\n"
-        )
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text(json.dumps(row | {"extra_info": {"split": split}}) + "\n")
     (tmp_path / "my_test.jsonl").write_text(json.dumps(row) + "\n")
     return tmp_path
 

@@ -140,7 +140,7 @@ def run(argv: list[str], ends_process: bool = False) -> int:
         return 1
     except BaseException as error:
         if not _is_interrupt(error):
-            raise
+            return _report_user_error(error)
         if ends_process:
             _ignore_signals()
         print(f"postgrad: stopped{HOW_TO_CONTINUE.get(argv[0], '')}", file=sys.stderr)
@@ -185,13 +185,24 @@ def _is_interrupt(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _print_error(error: Exception) -> None:
+def _report_user_error(error: BaseException) -> int:
+    """Print an error of the user's own Python code as one line; raise any other error."""
+    from postgrad.user_code import user_error
+
+    text = user_error(error) if isinstance(error, Exception) else ""
+    if not text:
+        raise error
+    _print_error(error, text)
+    return 1
+
+
+def _print_error(error: BaseException, text: str = "") -> None:
     """Prints an error as one line; at log level debug, with its traceback before it."""
     if os.environ.get(VARIABLE) == DEBUG:
         import traceback
 
         traceback.print_exception(error)
-    print(f"postgrad: {error}", file=sys.stderr)
+    print(f"postgrad: {text or error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods.ports import LIVE
 from postgrad.rollout.served_path import is_served
+from postgrad.user_code import user_error
 
 START_S = 300.0  # time limit of a worker's start, which imports torch and loads the model
 
@@ -84,8 +85,8 @@ def call_port(ports: Ports, port: str, method: str, arguments: list[Any]) -> tup
 def attempt(work: Callable[[], Any]) -> tuple[str, Any]:
     """Return ("ok", result), ("config", message) for a ConfigError, else ("error", message).
 
-    The status is LOST_PEER if the connection to another rank failed. An unexpected exception is
-    also printed to stderr with its traceback.
+    The status is LOST_PEER if the connection to another rank failed. The message of an error in the
+    user's own code has the file and the line; an unexpected one is also printed with its traceback.
     """
     try:
         return "ok", work()
@@ -96,6 +97,8 @@ def attempt(work: Callable[[], Any]) -> tuple[str, Any]:
     except (OSError, SafetensorError) as error:  # a full disk or a damaged file: no traceback
         return "error", f"{type(error).__name__}: {error}"
     except Exception as error:
+        if text := user_error(error):
+            return "error", text
         traceback.print_exc()
         if _is_lost_peer(error):
             return LOST_PEER, _GLOO_PLACE.sub("", str(error)).split(". ")[0]

@@ -163,7 +163,7 @@ class Progress:
 
     def restore(self) -> int:
         """Load the latest checkpoint; return its step, or 0 if there is none."""
-        found = find_resumable(self.folder, self.reporter.note)
+        found = latest(self.folder, self.reporter.note)
         if found is None:
             return 0
         state = load(found, self.method.saved_models())
@@ -213,44 +213,42 @@ class Progress:
         self.config.optimizer.lr = self.changed_lr = float(lr)
 
 
-def latest(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint of a run folder, or None."""
-    return _read_pointer(folder, "latest")
+def latest(folder: Path, note: Callable[[str], object] = str) -> Path | None:
+    """Return the checkpoint that a run continues from, or None for a new run.
+
+    That is the one that `latest` names. If somebody removed it, it is the newest complete one, with
+    a note. Raises RunError if there is none left.
+    """
+    pointer = folder / "checkpoints" / "latest"
+    if not pointer.is_file():
+        return None
+    name = pointer.read_text(errors="replace").strip()[:100] or "nothing"
+    if _is_complete(pointer.parent / name):
+        return pointer.parent / name
+    steps = saved_steps(folder)
+    if not steps:
+        raise RunError(
+            f"{pointer} names {name}, which does not exist, and there is no other checkpoint; "
+            f"remove {pointer.parent} to start again"
+        )
+    newest = _checkpoint_folder(folder, steps[-1])
+    note(f"{pointer} names {name}, which does not exist; continuing from {newest.name}")
+    return newest
 
 
 def best(folder: Path) -> Path | None:
-    """Return the checkpoint that training.keep_best keeps, or None."""
-    return _read_pointer(folder, "best")
+    """Return the checkpoint that training.keep_best keeps; None if there is none."""
+    pointer = folder / "checkpoints" / "best"
+    if not pointer.is_file():
+        return None
+    found = pointer.parent / pointer.read_text(errors="replace").strip()[:100]
+    return found if _is_complete(found) else None
 
 
 def saved_steps(folder: Path) -> list[int]:
     """Return the steps of the run's complete checkpoints, lowest first."""
     paths = _checkpoints_by_step(folder / "checkpoints")
     return [_step_of(path) for path in paths if _is_complete(path)]
-
-
-def find_resumable(folder: Path, note: Callable[[str], None]) -> Path | None:
-    """Return the checkpoint that a run continues from, or None for a new run.
-
-    This is the latest one. If somebody removed it, it is the newest complete one, with a note.
-    Raises RunError if `latest` names a missing checkpoint and there is no other.
-    """
-    root = folder / "checkpoints"
-    pointer = root / "latest"
-    if not pointer.is_file():
-        return None
-    name = _read_name(pointer)
-    complete = [path for path in _checkpoints_by_step(root) if _is_complete(path)]
-    if root / name in complete:
-        return root / name
-    if not complete:
-        raise RunError(
-            f"{pointer} names {name}, which does not exist, and there is no other checkpoint; "
-            f"remove {root} to start again"
-        )
-    newest = complete[-1]
-    note(f"{pointer} names {name}, which does not exist; continuing from {newest.name}")
-    return newest
 
 
 def load(checkpoint: Path, models: Sequence[Savable]) -> State:
@@ -260,14 +258,12 @@ def load(checkpoint: Path, models: Sequence[Savable]) -> State:
             model.load(str(checkpoint.resolve()))
         state = json.loads((checkpoint / "state.json").read_text())
         pending = checkpoint / "pending.bin"
-        # A checkpoint of an older version does not say whether it has rollouts.
-        has_pending = state["num_pending"] if "num_pending" in state else pending.is_file()
         return State(
             step=state["step"],
             cursor=state["cursor"],
             flat_steps=state["flat_steps"],
             method=decode((checkpoint / "method.bin").read_bytes()),
-            pending=decode(pending.read_bytes()) if has_pending else [],
+            pending=decode(pending.read_bytes()) if state["num_pending"] else [],
             lr=state.get("lr"),
         )
     except (OSError, LookupError, RecursionError, SafetensorError, TypeError, ValueError) as error:
@@ -371,27 +367,6 @@ def _remove_old(folder: Path, step: int, keep: int, best: int | None) -> None:
     for path in set(checkpoints) - {*kept, root / f"step-{best}"}:
         with suppress(OSError):
             remove_folder(path)
-
-
-def _read_pointer(folder: Path, name: str) -> Path | None:
-    """Return the checkpoint that the file `latest` or `best` names. Raises RunError."""
-    pointer = folder / "checkpoints" / name
-    if not pointer.is_file():
-        return None
-    name = _read_name(pointer)
-    checkpoint = pointer.parent / name
-    if not _is_complete(checkpoint):
-        raise RunError(
-            f"{pointer} names {name}, which does not exist; "
-            "write the name of another checkpoint into it, or remove it to start again"
-        )
-    return checkpoint
-
-
-def _read_name(pointer: Path) -> str:
-    """Return the name in the file `latest` or `best`; "nothing" if it holds no name."""
-    name = pointer.read_text(errors="replace").strip()[:100]
-    return name or "nothing"
 
 
 def _checkpoint_folder(folder: Path, step: int) -> Path:

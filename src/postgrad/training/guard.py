@@ -4,7 +4,6 @@ the accuracy rise with the reward?"""
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, variance
 
 from torch import Tensor
@@ -92,33 +91,19 @@ MAX_TOKENS = 32  # per sample
 MAX_GAP = {"float32": 0.01, "bfloat16": 0.1}
 
 
-@dataclass(frozen=True)
-class EngineGap:
-    """Distance of the engine's log-probs from the trainer's on sampled tokens, in nats."""
-
-    mean: float
-    largest: float
-    limit: float  # of the mean
-
-    def __str__(self) -> str:
-        return (
-            f"engine and trainer agree: their log-probs differ by {self.mean:.2g} nats on average "
-            f"(limit {self.limit:g}), by {self.largest:.2g} at most"
-        )
-
-    def metrics(self) -> dict[str, float]:
-        return {"engine/start_gap_mean": self.mean, "engine/start_gap_max": self.largest}
+GAP_MEAN = "engine/start_gap_mean"
+GAP_MAX = "engine/start_gap_max"
 
 
-def check_engine_gap(config: Config, ports: Ports, problems: Sequence[Problem]) -> EngineGap | None:
-    """Return the gap of the engine's log-probs; None if the engine shares the trainer's weights.
+def check_engine_gap(config: Config, ports: Ports, problems: Sequence[Problem]) -> dict[str, float]:
+    """Return the gap of the engine's log-probs as metrics; none if it shares the trainer's weights.
 
     An engine with its own copy samples twice. First with the sign of one block's weights changed:
     the samples must differ. Then with the policy's weights: the log-probs must be close.
     Raises RunError if new weights do not reach the engine, or if the gap is above its limit.
     """
     if ports.engine.shares_weights:
-        return None
+        return {}
     problems = problems[:NUM_PROBLEMS]
     requests: list[Request] = []
     for problem in problems:
@@ -141,16 +126,15 @@ def check_engine_gap(config: Config, ports: Ports, problems: Sequence[Problem]) 
     batch = _batch_of(problems, requests, completions)
     gaps = batch.tokens["behavior_logprobs"] - ports.policy.logprobs(batch)["logprobs"]  # (tokens,)
     limit = config.rollout.max_logprob_difference or MAX_GAP[config.model.dtype]
-    gap = EngineGap(float(gaps.abs().mean()), float(gaps.abs().max()), limit)
-    if not gap.mean <= gap.limit:  # also true for nan
+    mean = float(gaps.abs().mean())
+    if not mean <= limit:  # also true for nan
         raise RunError(
             f"rollout.engine={config.rollout.engine}: its log-probs differ from the trainer's by "
-            f"{gap.mean:.2g} nats on average (limit {gap.limit:g}, "
-            "rollout.max_logprob_difference); it has another model or data type, or returns "
-            "log-probs of another temperature (start vLLM's server with --logprobs-mode "
-            "processed_logprobs)"
+            f"{mean:.2g} nats on average (limit {limit:g}, rollout.max_logprob_difference); it has "
+            "another model or data type, or returns log-probs of another temperature (start vLLM's "
+            "server with --logprobs-mode processed_logprobs)"
         )
-    return gap
+    return {GAP_MEAN: mean, GAP_MAX: float(gaps.abs().max())}
 
 
 def _batch_of(

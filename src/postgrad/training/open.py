@@ -9,7 +9,7 @@ from postgrad import phases
 from postgrad.cluster.backends import open_models
 from postgrad.methods.ports import Ports
 from postgrad.training import run
-from postgrad.training.guard import check_engine_gap
+from postgrad.training.guard import GAP_MAX, GAP_MEAN, check_engine_gap
 from postgrad.training.log import RunLog, missing_steps
 from postgrad.training.prepare import Prepared
 from postgrad.training.report import Events, MultiReporter, Reporter
@@ -91,10 +91,13 @@ def announced(opened: OpenRun, log: RunLog, start: int) -> Iterator[None]:
                         effect = f"the policy continues from the checkpoint of step {start}"
                     reporter.note(f"{file} has changed since the run began; {effect}")
             gap = check_engine_gap(config, opened.run.method.ports, opened.run.train)
-            if gap is not None:
-                reporter.note(str(gap))
+            if gap:
+                reporter.note(
+                    "engine and trainer agree: their log-probs differ by "
+                    f"{gap[GAP_MEAN]:.2g} nats on average, by {gap[GAP_MAX]:.2g} at most"
+                )
                 if start == 0:
-                    log.write(0, gap.metrics())
+                    log.write(0, gap)
             yield
         finally:
             reporter.stopped()

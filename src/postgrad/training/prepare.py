@@ -1,7 +1,7 @@
 """Checks and loads everything that a run needs. Writes nothing and changes no argument."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -251,47 +251,27 @@ def _check_tokenizers(config: Config, method: Method, tokenizer: Any) -> None:
 def _check_lengths(run: Prepared, has_agents: bool) -> None:
     """Raise ConfigError if a prompt and its response may exceed the model's context."""
     config = run.config
-    method = run.method
-    context = context_length(model_config(config.model, config.seed))
-    problems = [*run.train, *run.held_out]
-    rows = [method.encode_row(run.encoder, problem) for problem in problems]
-    prompts = [len(row.prompt) for row in rows]
-    if method.traits.demonstrations:
-        responses = [len(row.response) for row in rows]
-        _check_given_rows(config, prompts, responses, method.traits.mixes_rows, context)
-        prompts = []
-    if method.needs_verifier():  # validation samples responses
-        prompts += [len(run.encoder.prompt(problem)) for problem in run.held_out]
-    if has_agents:  # they write their own prompts
-        prompts.append(config.data.max_prompt_tokens)
-    prompt = max(prompts, default=0)
-    response = config.rollout.max_response_tokens
-    if prompts and prompt + response > context:
-        raise ConfigError(
-            f"a prompt of {prompt} tokens and rollout.max_response_tokens={response} exceed the "
-            f"model's context of {context}; lower rollout.max_response_tokens "
-            "or data.max_prompt_tokens"
-        )
-
-
-def _check_given_rows(
-    config: Config, prompts: Sequence[int], responses: Sequence[int], mixes_rows: bool, context: int
-) -> None:
-    """Raise ConfigError if a prompt and a response that a pass reads exceed the model's context.
-
-    With `mixes_rows` a prompt is also read with the responses of other rows, so the longest of both
-    must fit.
-    """
-    lengths = list(zip(prompts, responses, strict=True))
-    if mixes_rows:
+    traits = run.method.traits
+    limit = config.rollout.max_response_tokens
+    lengths: list[tuple[int, int]] = []  # (prompt, response)
+    for problem in [*run.train, *run.held_out]:
+        row = run.method.encode_row(run.encoder, problem)
+        lengths.append((len(row.prompt), len(row.response) if traits.demonstrations else limit))
+    if traits.mixes_rows:  # a prompt is also read with the responses of other rows
+        prompts, responses = zip(*lengths, strict=True)
         lengths = [(max(prompts), max(responses))]
+    if run.method.needs_verifier():  # validation samples responses
+        lengths += [(len(run.encoder.prompt(problem)), limit) for problem in run.held_out]
+    if has_agents:  # they write their own prompts
+        lengths.append((config.data.max_prompt_tokens, limit))
     prompt, response = max(lengths, key=sum)
+    context = context_length(model_config(config.model, config.seed))
     if prompt + response > context:
-        drops = config.data.overlong == "drop"
+        may_drop = traits.demonstrations and config.data.overlong != "drop"
+        drop = "; with data.overlong=drop longer rows are left out" if may_drop else ""
         raise ConfigError(
-            f"a prompt of {prompt} tokens and a response of {response} in the data exceed the "
-            f"model's context of {context}; {'' if drops else 'set data.overlong=drop and '}lower "
-            "rollout.max_response_tokens or data.max_prompt_tokens: longer rows are left out"
+            f"a prompt of {prompt} tokens and a response of {response} exceed the model's context "
+            f"of {context}; lower rollout.max_response_tokens or data.max_prompt_tokens{drop}"
         )
 
 
