@@ -8,6 +8,7 @@ from tiny_runs import config_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
+from postgrad.config.stored import read_stored_config
 from postgrad.errors import RunError
 from postgrad.model.device import other_processes_bytes
 from postgrad.model.policy import LocalPolicy
@@ -48,6 +49,30 @@ def test_the_line_names_the_stage_and_settings(
     assert main(["train", "grpo", *settings]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert all(part in line for part in parts), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("setting", "stored"), [("seed=1", 4096), ("training.token_budget=8", 8)])
+def test_an_automatic_token_budget_is_halved_for_the_same_command(
+    setting, stored, tiny, tmp_path, monkeypatch, capsys
+):
+    real = LocalPolicy.accumulate
+    budgets = []
+
+    def fail_once(policy, *arguments, **options):
+        budgets.append(policy.config.training.token_budget)
+        if len(budgets) == 1:
+            raise GPU
+        return real(policy, *arguments, **options)
+
+    monkeypatch.setattr(LocalPolicy, "accumulate", fail_once)
+    settings = overrides_of(tiny, *toy_run(steps=1), setting, f"runs={tmp_path}", "name=run")
+    assert main(["train", "grpo", *settings]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ("then continues with training.token_budget=4096" in line) == (stored == 4096)
+    assert read_stored_config(tmp_path / "run")["training"]["token_budget"] == stored
+    assert main(["train", "grpo", *settings]) == 0
+    assert budgets[-1] == stored
 
 
 def test_smaller_passes_are_the_advice_where_blocks_are_recomputed(tiny):

@@ -17,7 +17,7 @@ from postgrad.training.checkpoint import Progress, checkpoint_due
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, batch_metrics
-from postgrad.training.memory import explained_memory_errors
+from postgrad.training.memory import explained_memory_errors, halved_token_budget
 from postgrad.training.open import OpenRun, announced, open_run
 from postgrad.training.prepare import prepare
 from postgrad.training.profile import profiled
@@ -54,6 +54,7 @@ def open_driver(config: Config, reporter: Reporter) -> Iterator["Driver"]:
         prepared = prepare(config)
         stack.enter_context(explained_memory_errors("load"))
         opened = stack.enter_context(open_run(prepared, reporter))
+        stack.enter_context(halved_token_budget(opened.folder, config, prepared.config))
         driver = Driver(opened)
         stack.enter_context(announced(opened, driver.log, driver.start))
         stack.enter_context(closing(driver.rollouts))

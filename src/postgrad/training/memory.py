@@ -2,9 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from postgrad.config.compose import to_yaml
+from postgrad.config.schema import Config
+from postgrad.config.stored import CONFIG_FILE
 from postgrad.errors import RunError
+from postgrad.files import atomic_write_text
 from postgrad.model.device import (
     attached_memory_bytes,
     graph_memory_bytes,
@@ -31,6 +37,14 @@ ACTIVITIES = {"validate": " during the validation", "save": " while the checkpoi
 MIN_OTHER_SHARE = 0.1
 
 
+class OutOfMemory(RunError):
+    """A stage of the step, or another activity, needed more memory than there was."""
+
+    def __init__(self, text: str, in_passes: bool) -> None:
+        super().__init__(text)
+        self.in_passes = in_passes  # a smaller training.token_budget needs less
+
+
 @contextmanager
 def explained_memory_errors(stage: str, policy: Any = None) -> Iterator[None]:
     """Turn an out-of-memory error, also one while a graph is captured, into a RunError of one line.
@@ -49,7 +63,42 @@ def explained_memory_errors(stage: str, policy: Any = None) -> Iterator[None]:
         first: BaseException = error
         while (earlier := first.__cause__ or first.__context__) is not None:
             first = earlier
-        raise RunError(explain(stage, str(first), policy)) from error
+        raise OutOfMemory(explain(stage, str(first), policy), stage not in ADVICE) from error
+
+
+@contextmanager
+def halved_token_budget(folder: Path, given: Config, config: Config) -> Iterator[None]:
+    """Store half of the token budget in the run's config.yaml if a pass is too large for memory.
+
+    So the same command continues with smaller passes. A resumed run takes what is stored; that
+    changes no gradient except by rounding. A budget that was given stays.
+
+    Args:
+        folder: of the run.
+        given: the settings as a person gave them.
+        config: the resolved ones.
+    """
+    try:
+        yield
+    except RunError as error:
+        budget = config.training.token_budget // 2
+        if given.training.token_budget or not budget or not _is_in_passes(error):
+            raise
+        smaller = replace(config, training=replace(config.training, token_budget=budget))
+        atomic_write_text(folder / CONFIG_FILE, to_yaml(smaller))
+        raise RunError(
+            f"{error} with training.token_budget={budget}, half of the automatic one, which "
+            f"{CONFIG_FILE} has now"
+        ) from error
+
+
+def _is_in_passes(error: BaseException | None) -> bool:
+    """Return whether the error, or one that it came from, is for lack of memory in a pass."""
+    while error is not None:
+        if isinstance(error, OutOfMemory):
+            return error.in_passes
+        error = error.__cause__
+    return False
 
 
 def explain(stage: str, text: str, policy: Any = None) -> str:
