@@ -316,7 +316,7 @@ def _describe_time(report: Report, result: Fit) -> None:
             f"were cut off and count as {limit}"
         )
     report.add("measured by", how)
-    report.add("", "not included: checkpoints")
+    report.add("", "every row trained on; not included: checkpoints")
 
 
 def num_validation_answers(plan: Plan) -> int:

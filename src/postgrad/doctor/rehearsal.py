@@ -6,7 +6,9 @@ the run's own numbers of problems and tokens.
 """
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,10 +20,12 @@ from postgrad.config.schema import Config, copy_settings
 from postgrad.doctor.paths import describe_paths
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
+from postgrad.methods.method import Step
 from postgrad.model.device import has_own_memory
 from postgrad.training.driver import Driver, open_driver
 from postgrad.training.report import Reporter
 from postgrad.training.result import StepResult
+from postgrad.types import Batch
 
 STEP_S = 25.0  # length of the second step, about
 FIRST_TOKENS = 16  # of a response of the first step, which warms up and measures roughly
@@ -63,6 +67,7 @@ def rehearse(config: Config, may_shorten: bool) -> Rehearsal:
     with TemporaryDirectory() as folder:
         small = _smaller(config, Path(folder))
         with open_driver(small, _ShowsPhases()) as driver:
+            driver.method.update = _on_every_row(driver.method.update)
             return _rehearse(driver, config, may_shorten)
 
 
@@ -88,6 +93,19 @@ def _smaller(config: Config, folder: Path) -> Config:
     return small
 
 
+def _on_every_row(update: Callable[[Batch, Step], Batch]) -> Any:
+    """Let the update compute all rows: it skips those without advantage, such as short answers."""
+
+    @wraps(update)
+    def update_every_row(batch: Batch, step: Step) -> Batch:
+        if "advantages" in batch.tokens:
+            advantages = batch.tokens["advantages"]
+            batch.tokens["advantages"] = torch.where(advantages == 0, 1.0, advantages)
+        return update(batch, step)
+
+    return update_every_row
+
+
 def _rehearse(driver: Driver, config: Config, may_shorten: bool) -> Rehearsal:
     limit = config.rollout.max_response_tokens
     settings = driver.config
@@ -111,14 +129,10 @@ def _rehearse(driver: Driver, config: Config, may_shorten: bool) -> Rehearsal:
     phases.begin(f"rehearsing a step of {problems} problems")
     second = driver.step(2)
     cut = torch.tensor([finish == "length" for finish in second.batch.rows["finish"]])
-    return Rehearsal(
-        problems,
-        tokens,
-        float(cut.float().mean()),
-        _scale(second, cut, most / problems, tokens, limit),
-        _response_seconds(second, cut, tokens, limit),
-        describe_paths(driver.method.ports.policy, driver.method.ports.engine),
-    )
+    step, response_s = _scale(second, cut, most / problems, limit - tokens)
+    ports = driver.method.ports
+    paths = describe_paths(ports.policy, ports.engine)
+    return Rehearsal(problems, tokens, float(cut.float().mean()), step, response_s, paths)
 
 
 def _predict(first: StepResult, first_limit: int, tokens: int) -> float:
@@ -130,32 +144,26 @@ def _predict(first: StepResult, first_limit: int, tokens: int) -> float:
     return sample_s * tokens / first_limit + (sum(seconds.values()) - sample_s) * longer_rows
 
 
-def _longer(batch: Any, cut: torch.Tensor, tokens: int, limit: int) -> tuple[float, float]:
-    """Return how many times as many response tokens, and tokens, the run's rows have.
+def _scale(
+    second: StepResult, cut: torch.Tensor, more_problems: float, more_tokens: int
+) -> tuple[dict[str, float], float]:
+    """Return the seconds of the run's own step by stage, and those to sample one response.
 
-    A response that was cut off counts as one of the full length.
+    A response that was cut off counts as one that is `more_tokens` tokens longer.
     """
+    batch = second.batch
     prompts = int(batch.prompt.lengths.sum())
     sampled = max(1, int(batch.response.lengths.sum()))
-    expected = sampled + int(cut.sum()) * (limit - tokens)
-    return expected / sampled, (prompts + expected) / (prompts + sampled)
-
-
-def _scale(
-    second: StepResult, cut: torch.Tensor, more_problems: float, tokens: int, limit: int
-) -> dict[str, float]:
-    """Return the seconds of the run's own step by stage."""
-    longer_responses, longer_rows = _longer(second.batch, cut, tokens, limit)
+    expected = sampled + int(cut.sum()) * more_tokens
+    seconds = stage_seconds(second.metrics)
     scaled: dict[str, float] = {}
-    for stage, seconds in stage_seconds(second.metrics).items():
-        longer = longer_responses if stage.startswith("sample") else longer_rows
-        scaled[stage] = seconds * more_problems * longer
-    return scaled
-
-
-def _response_seconds(second: StepResult, cut: torch.Tensor, tokens: int, limit: int) -> float:
-    longer, _ = _longer(second.batch, cut, tokens, limit)
-    return stage_seconds(second.metrics).get("sample", 0.0) * longer / len(second.batch)
+    for stage, measured in seconds.items():
+        longer = (prompts + expected) / (prompts + sampled)
+        if stage.startswith("sample"):
+            longer = expected / sampled
+        scaled[stage] = measured * more_problems * longer
+    response_s = seconds.get("sample", 0.0) * expected / sampled / len(batch)
+    return scaled, response_s
 
 
 def stage_seconds(metrics: dict[str, float]) -> dict[str, float]:

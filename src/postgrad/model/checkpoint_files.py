@@ -11,7 +11,7 @@ import json
 import re
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,9 +25,7 @@ from torch import Tensor
 from postgrad.errors import RunError
 from postgrad.files import fsync_path
 from postgrad.model.load.formats import Loaded, save_tokenizer
-from postgrad.model.load.load import save_weights
 from postgrad.model.load.weights import write_index
-from postgrad.model.lora import save_adapter
 from postgrad.model.parallel.groups import REPLICATED, Division, join_parts
 
 LAYOUT = "layout"  # key of a file's metadata
@@ -179,15 +177,16 @@ def read_own_part(file: Path, layout: Layout) -> dict[str, Tensor] | None:
 
 
 @dataclass
-class WeightsFile:
-    """A stock Hugging Face folder of these weights."""
+class FolderFile:
+    """A folder of these weights that `save` writes: a stock one, or that of an adapter."""
 
+    save: Callable[[Loaded, dict[str, Tensor], Path], None]
     loaded: Loaded
     weights: dict[str, Tensor]
     path: Path
 
     def write(self) -> None:
-        save_weights(self.loaded, self.weights, self.path)
+        self.save(self.loaded, self.weights, self.path)
 
 
 @dataclass
@@ -203,19 +202,7 @@ class TensorsFile:
         save_file(self.tensors, self.path, self.metadata)
 
 
-@dataclass
-class AdapterFile:
-    """An adapter folder in peft's format."""
-
-    loaded: Loaded
-    weights: dict[str, Tensor]
-    path: Path
-
-    def write(self) -> None:
-        save_adapter(self.loaded.model, self.weights, self.path)
-
-
-File = WeightsFile | TensorsFile | AdapterFile | ModelFiles
+File = FolderFile | TensorsFile | ModelFiles
 
 
 def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

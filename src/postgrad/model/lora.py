@@ -24,6 +24,7 @@ from postgrad.config.schema import LoraConfig, ModelConfig
 from postgrad.errors import ConfigError, did_you_mean, first_line
 from postgrad.machine import is_installed
 from postgrad.model.load.folder_checks import check_folder
+from postgrad.model.load.formats import Loaded
 from postgrad.model.quantized import QuantizedLinear, quantized_modules
 
 FILE_PREFIX = "base_model.model."  # prefix of all parameter names in peft's files
@@ -225,12 +226,12 @@ def merge(weight: Tensor, module: Any, first: Tensor, second: Tensor) -> Tensor:
 # ---- files
 
 
-def save_adapter(model: Any, weights: dict[str, Tensor], folder: Path) -> None:
+def save_adapter(loaded: Loaded, weights: dict[str, Tensor], folder: Path) -> None:
     """Write an adapter in peft's format, which PeftModel.from_pretrained reads."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {_file_name(name): t.contiguous().cpu() for name, t in weights.items()}
     save_file(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
-    model.peft_config[ADAPTER_NAME].save_pretrained(str(folder))
+    loaded.model.peft_config[ADAPTER_NAME].save_pretrained(str(folder))
 
 
 def read_adapter(model: nn.Module, folder: Path) -> dict[str, Tensor]:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config, OptimizerConfig
-from postgrad.model.checkpoint_files import AsyncWriter, File, WeightsFile, copy_to_host
+from postgrad.model.checkpoint_files import AsyncWriter, File, FolderFile, copy_to_host
 from postgrad.model.load.formats import Loaded
+from postgrad.model.load.load import save_weights
 from postgrad.model.lora import merged_weights
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.optimizers.optimizer import Optimizer
@@ -96,7 +97,8 @@ class OneRank:
         `masters` are float32 values to write instead of the weights, which are rounded.
         """
         weights = self.weights() | dict(masters or {})
-        return [WeightsFile(self.loaded, copy_to_host(weights) if copy else weights, folder)]
+        weights = copy_to_host(weights) if copy else weights
+        return [FolderFile(save_weights, self.loaded, weights, folder)]
 
     def is_saved(self, writer: AsyncWriter, wait: bool) -> bool:
         """Return whether all ranks have written their files."""

@@ -16,10 +16,15 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError, did_you_mean
-from postgrad.model.checkpoint_files import AdapterFile, AsyncWriter, File, write_files
+from postgrad.model.checkpoint_files import AsyncWriter, File, FolderFile, write_files
 from postgrad.model.device import DTYPES, copy_async, peak_memory_bytes
 from postgrad.model.load.formats import Loaded, auto_class_of
-from postgrad.model.lora import adapter_parameters, adapters_disabled, read_adapter
+from postgrad.model.lora import (
+    adapter_parameters,
+    adapters_disabled,
+    read_adapter,
+    save_adapter,
+)
 from postgrad.model.metrics import MetricAccumulator, TokenStats
 from postgrad.model.one_rank import hold
 from postgrad.model.optimizers.optimizer import learning_rate
@@ -215,8 +220,7 @@ class LocalPolicy(FrozenPolicy):
         lr = learning_rate(self.config.optimizer, step, self.config.training.steps)
         view = self.objective.view(step)
         self._freeze_unused(view)
-        # Random numbers of an update, such as those of dropout, follow from the step, so a resumed
-        # run draws the same ones.
+        # Random numbers of an update follow from the step, so a resumed run draws the same ones.
         torch.manual_seed((self.config.seed << 20) + step + (self.ranks.rank << 50))
         metrics = MetricAccumulator()
         step_metrics = MetricAccumulator()
@@ -295,7 +299,9 @@ class LocalPolicy(FrozenPolicy):
             return []
         dtype = DTYPES[self.config.model.dtype]
         adapter = self.ranks.full_tensors(adapter_parameters(self.model), dtype, copy)
-        return [AdapterFile(self.loaded, adapter, folder)] if self.ranks.is_first else []
+        if not self.ranks.is_first:
+            return []
+        return [FolderFile(save_adapter, self.loaded, adapter, folder)]
 
     def save(self, folder: str) -> None:
         write_files(self.files(Path(folder), copy=False))
@@ -308,15 +314,17 @@ class LocalPolicy(FrozenPolicy):
 
     def load(self, folder: str) -> None:
         self.weights_version += 1
-        parameters = dict(self.model.named_parameters())
-        if self.has_adapters:
-            adapter = Path(folder) / "adapter"
-            parameters = adapter_parameters(self.model)
-            self.ranks.load(parameters, lambda: read_adapter(self.model, adapter))
-        else:
-            policy = Path(folder) / "policy"
-            self.ranks.load(parameters, lambda: read_weights(policy, parameters))
+        self.load_weights(Path(folder))
         self.optimizer.load(Path(folder) / "optimizer.safetensors")
+
+    def load_weights(self, folder: Path) -> None:
+        """Read what a checkpoint holds of the weights that are trained."""
+        if self.has_adapters:
+            adapters = adapter_parameters(self.model)
+            self.ranks.load(adapters, lambda: read_adapter(self.model, folder / "adapter"))
+        else:
+            parameters = dict(self.model.named_parameters())
+            self.ranks.load(parameters, lambda: read_weights(folder / "policy", parameters))
 
 
 def read_weights(folder: Path, names: Iterable[str], loader: str = "") -> dict[str, Tensor]:

@@ -19,11 +19,15 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import Config, ModelConfig
 from postgrad.errors import ConfigError
-from postgrad.model.checkpoint_files import File, TensorsFile, WeightsFile, copy_to_host
+from postgrad.model.checkpoint_files import File, FolderFile, TensorsFile, copy_to_host
 from postgrad.model.load.context import context_length
 from postgrad.model.load.formats import Loaded
-from postgrad.model.load.load import load_classifier, load_tokenizer, resolve_path
-from postgrad.model.lora import adapter_parameters, read_adapter
+from postgrad.model.load.load import (
+    load_classifier,
+    load_tokenizer,
+    resolve_path,
+    save_weights,
+)
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.layout import MicroBatch, default_token_budget
 from postgrad.model.passes.sampled_support import KeptIds
@@ -252,27 +256,22 @@ class RewardPolicy(ScoredModel):
         weights = {name: weight for name, weight in weights.items() if name in known}
         weights = copy_to_host(weights) if copy else weights
         stock = Loaded(classifier, self.loaded.tokenizer)
-        files: list[File] = [WeightsFile(stock, weights, folder / "policy")]
+        files: list[File] = [FolderFile(save_weights, stock, weights, folder / "policy")]
         files += self.adapter_files(folder / "adapter", copy)
         return files + self.optimizer.files(folder / "optimizer.safetensors", copy)
 
     @torch.no_grad()
-    def load(self, folder: str) -> None:
-        self.weights_version += 1
+    def load_weights(self, folder: Path) -> None:
         body: dict[str, Tensor] = {}
         for name, p in self.model.named_parameters():
             if name.startswith(self.model.base_model_prefix):  # all but the LM head
                 body[name] = p
-        tensors = read_weights(Path(folder) / "policy", [SCORE, *body], AUTO_CLASS)
+        tensors = read_weights(folder / "policy", [SCORE, *body], AUTO_CLASS)
         self.head.weight.copy_(tensors[SCORE])
         if self.has_adapters:
-            adapter = Path(folder) / "adapter"
-            self.ranks.load(
-                adapter_parameters(self.model), lambda: read_adapter(self.model, adapter)
-            )
+            super().load_weights(folder)
         else:
             self.ranks.load(body, lambda: tensors)
-        self.optimizer.load(Path(folder) / "optimizer.safetensors")
 
 
 def make_classifier(loaded: Loaded) -> Any:

@@ -26,14 +26,14 @@ class Mlp(nn.Module):
         return None
 
 
-def compare(kind, dropout):
+def compare(kind):
     torch.manual_seed(0)
     model = Mlp(kind)
-    add_adapters(model, LoraConfig(rank=4, alpha=6, dropout=dropout, targets="down_proj"), 0)
+    add_adapters(model, LoraConfig(rank=4, alpha=6, targets="down_proj"), 0)
     down = model.down_proj
     with torch.no_grad():
         lora_matrices(down)[1].normal_()
-    assert (adapter_products(down) is None) == (dropout > 0)
+    assert adapter_products(down) is not None
     kept = []
 
     def run(function):
@@ -55,11 +55,11 @@ def compare(kind, dropout):
     wanted = run(reference)
     for ours, theirs in zip(run(lambda x: _down_projection(down, x, False)), wanted):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    assert ((5, 64) in kept) == (dropout > 0), kept
+    assert (5, 64) not in kept, kept
 
 
-for case in (("plain", 0.0), ("bias", 0.0), ("4bit", 0.0), ("plain", 0.5)):
-    compare(*case)
+for kind in ("plain", "bias", "4bit"):
+    compare(kind)
 print("same")
 """
 

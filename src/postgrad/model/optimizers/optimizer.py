@@ -198,13 +198,6 @@ class Optimizer:
         return dict(read_tensors(file))
 
     @torch.no_grad()
-    def reset(self) -> None:
-        """Start anew from the parameters' current values."""
-        self.adam.state.clear()
-        for name, master in self.masters.items():
-            self._restore(name, master, {})
-
-    @torch.no_grad()
     def load(self, file: Path) -> None:
         """Continue from save(). Parameters without saved state start from their current value."""
         states: dict[str, dict[str, Tensor]] = {}

@@ -9,11 +9,10 @@ Neither changes what is computed; chunks change it by rounding.
 import threading
 from collections import deque
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
@@ -53,12 +52,6 @@ def _chunked_forward(mlp: Any, forward: Any, chunk_tokens: int, hidden_states: T
         return forward(hidden_states)
     if not torch.is_grad_enabled():
         return _run_chunks(forward, tokens, chunk_tokens).view(hidden_states.shape)
-    if _has_dropout(mlp):  # torch's checkpoint draws the same random numbers again
-        parts = [
-            checkpoint(forward, chunk[None], use_reentrant=False)[0]  # type: ignore[index]
-            for chunk in tokens.split(chunk_tokens)
-        ]
-        return torch.cat(parts).view(hidden_states.shape)
     parameters = [p for p in mlp.parameters() if p.requires_grad]
     if not parameters and not tokens.requires_grad:
         return _run_chunks(forward, tokens, chunk_tokens).view(hidden_states.shape)
@@ -70,11 +63,6 @@ def _chunked_forward(mlp: Any, forward: Any, chunk_tokens: int, hidden_states: T
     tokens = _KeepInput.apply(tokens, kept)
     out = _ChunkedMlp.apply(tokens, forward, chunk_tokens, kept, *parameters)
     return out.view(hidden_states.shape)  # type: ignore[union-attr]
-
-
-def _has_dropout(mlp: nn.Module) -> bool:
-    """Return whether the MLP, or an adapter in it, draws random numbers."""
-    return any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in mlp.modules())
 
 
 def _run_chunks(forward: Any, tokens: Tensor, chunk_tokens: int) -> Tensor:
@@ -157,12 +145,7 @@ class _Context:
         self.outer = getattr(_active, "context", None)
         _active.context = self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         _active.context = self.outer
 
 
