@@ -121,7 +121,7 @@ def _rehearse(driver: Driver, config: Config, may_shorten: bool) -> Rehearsal:
         while (
             may_shorten and tokens > first_limit and _predict(first, first_limit, tokens) > STEP_S
         ):
-            tokens //= 2
+            tokens = max(first_limit, tokens // 2)
         affordable = STEP_S / _predict(first, first_limit, tokens)
         problems = max(first_problems, min(most, int(first_problems * affordable)))
     settings.training.problems_per_step = problems
