@@ -129,7 +129,7 @@ def _rehearse(driver: Driver, config: Config, may_shorten: bool) -> Rehearsal:
     phases.begin(f"rehearsing a step of {problems} problems")
     second = driver.step(2)
     cut = torch.tensor([finish == "length" for finish in second.batch.rows["finish"]])
-    step, response_s = _scale(second, cut, most / problems, limit - tokens)
+    step, response_s = _scale(second, cut, problems, most / problems, limit - tokens)
     ports = driver.method.ports
     paths = describe_paths(ports.policy, ports.engine)
     return Rehearsal(problems, tokens, float(cut.float().mean()), step, response_s, paths)
@@ -145,11 +145,12 @@ def _predict(first: StepResult, first_limit: int, tokens: int) -> float:
 
 
 def _scale(
-    second: StepResult, cut: torch.Tensor, more_problems: float, more_tokens: int
+    second: StepResult, cut: torch.Tensor, problems: int, more_problems: float, more_tokens: int
 ) -> tuple[dict[str, float], float]:
     """Return the seconds of the run's own step by stage, and those to sample one response.
 
-    A response that was cut off counts as one that is `more_tokens` tokens longer.
+    A response that was cut off counts as one that is `more_tokens` tokens longer. Sampling computes
+    the prompt of a problem once, other stages as a part of each row.
     """
     batch = second.batch
     prompts = int(batch.prompt.lengths.sum())
@@ -158,12 +159,9 @@ def _scale(
     seconds = stage_seconds(second.metrics)
     scaled: dict[str, float] = {}
     for stage, measured in seconds.items():
-        longer = (prompts + expected) / (prompts + sampled)
-        if stage.startswith("sample"):
-            longer = expected / sampled
-        scaled[stage] = measured * more_problems * longer
-    response_s = seconds.get("sample", 0.0) * expected / sampled / len(batch)
-    return scaled, response_s
+        shared = prompts * problems / len(batch) if stage.startswith("sample") else prompts
+        scaled[stage] = measured * more_problems * (shared + expected) / (shared + sampled)
+    return scaled, scaled.get("sample", 0.0) / more_problems / len(batch)
 
 
 def stage_seconds(metrics: dict[str, float]) -> dict[str, float]:
