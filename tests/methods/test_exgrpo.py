@@ -233,15 +233,16 @@ def test_a_success_is_stored_once(tiny):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "overrides", ["pick_by=perplexity", "pick=max", "pick_by=random", "importance=false"]
+    "overrides", ["pick_by=perplexity", "replay_order=max", "pick_by=random", "importance=false"]
 )
 def test_other_choices_of_the_row(overrides, tiny):
     replay = mixed(tiny, f"method.{overrides}", "method.replay_share=1.0")
     replay.go(1, 3, 3, 3, 3)
     batch = replay.until("sample", 2)
-    value = {"pick_by=perplexity": lambda e: e.perplexity, "pick=max": lambda e: -e.entropy}.get(
-        overrides
-    )
+    value = {
+        "pick_by=perplexity": lambda e: e.perplexity,
+        "replay_order=max": lambda e: -e.entropy,
+    }.get(overrides)
     for i in torch.nonzero(batch.rows["source"] == REPLAY)[:, 0].tolist():
         stored = replay.ex.pool.entries[batch.rows["uid"][i]].experiences
         (match,) = [e for e in stored if torch.equal(e.tokens.long(), batch.response.split()[i])]
