@@ -14,8 +14,8 @@ sys.path.append(str(ROOT / "tools"))
 import docs_site  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 FOLDERS = (ROOT, ROOT / "src" / "postgrad")
-# BuPO's own script, and one of an earlier commit.
-ELSEWHERE = {"visualization/plot_internal_entropy.py", "benchmarks/gpu/colocated.py"}
+# BuPO's own script.
+ELSEWHERE = {"visualization/plot_internal_entropy.py"}
 
 
 def build(folder: Path, out: Path) -> subprocess.CompletedProcess:
