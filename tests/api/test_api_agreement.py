@@ -106,6 +106,8 @@ def test_numbers_become_the_same_configuration(
         "grpo",
         "model.path=tiny",
         "data.train=arithmetic:1",
+        "data.validation=arithmetic:2",
+        "training.validate_every=1",
         f"training.steps={steps}",
         f"optimizer.lr={lr}",
         f"rollout.temperature={temperature}",
@@ -114,7 +116,11 @@ def test_numbers_become_the_same_configuration(
         f"training.stop_at={'null' if stop_at is None else stop_at}",
         f"rollout.samples={group_size}",
     ]
-    more = {"optimizer.betas": betas, "training": {"stop_at": stop_at}}
+    more = {
+        "data.validation": "arithmetic:2",
+        "optimizer.betas": betas,
+        "training": {"stop_at": stop_at, "validate_every": 1},
+    }
     request = request_of(
         steps=steps,
         lr=lr,
