@@ -54,26 +54,13 @@ def test_log_probs_are_those_of_sampling_until_an_update_changes_them(session):
     assert not torch.equal(session.logprobs(batch), before)
 
 
-def test_columns_that_a_reward_function_logs_are_those_of_the_batch(session):
-    def trl(completions, log_extra):
-        log_extra("place", list(range(len(completions))))
-        return [0.0] * len(completions)
-
-    batch = session.sample(ROWS[:2], n=2)
-    session.score(batch, trl)
-    assert batch.rows["log/place"] == [0, 1, 2, 3]
-
-
-def test_reward_functions_of_trl_get_ids_and_the_step_of_the_loop(session):
-    def trl(completion_ids, trainer_state, **columns):
-        return [sum(ids) + 100.0 * trainer_state.global_step for ids in completion_ids]
+def test_reward_functions_of_trl_get_ids(session):
+    def trl(completion_ids, **columns):
+        return [float(sum(ids)) for ids in completion_ids]
 
     batch = session.sample(ROWS[:2], n=2)
     sums = torch.tensor([float(ids.sum()) for ids in batch.response.split()])
-    for step in (0, 3):
-        assert torch.equal(session.score(batch, trl, global_step=step), sums + 100 * step)
-    with pytest.raises(postgrad.ConfigError, match="global_step="):
-        session.score(batch, trl)
+    assert torch.equal(session.score(batch, trl), sums)
     with pytest.raises(postgrad.ConfigError, match="needs completion_ids"):
         postgrad.score(ROWS[:2], ["1", "2"], reward=trl)
 

@@ -11,7 +11,7 @@ from postgrad.data import hub_source
 from postgrad.data.problems import load_problems
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure
-from postgrad.verifiers.lookup import load_verifier
+from postgrad.verifiers.loading import load_verifier
 from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.table import VERIFIERS
 

@@ -13,7 +13,7 @@ from postgrad.data.problems import problems_of_rows
 from postgrad.problem import Problem, Score
 from postgrad.training.prepare import prepare
 from postgrad.user_code import PythonObject
-from postgrad.verifiers.functions import WeightedReward
+from postgrad.verifiers.expression import Term
 from postgrad.verifiers.scorer import Scorer
 
 ROWS: list[tuple[dict[str, Any], str]] = [
@@ -36,7 +36,7 @@ def seen_by_trl(problem: Problem) -> dict[str, Any]:
         seen.update(columns)
         return [0.0]
 
-    scorer = Scorer(PythonObject("test", [WeightedReward(1.0, "reward", reward)]))
+    scorer = Scorer(PythonObject("test", [Term(1.0, "reward", function=reward)]))
     assert scorer.score([problem], ["x"]) == [Score(0.0)]
     return seen
 
@@ -60,7 +60,7 @@ def test_functions_of_verl_and_trl_read_the_new_truth_of_verl_rows():
         seen.append(ground_truth)
         return 1.0
 
-    scorer = Scorer(PythonObject("test", [WeightedReward(1.0, "reward", verl)]))
+    scorer = Scorer(PythonObject("test", [Term(1.0, "reward", function=verl)]))
     scorer.score([problem, changed], ["x", "x"])
     assert seen == [4, "five"] and VERL["reward_model"]["ground_truth"] == 4
 
@@ -127,8 +127,8 @@ def contains(response, problem):
     [
         ("exact", True),
         ("format + 0.1*exact", True),
-        (PythonObject("own", [WeightedReward(1.0, "own", contains)]), True),
-        (PythonObject("own", [WeightedReward(1.0, "own", "format")]), False),
+        (PythonObject("own", [Term(1.0, "own", function=contains)]), True),
+        (PythonObject("own", [Term(1.0, "format")]), False),
         ("format", False),
         ("llm_judge", False),
         ("model:folder", False),

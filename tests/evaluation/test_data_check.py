@@ -10,6 +10,7 @@ from postgrad.evaluation.data_check import (
     near_miss,
 )
 from postgrad.problem import Problem
+from postgrad.verifiers.expression import parse_reward
 from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.table import VERIFIERS
 
@@ -141,7 +142,9 @@ def test_gold_answer_has_the_format_every_verifier_expects():
     assert set(RESPONSE_FORMATS) <= set(VERIFIERS) and set(FORMAT_ONLY) <= set(VERIFIERS)
     with Scorer() as scorer:
         for name in set(VERIFIERS) - {*FORMAT_ONLY, "code", "geometry3k", "reasoning_gym"}:
-            scorer.verifier = scorer.rules = name
+            scorer.verifier = name
+            scorer.reward = parse_reward(name)
+            scorer.rules = scorer.reward.rules
             item = problem("a", "B" if name == "choice" else "12")
             report = check_data([item], ["f: row 1"], scorer)
             assert not report.rejected_golds

@@ -11,7 +11,7 @@ from postgrad.judge.monitor import monitor_metrics
 from postgrad.judge.templates import monitor_text, template_text
 from postgrad.methods.support.judging import check_judge
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.model_terms import LLM_JUDGE
+from postgrad.verifiers.expression import LLM_JUDGE
 from postgrad.verifiers.scorer import Scorer
 
 

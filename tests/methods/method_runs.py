@@ -20,7 +20,6 @@ from postgrad.methods.method import Method, Ports, Step
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 from postgrad.types import Batch, Failure, Problem, Score
-from postgrad.verifiers.reward_log import RewardLog
 
 RECIPES = [name for name in recipe_names() if not name.startswith("demo_")]
 # Recipes that train on pairs of the data, or on one response per row.
@@ -118,7 +117,6 @@ class PlainScorer:
         problems: Sequence[Problem],
         responses: Sequence[str],
         token_ids: Callable[[], list[list[int]]] | None = None,
-        log: RewardLog | None = None,
     ) -> list[Score | Failure]:
         self.asked += responses
         self.token_ids += token_ids() if token_ids else []

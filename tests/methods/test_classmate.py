@@ -20,7 +20,7 @@ from postgrad.methods.classmate import ESTIMATORS
 from postgrad.methods.method import Step
 from postgrad.types import POLICY, TOOL, Batch, Score, Trajectory
 from postgrad.user_code import PythonObject
-from postgrad.verifiers.functions import WeightedReward
+from postgrad.verifiers.expression import Term
 from postgrad.verifiers.scorer import Scorer
 
 MARKED = (
@@ -390,7 +390,7 @@ def test_consistency_gives_functions_of_trl_the_output_as_truth(tiny):
         seen.extend(zip(answer, ground_truth, strict=True))
         return [0.0] * len(completions)
 
-    trl = Scorer(PythonObject("test", [WeightedReward(1.0, "reward", reward)]))
+    trl = Scorer(PythonObject("test", [Term(1.0, "reward", function=reward)]))
 
     rows = [{"prompt": "?", "answer": "old"} for _ in s.step.data.problems]
     pairs = zip(s.step.data.problems, rows, strict=True)

@@ -19,7 +19,7 @@ from postgrad.model.load.load import load, load_tokenizer
 from postgrad.model.load.tiny import make_tiny
 from postgrad.model.scored import RewardModel, RewardPolicy
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.model_terms import ModelTerm, add_score, model_terms, rules_of
+from postgrad.verifiers.expression import parse_reward
 from postgrad.verifiers.scorer import Scorer
 
 CPU = torch.device("cpu")
@@ -203,20 +203,30 @@ def test_policies_learn_from_a_reward_model_in_a_sum(recipe, trained, fresh, tmp
 
 def test_terms_of_a_sum():
     text = "math - 0.5*model:/a/b.c/d + 0.1*overlong(limit=5) + 2*model:org/name - 1"
-    assert model_terms(text) == [
-        ModelTerm(-0.5, "/a/b.c/d", "reward_model"),
-        ModelTerm(2.0, "org/name", "reward_model-2"),
-    ]
-    assert rules_of(text) == ("1.0*math + 0.1*overlong(limit=5) - 1.0", 0.0)
-    assert rules_of("model:a/b") == ("", 0.0) and rules_of("math") == ("math", 0.0)
-    assert rules_of("model:a/b - 0.5") == ("", -0.5)
-    assert rules_of("-1*auto + model:a/b") == ("- 1.0*auto", 0.0)
-    term = ModelTerm(-0.5, "x", "reward_model")
-    total = add_score(Score(1.0, {"math": 1.0}), term, Score(4.0))
-    assert total == Score(-1.0, {"math": 1.0, "reward_model": 4.0})
-    failure = Failure("reward_model", "too long")
-    assert add_score(Score(1.0), term, failure) is failure
-    assert add_score(failure, term, Score(1.0)) is failure
+    models = [(one.weight, one.model_path, one.role) for one in parse_reward(text).models]
+    assert models == [(-0.5, "/a/b.c/d", "reward_model"), (2.0, "org/name", "reward_model-2")]
+    assert [one.label for one in parse_reward(text).rules] == ["math", "overlong(limit=5)"]
+    assert parse_reward("math").models == parse_reward("model:a/b").rules == []
+
+
+def test_the_first_failure_of_rules_and_models_counts():
+    class Model:
+        def __init__(self, score):
+            self.answer = score
+
+        def score(self, problems, responses):
+            return [self.answer]
+
+    with Scorer("exact - 0.5*model:x + 2", workers=1) as scorer:
+        right = Problem("p", problem("1+1=").messages, "2")
+        scorer.reward_models = {"reward_model": Model(Score(4.0))}
+        parts = {"exact": 1.0, "exact.answer": 1.0, "reward_model": 4.0}
+        assert scorer.score([right], ["2"]) == [Score(1.0, parts)]
+        scorer.reward_models = {"reward_model": Model(Failure("reward_model", "too long"))}
+        assert scorer.score([right], ["2"]) == [Failure("reward_model", "reward_model: too long")]
+        unusable = Problem("p", problem("1+1=").messages, "")
+        (failure,) = scorer.score([unusable], ["2"])
+        assert isinstance(failure, Failure) and failure.reason.startswith("exact: ")
 
 
 def test_rules_and_models_are_added(trained, fresh):

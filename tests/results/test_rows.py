@@ -4,7 +4,7 @@ import pytest
 
 from postgrad.problem import Problem, Score
 from postgrad.results.rows import result_row
-from postgrad.verifiers.lookup import find_verifier, load_verifier
+from postgrad.verifiers.scorer import Scorer
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,8 @@ def test_full_score_of_a_sum_is_right():
     """0.7 + 0.2 + 0.1 is less than 1 in floating point."""
     name = "0.7*numeric + 0.2*box_format + 0.1*boxed"
     problem = Problem("p", (), "4")
-    verdict = load_verifier(find_verifier(name).path)("\\boxed{4}", problem)
+    with Scorer(name) as scorer:
+        (verdict,) = scorer.score([problem], ["\\boxed{4}"])
     assert isinstance(verdict, Score) and min(verdict.parts.values()) == 1.0
     row = result_row(problem, 0, "", verdict, verifier=name, pass_score=1.0, prompt="q")
     assert row["right"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.grading import answers
-from postgrad.verifiers.lookup import load_verifier
+from postgrad.verifiers.loading import load_verifier
 from postgrad.verifiers.table import VERIFIERS
 
 

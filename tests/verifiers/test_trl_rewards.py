@@ -1,5 +1,6 @@
 """Reward functions of TRL: called by name with lists, over the columns as they are in the data."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from postgrad.data.problems import problems_of_rows
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Score
 from postgrad.user_code import PythonObject
-from postgrad.verifiers.functions import WeightedReward
+from postgrad.verifiers.expression import Term
 from postgrad.verifiers.scorer import Scorer
 
 TEXT_ROWS = [{"prompt": "2+2=", "answer": 4, "level": 1}, {"prompt": "3+5=", "answer": 8}]
@@ -46,7 +47,7 @@ def ours(response, problem):
 def scorer_of(*functions: Any, weights: tuple[float, ...] = ()) -> Scorer:
     factors = weights or (1.0,) * len(functions)
     pairs = zip(functions, factors, strict=True)
-    terms = [WeightedReward(weight, one.__name__, one) for one, weight in pairs]
+    terms = [Term(weight, one.__name__, function=one) for one, weight in pairs]
     return Scorer(PythonObject("test", terms))
 
 
@@ -69,15 +70,13 @@ def test_the_function_gets_the_columns_with_their_types():
     scorer.check(problems)
     assert scorer.score([*problems, problems[0]], ["4", "7", "5"]) == [Score(0.5)] * 3
     (call,) = seen
-    logs = {name: call["more"][name] for name in ("log_extra", "log_metric")}
-    assert all(map(callable, logs.values()))
     assert call == {
         "seen": seen,
         "prompts": ["2+2=", "3+5=", "2+2="],
         "completions": ["4", "7", "5"],
         "answer": [4, 8, 4],
         "level": [1, None, 1],
-        "more": {"ground_truth": ["4", "8", "4"], **logs},
+        "more": {"ground_truth": ["4", "8", "4"]},
     }
 
 
@@ -118,10 +117,10 @@ def test_functions_of_a_file(file):
 
 def test_a_sum_of_functions_of_trl_and_other_verifiers(file):
     problems = problems_of_rows(TEXT_ROWS, "rows")
-    with Scorer(f"{file}:right + 0.1*{file}:applies - 2*exact", workers=1) as scorer:
+    with Scorer(f"{file}:right + 0.1*{file}:applies - 2*exact + 3", workers=1) as scorer:
         first, second = scorer.score(problems, ["4", "88"])
     assert isinstance(first, Score) and isinstance(second, Score)
-    assert (first.value, second.value) == pytest.approx((1 + 0.1 - 2, 0.0))
+    assert (first.value, second.value) == pytest.approx((1 + 0.1 - 2 + 3, 3.0))
     assert first.parts["exact"] == 1.0 and f"{file}:applies" not in second.parts
 
 
@@ -157,7 +156,7 @@ def test_an_object_that_returns_a_dict_of_scores_fails():
         def score(self, problems, responses):
             return {1: 0.5, 2: 1.0}
 
-    with Scorer(PythonObject("test", [WeightedReward(1.0, "judge", Judge())])) as scorer:
+    with Scorer(PythonObject("test", [Term(1.0, "judge", function=Judge())])) as scorer:
         (failure, _) = scorer.score(problems_of_rows(TEXT_ROWS, "rows"), ["4", "7"])
     assert isinstance(failure, Failure) and "dict, not a list" in failure.reason
 
@@ -174,8 +173,22 @@ def both(response, completions):
     return []
 
 
+def state(completions, trainer_state):
+    return []
+
+
+def log(completions, log_extra, **columns):
+    return []
+
+
 @pytest.mark.parametrize(
-    ("function", "named"), [(by_position, "position"), (environment, "environments")]
+    ("function", "named"),
+    [
+        (by_position, "position"),
+        (environment, "environments"),
+        (state, "trainer_state"),
+        (log, "log_extra"),
+    ],
 )
 def test_functions_that_cannot_be_called_are_refused(function, named):
     with pytest.raises(ConfigError, match=named):
@@ -184,7 +197,7 @@ def test_functions_that_cannot_be_called_are_refused(function, named):
         scorer_of(both)
 
 
-@pytest.mark.parametrize("wrong", ["right.part", "right(limit=1)", "right + 1"])
+@pytest.mark.parametrize("wrong", ["right.part", "right(limit=1)"])
 def test_what_a_function_of_trl_cannot_have_in_a_sum(wrong, file):
     with pytest.raises(ConfigError, match="TRL"):
         Scorer(f"{file}:{wrong}")
@@ -204,3 +217,117 @@ def test_a_first_argument_that_is_no_response_is_refused():
 
     with pytest.raises(ConfigError, match="prompts"):
         scorer_of(reward)
+
+
+IDS = [[4, 17], [8, 8, 8]]
+
+
+def needs_ids(completion_ids, **kwargs):
+    return [float(sum(ids)) for ids in completion_ids]
+
+
+def only_keywords(**kwargs):
+    return needs_ids(kwargs["completion_ids"])
+
+
+def has_default(completions, completion_ids=None):
+    return [0.0 if completion_ids is None else float(sum(ids)) for ids in completion_ids or "ab"]
+
+
+@pytest.mark.parametrize("function", [needs_ids, only_keywords, has_default])
+def test_token_ids_where_they_are_known(function):
+    problems = problems_of_rows(TEXT_ROWS, "rows")
+    scorer = scorer_of(function)
+    scorer.check(problems, has_token_ids=True)
+    assert scorer.score(problems, ["4", "888"], lambda: IDS) == [Score(21.0), Score(24.0)]
+
+
+def test_token_ids_that_are_not_known_are_refused_in_one_line():
+    problems = problems_of_rows(TEXT_ROWS, "rows")
+    scorer = scorer_of(needs_ids)
+    for call in (lambda: scorer.check(problems), lambda: scorer.score(problems, ["4", "888"])):
+        with pytest.raises(ConfigError, match="needs completion_ids") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    assert scorer_of(has_default).score(problems, ["4", "8"]) == [Score(0.0)] * 2
+
+
+@pytest.mark.parametrize("verifier", ["exact", "trl", "plain", "verl"])
+def test_ids_are_made_only_for_functions_that_take_them(verifier):
+    def trl(completions, answer=None):
+        return [0.0] * len(completions)
+
+    def plain(response, problem, completion_ids=None):
+        return 0.0
+
+    def verl(solution_str, ground_truth, completion_ids=None):
+        return 0.0
+
+    def fail() -> list[list[int]]:
+        raise AssertionError("made")
+
+    functions = {"trl": trl, "plain": plain, "verl": verl}
+    scorer = scorer_of(functions[verifier]) if verifier in functions else Scorer(verifier)
+    with scorer:
+        scores = scorer.score(problems_of_rows(TEXT_ROWS, "rows"), ["a", "b"], fail)
+    assert [score.value for score in scores if isinstance(score, Score)] == [0.0, 0.0]
+
+
+class CountingBackend:
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def verify(self, items: Any, verifier_names: Any) -> list[Score | Failure]:
+        self.names += verifier_names
+        return [Score(1.0) for _ in items]
+
+
+def test_verifiers_beside_functions_run_in_the_backend_of_the_run(file):
+    rules = f"{file}:right + math"
+    for verifier in (rules, as_verifier_setting([rules, lambda response, problem: 0.0])):
+        backend = CountingBackend()
+        with Scorer(verifier or "") as scorer:
+            scorer.use_backend(backend)
+            results = scorer.score(problems_of_rows(TEXT_ROWS, "rows"), ["4", "0"])
+        assert [one.value for one in results if isinstance(one, Score)] == [2.0, 1.0]
+        assert backend.names == ["math", "math"]
+
+
+VERIFIERS = """
+import os
+import time
+
+def slow(response, problem):
+    time.sleep(20)
+
+def process(response, problem):
+    return os.getpid()
+
+def trl(completions, **kwargs):
+    return [0.0] * len(completions)
+"""
+
+
+@pytest.mark.slow
+def test_verifiers_beside_functions_have_the_limits_of_the_run(tmp_path):
+    """A named one runs in child processes of their number and time limit; they end with it."""
+    path = tmp_path / "verifiers.py"
+    path.write_text(VERIFIERS)
+    problems = problems_of_rows(TEXT_ROWS, "rows")
+
+    def sums(name: str) -> list[str | None]:
+        beside = as_verifier_setting([f"{path}:{name}", lambda response, problem: 0.0])
+        return [f"{path}:{name} + {path}:trl", beside]
+
+    for verifier in sums("slow"):
+        with Scorer(verifier or "", timeout_s=0.2) as scorer:
+            results = scorer.score(problems, ["4", "8"])
+        assert [isinstance(one, Failure) and one.kind for one in results] == ["timeout"] * 2
+    for verifier in sums("process"):
+        with Scorer(verifier or "", workers=1) as scorer:
+            results = scorer.score(problems * 8, ["4", "8"] * 8)
+            (process,) = {int(one.value) for one in results if isinstance(one, Score)}
+            assert process != os.getpid()
+            os.kill(process, 0)
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)

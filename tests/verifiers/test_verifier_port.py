@@ -9,8 +9,9 @@ import pytest
 from postgrad.data.problems import problems_of_rows
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
-from postgrad.verifiers.functions import FunctionScorer, WeightedReward
-from postgrad.verifiers.lookup import find_verifier, load_verifier
+from postgrad.user_code import PythonObject
+from postgrad.verifiers.expression import Term
+from postgrad.verifiers.loading import find_verifier, load_verifier
 from postgrad.verifiers.port import as_score, run_verifier
 from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.table import SOURCES, VERIFIERS, choose
@@ -148,7 +149,11 @@ def test_a_further_argument_of_a_verl_function_must_be_given(tmp_path):
     path = f"{tmp_path}/theirs.py:compute_score"
     with pytest.raises(ConfigError, match="compute_score also needs limit"):
         find_verifier(path)
-    find_verifier(path, {"limit": 3.0})
+    assert find_verifier(f"{path}(limit=3)").arguments == {"limit": 3.0}
+    with Scorer(f"{path}(limit=3)", workers=1) as scorer:
+        problem = Problem("u", ({"role": "user", "content": "1+1"},), "2", "sums")
+        scores = scorer.score([problem] * 2, ["12", "1234"])
+    assert [score.value for score in scores if isinstance(score, Score)] == [1.0, 0.0]
     limited = load_verifier(find_verifier(f"{tmp_path}/theirs.py:limited").path)
     problem = Problem("u", ({"role": "user", "content": "1+1"},), "2", "sums")
     assert limited("12", problem) == 1.0
@@ -183,7 +188,7 @@ def test_an_async_function_of_verl_given_as_an_object_is_awaited(problem):
     async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
         return float(solution_str == ground_truth)
 
-    scorer = FunctionScorer([WeightedReward(1.0, "theirs", compute_score)], timeout_s=5.0)
+    scorer = Scorer(PythonObject("theirs", [Term(1.0, "theirs", function=compute_score)]))
     results = scorer.score([problem("3")] * 2, ["3", "4"])
     assert results == [Score(1.0), Score(0.0)]
 
@@ -210,8 +215,8 @@ def test_an_argument_without_a_default_must_be_given(tmp_path):
     (tmp_path / "brief.py").write_text("def brief(response, problem, limit):\n    return limit\n")
     with pytest.raises(ConfigError, match=r"needs limit.*brief\(limit=1\)"):
         find_verifier(f"{tmp_path}/brief.py:brief")
-    spec = find_verifier(f"0.5*{tmp_path}/brief.py:brief(limit=4)")
-    score = run_verifier(load_verifier(spec.path), "text", Problem("u", (), "3"))
+    with Scorer(f"0.5*{tmp_path}/brief.py:brief(limit=4)", workers=1) as scorer:
+        (score,) = scorer.score([Problem("u", (), "3")], ["text"])
     assert isinstance(score, Score) and score.value == 2.0
 
 

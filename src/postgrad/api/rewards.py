@@ -8,7 +8,8 @@ from postgrad.api.settings import object_name
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 from postgrad.user_code import PythonObject
-from postgrad.verifiers.functions import BatchReward, WeightedReward
+from postgrad.verifiers.expression import Term, scaled, sum_text
+from postgrad.verifiers.functions import BatchReward
 
 # What a reward may be: a verifier's name, a function (response, problem), or a batch reward.
 RewardFunction = Callable[[str, Problem], Any]
@@ -27,24 +28,30 @@ def as_verifier_setting(
         if weights is not None:
             raise ConfigError("reward_weights has no rewards to weigh; give reward=[...]")
         return None
-    rewards = list(reward) if isinstance(reward, list | tuple) else [reward]
+    rewards: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
     factors = _check_weights(rewards, weights)
-    if all(isinstance(one, str) for one in rewards):
-        return _sum_text([str(one) for one in rewards], factors)
+    if len(rewards) == 1 and isinstance(rewards[0], str) and factors == [1.0]:
+        return rewards[0]
     terms = [
-        WeightedReward(weight, _name(one), one)
-        for one, weight in zip(rewards, factors, strict=True)
+        term for one, weight in zip(rewards, factors, strict=True) for term in _terms(one, weight)
     ]
-    names = [term.name for term in terms]
-    for name in names:
-        if names.count(name) > 1:
+    labels = [term.label for term in terms if term.name]
+    for label in labels:
+        if labels.count(label) > 1:
             raise ConfigError(
-                f"two rewards are called {name}, so their metrics would have one name; rename one"
+                f"two rewards are called {label}, so their metrics would have one name; rename one"
             )
+    if all(isinstance(one, str) for one in rewards):
+        return sum_text(terms)
     if len(terms) == 1 and factors == [1.0]:
-        return PythonObject(names[0], terms)
-    parts = [f"{weight:g}*{name}" for name, weight in zip(names, factors, strict=True)]
-    return PythonObject(" + ".join(parts), terms)
+        return PythonObject(labels[0], terms)
+    return PythonObject(sum_text(terms), terms)
+
+
+def _terms(reward: Reward, weight: float) -> list[Term]:
+    if isinstance(reward, str):
+        return scaled(weight, reward)
+    return [Term(weight, object_name(reward), function=reward)]
 
 
 def _is_finite(weight: Any) -> bool:
@@ -66,18 +73,3 @@ def _check_weights(rewards: Sequence[Any], weights: Sequence[float] | None) -> l
     if not all(_is_finite(weight) for weight in weights):
         raise ConfigError(f"reward_weights={list(weights)}: every weight must be a finite number")
     return [float(weight) for weight in weights]
-
-
-def _sum_text(names: list[str], weights: list[float]) -> str:
-    """Return verifiers and weights as the text of a sum; a single one without weight as it is."""
-    if len(names) == 1 and weights == [1.0]:
-        return names[0]
-    text = ""
-    for name, weight in zip(names, weights, strict=True):
-        sign = "-" if weight < 0 else "+"
-        text += f" {sign} {abs(weight):g}*{name}" if text else f"{weight:g}*{name}"
-    return text
-
-
-def _name(reward: Any) -> str:
-    return reward if isinstance(reward, str) else object_name(reward)

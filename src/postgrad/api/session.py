@@ -25,7 +25,7 @@ from postgrad.methods.ports import Ports
 from postgrad.methods.sft import Sft
 from postgrad.methods.step import Group, Step
 from postgrad.methods.support.grpo_settings import check_loss_options
-from postgrad.methods.support.scoring import add_columns, add_scores
+from postgrad.methods.support.scoring import add_scores
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import split_updates
 from postgrad.model.threads import kept_threads, set_threads
@@ -33,9 +33,7 @@ from postgrad.model.views import FULL
 from postgrad.problem import Problem
 from postgrad.training.resolve import resolve
 from postgrad.types import Batch
-from postgrad.verifiers.reward_log import RewardLog
 from postgrad.verifiers.scorer import AUTO, Scorer
-from postgrad.verifiers.trainer_state import TrainerState
 
 CROSS_ENTROPY = "cross_entropy"
 
@@ -164,27 +162,19 @@ class Session:
         batch: Batch,
         reward: Reward | Sequence[Reward] | None = None,
         reward_weights: Sequence[float] | None = None,
-        *,
-        global_step: int | None = None,
     ) -> Tensor:
         """Score a sampled batch: sets `batch.rows["reward"]` and returns it, (rows,).
 
-        `reward` as in `train`. `global_step` is the number of finished steps of your loop, for
-        reward functions of TRL that take `trainer_state`. Columns that they log are set as
-        `batch.rows["log/COLUMN"]`. Raises RunError if a response could not be scored.
+        `reward` as in `train`. Raises RunError if a response could not be scored.
         """
         verifier = as_verifier_setting(reward, reward_weights) or AUTO
         problems = [self._problems[uid] for uid in batch.rows["uid"]]
         settings = self.config.reward
         with Scorer(verifier, settings.timeout_s, settings.workers) as scorer:
-            if global_step is not None:
-                scorer.trainer_state = lambda: TrainerState(global_step)
             ids = batch.response.split()
             texts = batch.rows["text"]
-            log = RewardLog()
-            results = scorer.score(problems, texts, lambda: [one.tolist() for one in ids], log)
+            results = scorer.score(problems, texts, lambda: [one.tolist() for one in ids])
             add_scores(batch, results)
-            add_columns(batch, log, range(len(batch)))
         failure = next((reason for reason in batch.rows["failure"] if reason), "")
         if failure:
             raise RunError(f"a response could not be scored: {failure}")

@@ -17,7 +17,7 @@ from postgrad.model.load.load import load_tokenizer, model_config
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.generator import Chat, Generator
 from postgrad.rollout.served_path import is_served, parse_served_path
-from postgrad.verifiers.model_terms import ModelTerm, model_terms
+from postgrad.verifiers.expression import Term, parse_reward
 from postgrad.verifiers.scorer import JudgeModel
 
 MAX_CALLS = 64  # concurrent calls to a served engine
@@ -58,7 +58,7 @@ def add_generators(
     """
     settings = engine_config(config)
     concurrency = config.reward.judge.concurrency
-    terms = {term.role: term for term in model_terms(config.reward.verifier)}
+    terms = {term.role: term for term in parse_reward(config.reward.verifier).models}
     all_models = dict(models)
     for name, role in roles.items():
         if role.kind == "scores":
@@ -83,15 +83,15 @@ def add_generators(
 def open_reward_models(config: EngineConfig, verifier: str) -> dict[str, JudgeModel]:
     """Return the reward models of reward.verifier by role, loaded in this process."""
     return {
-        term.role: _make_verifier(config, term, load_reward_model(config, term.path))
-        for term in model_terms(verifier)
+        term.role: _make_verifier(config, term, load_reward_model(config, term.model_path))
+        for term in parse_reward(verifier).models
     }
 
 
-def _make_verifier(config: EngineConfig, term: ModelTerm, model: Any) -> JudgeModel:
+def _make_verifier(config: EngineConfig, term: Term, model: Any) -> JudgeModel:
     from postgrad.methods.support.reward_models import ModelVerifier
 
-    settings = dataclasses.replace(config.model, path=term.path)
+    settings = dataclasses.replace(config.model, path=term.model_path)
     encoder = Encoder(load_tokenizer(settings, config.seed))
     return ModelVerifier(model, encoder)
 

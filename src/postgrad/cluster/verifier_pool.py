@@ -21,7 +21,7 @@ from postgrad.config.schema import Config
 from postgrad.errors import ConfigError, RunError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.processes.supervisor import MAX_CHUNK
-from postgrad.verifiers.lookup import find_verifier
+from postgrad.verifiers.loading import find_verifier
 
 CHUNKS_PER_WORKER = 4  # of the waiting responses, so that the actors finish together
 

@@ -12,9 +12,9 @@ from decimal import Decimal
 from postgrad.data.encode.styles import question_of
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
+from postgrad.verifiers.expression import asks_judge
 from postgrad.verifiers.grading.answers import truth_of
 from postgrad.verifiers.grading.numbers import number
-from postgrad.verifiers.model_terms import asks_judge
 from postgrad.verifiers.scorer import Scorer
 
 CHUNK = 256  # problems scored between two progress updates

@@ -35,9 +35,8 @@ from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import TurnRunner
 from postgrad.training.resolve import check_cluster
 from postgrad.training.run import hash_files, names_in
-from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge, model_terms
+from postgrad.verifiers.expression import LLM_JUDGE, asks_judge, parse_reward
 from postgrad.verifiers.scorer import Scorer
-from postgrad.verifiers.trl_rewards import COMPLETION_IDS
 from postgrad.version import __version__
 
 Section = TypeVar("Section")
@@ -126,7 +125,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     verifier = choose_verifier(config.reward.verifier, environments or agents)
     scorer = Scorer(verifier, config.reward.timeout_s, config.reward.workers)
     if is_scored:
-        scorer.check(problems, available=(COMPLETION_IDS,))
+        scorer.check(problems, has_token_ids=True)
     identity = _identity(config, sets)
     return Plan(
         config=config,
@@ -286,8 +285,10 @@ def _identity(config: EvalConfig, sets: dict[str, list[Problem]]) -> dict[str, A
         for name, problems in sets.items()
     }
     values["model"]["weights"] = weights_fingerprint(config.model.path, config.seed)
-    for term in model_terms(config.reward.verifier):
-        values["reward"][f"{term.role}_weights"] = folder_fingerprint(Path(term.path).expanduser())
+    for term in parse_reward(config.reward.verifier).models:
+        values["reward"][f"{term.role}_weights"] = folder_fingerprint(
+            Path(term.model_path).expanduser()
+        )
     # Code and templates that produce or score responses.
     names = names_in([values[section] for section in ("rollout", "environment", "agent", "reward")])
     if hashes := hash_files(names):

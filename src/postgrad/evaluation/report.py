@@ -152,8 +152,6 @@ def _details(result: dict[str, Any]) -> list[str]:
     if "win" in result:
         lines += _win_details(result["win"], result["parts"])
     lines.append(_length_details(result))
-    for name, value in result.get("log", {}).items():
-        lines.append(f"- {name}, logged by the reward functions: {value:.4g}")
     if result["failures"]:
         counts = ", ".join(f"{count} {kind}" for kind, count in result["failures"].items())
         lines.append(f"- could not be scored: {counts}")

@@ -172,8 +172,6 @@ def _result_row(plan: Plan, answer: Answer) -> dict[str, Any]:
         finish=answer.finish,
         length=len(answer.tokens),
         seed=answer.seed,
-        logged=answer.logged,
-        metrics=answer.metrics,
     )
 
 

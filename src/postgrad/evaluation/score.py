@@ -31,8 +31,7 @@ from postgrad.methods.support.judging import (
 )
 from postgrad.results.metrics import INTERVAL, summarize
 from postgrad.results.rows import check_failure_rate, result_row
-from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge
-from postgrad.verifiers.reward_log import RewardLog
+from postgrad.verifiers.expression import LLM_JUDGE, asks_judge
 from postgrad.verifiers.scorer import Scorer
 from postgrad.version import __version__
 
@@ -112,8 +111,8 @@ def score_files(config: ScoreConfig) -> dict[str, Any]:
         models: dict[str, Any] = {}
         if asks_judge(reward.verifier):
             models["judge"] = _open_judge(config)
-        for term in scorer.model_terms[:1]:
-            settings = EngineConfig(config.seed, ModelConfig(path=term.path), config.rollout)
+        for term in scorer.reward.models[:1]:
+            settings = EngineConfig(config.seed, ModelConfig(path=term.model_path), config.rollout)
             models |= open_reward_models(settings, reward.verifier)
         stack.enter_context(files.locked_folder(folder, identity))
         connect_scorer(config, scorer, models, folder)
@@ -156,9 +155,7 @@ def _score_set(
     """Returns the result rows of a set, ordered by problem, then by response."""
     problems = [entry.problem for entry in entries for _ in entry.texts]
     texts = [text for entry in entries for text in entry.texts]
-    log = RewardLog()
-    verdicts = iter(scorer.score(problems, texts, log=log))
-    metrics = log.means()
+    verdicts = iter(scorer.score(problems, texts))
     rows: list[dict[str, Any]] = []
     for entry in entries:
         verifier = scorer.name_for(entry.problem)
@@ -173,8 +170,6 @@ def _score_set(
                 prompt=str(entry.problem.messages[-1]["content"]),
                 finish=entry.finishes[sample] if entry.finishes else "",
                 length=entry.lengths[sample] if entry.lengths else len(text),
-                logged=log.row(len(rows)),
-                metrics=metrics,
             )
             rows.append(row)
     rate = sum(bool(row["failure"]) for row in rows) / len(rows)

@@ -28,8 +28,7 @@ from postgrad.rollout.engine import Sampling
 from postgrad.rollout.generator import Generator
 from postgrad.rollout.panel import Panel
 from postgrad.types import Batch, Problem
-from postgrad.verifiers.model_terms import asks_judge
-from postgrad.verifiers.trl_rewards import TRAINER_STATE
+from postgrad.verifiers.expression import asks_judge
 
 HELP_OTHER = "help_other_questions"
 HELP_SIMILAR = "help_other_similar_questions"
@@ -141,10 +140,9 @@ class Classmate(Thinking):
 
     check_validation_problems = check_problems
 
-    def reward_arguments(self) -> tuple[str, ...]:
-        """Without completion_ids if classmates answer: their token ids are not kept."""
-        asks = self.settings.condition != "no_classmate"
-        return (TRAINER_STATE,) if asks else super().reward_arguments()
+    def keeps_token_ids(self) -> bool:
+        """Return whether no classmate answers: their token ids are not kept."""
+        return self.settings.condition == "no_classmate"
 
     def roles(self) -> dict[str, Role]:
         roles = super().roles()

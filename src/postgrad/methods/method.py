@@ -28,8 +28,7 @@ from postgrad.rollout.engine import Completion, Sampling, make_sampling, traject
 from postgrad.rollout.episodes import failed_environments, row_problems, turn_metrics
 from postgrad.rollout.respond import Answer
 from postgrad.types import Batch, Failure, Problem, Score, Trajectory
-from postgrad.verifiers.model_terms import asks_judge, model_terms
-from postgrad.verifiers.trl_rewards import COMPLETION_IDS, TRAINER_STATE
+from postgrad.verifiers.expression import parse_reward
 
 if TYPE_CHECKING:
     from postgrad.data.encode.encoder import EncodedRow, Encoder
@@ -188,7 +187,7 @@ class Method:
         self, batch: Batch, problems: Sequence[Problem], texts: Sequence[str | None], step: Step
     ) -> list[Score | Failure]:
         """Return the verifier's result per row; override it for rewards of another kind."""
-        return score_texts(self.ports, batch, problems, texts, self.no_output_score, step)
+        return score_texts(self.ports, batch, problems, texts, self.no_output_score)
 
     def texts_to_score(self, batch: Batch) -> Sequence[str | None]:
         """Return what the policy wrote per row, without tool output; None if there is nothing."""
@@ -258,11 +257,11 @@ class Method:
     def all_roles(self) -> dict[str, Role]:
         """Return the method's roles, and the models that the reward settings name."""
         roles = self.roles()
-        if self.needs_verifier():
-            for term in model_terms(self.config.reward.verifier):
-                roles[term.role] = Role("scores", term.path)
         judge = self.config.reward.judge
-        if asks_judge(self.config.reward.verifier) and self.needs_verifier():
+        reward = parse_reward(self.config.reward.verifier)
+        if self.needs_verifier():
+            roles |= {term.role: Role("scores", term.model_path) for term in reward.models}
+        if self.needs_verifier() and reward.asks_judge:
             roles["judge"] = Role("chat", judge.model)
         if judge.monitor:
             roles["monitor"] = Role("chat", judge.monitor)
@@ -276,9 +275,9 @@ class Method:
         """Return whether steps score responses to data.train; otherwise only validations do."""
         return self.needs_verifier()
 
-    def reward_arguments(self) -> tuple[str, ...]:
-        """Return what reward functions of TRL may take besides texts and columns."""
-        return (COMPLETION_IDS, TRAINER_STATE)
+    def keeps_token_ids(self) -> bool:
+        """Return whether the token ids of what is scored are known, as rewards of TRL ask."""
+        return True
 
     def reward_parts(self) -> dict[str, str]:
         """Return the parts of the verifier's score that the method reads, by their settings.

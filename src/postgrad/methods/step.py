@@ -6,7 +6,6 @@ from typing import Any
 
 from postgrad.data.feed import Feed
 from postgrad.types import Batch, Problem, Trajectory
-from postgrad.verifiers.reward_log import RewardLog
 
 
 @dataclass
@@ -14,16 +13,15 @@ class Step:
     """One step of a run.
 
     `number` starts at 1; a validation is step 0. `data` is where problems are drawn from. `metrics`
-    are logged at the end of the step. `failed` has the rows that could not be scored. `log` has the
-    metrics that reward functions logged. In a refill, `num_scored` rows have a score already;
-    after all of them, `num_left_out` rows have a score and are not in the batch.
+    are logged at the end of the step. `failed` has the rows that could not be scored. In a refill,
+    `num_scored` rows have a score already; after all of them, `num_left_out` rows have a score and
+    are not in the batch.
     """
 
     number: int
     data: Feed = None  # type: ignore[assignment]  # set in every step of a run
     metrics: dict[str, float] = field(default_factory=dict)
     failed: list[Batch] = field(default_factory=list)
-    log: RewardLog = field(default_factory=RewardLog)
     num_scored: int = 0
     num_left_out: int = 0
 

@@ -88,9 +88,6 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     summary["maj"] = _majorities(groups, rights, samples)
     summary["score"] = sum(row["score"] or 0.0 for row in rows) / len(rows)
     summary["parts"] = _means([row["parts"] for row in rows])
-    logged = _means([row.get("metrics", {}) for row in rows])
-    if logged:
-        summary["log"] = logged
     summary["classes"] = _classes(rows)
     summary["length"] = _lengths(rows)
     summary["truncated"] = _truncated(rows)

@@ -22,14 +22,8 @@ def result_row(
     finish: str = "",
     length: int = 0,
     seed: int | None = None,
-    logged: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Returns one line of a result file. It contains no times, so that results can be repeated.
-
-    `logged` and `metrics` are what reward functions logged: values of this response, and means over
-    the responses that were scored with it. The line has them as `log` and `metrics`.
-    """
+    """Return one line of a result file. It contains no times, so that results can be repeated."""
     score: float | None = None
     parts: Mapping[str, float] = {}
     failure: dict[str, str] | None = None
@@ -38,7 +32,7 @@ def result_row(
     else:
         score = verdict.value
         parts = verdict.parts
-    row = {
+    return {
         "uid": problem.uid,
         "sample": sample,
         "data_source": problem.data_source,
@@ -57,11 +51,6 @@ def result_row(
         "length": length,
         "seed": seed,
     }
-    if logged:
-        row["log"] = dict(logged)
-    if metrics:
-        row["metrics"] = dict(metrics)
-    return row
 
 
 def _reaches(score: float, pass_score: float) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
-from postgrad.verifiers.combine import parse_sum
+from postgrad.verifiers.expression import parse_reward
 from postgrad.verifiers.grading.answers import (
     after_thought,
     boxed_answer,
@@ -17,7 +17,6 @@ from postgrad.verifiers.grading.answers import (
 from postgrad.verifiers.grading.choice import chosen_option
 from postgrad.verifiers.grading.equality import MAX_ANSWER, drop_name, normalize, split_unit
 from postgrad.verifiers.grading.numbers import number
-from postgrad.verifiers.lookup import is_sum
 from postgrad.verifiers.table import choose
 
 Extractor = Callable[[str, Problem], str | None]
@@ -85,7 +84,7 @@ def extract_answer(response: str, problem: Problem, verifier: str = "auto") -> s
         ConfigError: the verifier does not compare answers, such as a function of your own, or
             `auto` knows none for the problem.
     """
-    terms = [term.name for term in parse_sum(verifier)] if is_sum(verifier) else [verifier]
+    terms = [term.name for term in parse_reward(verifier).terms]
     names = [choose(problem) if term == "auto" else term for term in terms]
     for name in names:
         if can_vote(name):

@@ -6,13 +6,12 @@ call changes a response.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Completion, Engine, Episode, Request, Sampling, trajectory_seed
 from postgrad.rollout.episodes import episode_problem
 from postgrad.rollout.turns import TurnRunner, run_turns
-from postgrad.verifiers.reward_log import RewardLog
 
 STEP = 0  # the step in the seeds of responses that belong to no training step
 
@@ -25,7 +24,6 @@ class Scorer(Protocol):
         problems: Sequence[Problem],
         responses: Sequence[str],
         token_ids: Callable[[], list[list[int]]] | None = None,
-        log: RewardLog | None = None,
     ) -> list[Score | Failure]: ...
 
 
@@ -71,15 +69,9 @@ class Response:
 
 @dataclass(frozen=True)
 class Answer(Response):
-    """One scored response.
-
-    `logged` are the values that reward functions logged for it, `metrics` the means of those that
-    they logged for all responses that were scored together.
-    """
+    """One scored response."""
 
     verdict: Score | Failure
-    logged: dict[str, Any] = field(default_factory=dict, kw_only=True)
-    metrics: dict[str, float] = field(default_factory=dict, kw_only=True)
 
     @property
     def score(self) -> float:
@@ -138,18 +130,13 @@ def respond(
 ) -> list[Answer]:
     """Return `samples` scored responses per problem, ordered by problem, then by sample."""
     responses = generate(engine, encoder, problems, sampling, samples, seed, turns)
-    log = RewardLog()
     verdicts = scorer.score(
         [episode_problem(response.problem, response.episode) for response in responses],
         [response.policy_text for response in responses],
         lambda: [list(response.tokens) for response in responses],  # a reward may change its own
-        log,
     )
     for i, response in enumerate(responses):
         if response.episode is not None and response.episode.failure is not None:
             verdicts[i] = response.episode.failure
-    metrics = log.means()
-    return [
-        Answer(**vars(response), verdict=verdict, logged=log.row(i), metrics=metrics)
-        for i, (response, verdict) in enumerate(zip(responses, verdicts, strict=True))
-    ]
+    pairs = zip(responses, verdicts, strict=True)
+    return [Answer(**vars(response), verdict=verdict) for response, verdict in pairs]

@@ -26,7 +26,6 @@ from postgrad.training.result import Result, StepResult
 from postgrad.training.rollouts import make_rollouts
 from postgrad.training.stages import final_batch, run_stage, seed_step
 from postgrad.training.validation import Validator, validation_due
-from postgrad.verifiers.trainer_state import TrainerState
 
 STAGE_PHASES = {"score": "scoring", "update": "updating"}
 
@@ -83,8 +82,6 @@ class Driver:
         parts = self.feed, self.guard, self.rollouts
         self.progress = Progress(self.config, self.method, self.folder, self.reporter, *parts)
         self.number = self.start = self.progress.restore()
-        num_steps = self.config.training.steps
-        opened.run.scorer.trainer_state = lambda: TrainerState(self.number, num_steps)
         self.reached = False
         self.log = RunLog(self.folder, self.start)
         self.validator = Validator(opened, self.log)

@@ -19,7 +19,6 @@ from postgrad.errors import RunError
 from postgrad.files import atomic_file, atomic_write_text, fsync_path, remove_folder
 from postgrad.methods.support.scoring import reward_metrics
 from postgrad.types import SOURCE_NAMES, Batch
-from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 
 # Small row groups let a reader load one problem's rows from a large file.
 TOKENS_PER_ROW_GROUP = 1 << 16
@@ -83,8 +82,7 @@ class RunLog:
         """Write all trajectories of a step, including those without a verdict."""
         path = self.folder / "rollouts" / f"step-{number:06d}.parquet"
         try:
-            texts = _text_columns(batches)
-            table = pa.concat_tables([_table(b, texts) for b in batches], promote_options="default")
+            table = pa.concat_tables([_table(b) for b in batches], promote_options="default")
             num_tokens = max(1, sum(batch.num_tokens for batch in batches))
             rows = max(MIN_ROWS_PER_ROW_GROUP, len(table) * TOKENS_PER_ROW_GROUP // num_tokens)
             with atomic_file(path, fsync=False) as temporary:
@@ -160,22 +158,10 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
     return metrics
 
 
-def _text_columns(batches: list[Batch]) -> set[str]:
-    """Return the names of the columns `log/COLUMN` that have a value that is not a number."""
-    names: set[str] = set()
-    for batch in batches:
-        for name, column in batch.rows.items():
-            is_number = (isinstance(value, bool | int | float | None) for value in column)
-            if name.startswith(LOG_PREFIX) and not all(is_number):
-                names.add(name)
-    return names
-
-
-def _table(batch: Batch, text_columns: set[str]) -> pa.Table:
+def _table(batch: Batch) -> pa.Table:
     """Return one row per trajectory; per-token columns become lists.
 
     A column with several numbers per token is left out: it would be much larger than the rest.
-    A column `log/COLUMN` has numbers, or texts if it is one of `text_columns`.
     """
     columns: dict[str, Any] = {
         "prompt": _lists(batch.prompt.values, batch.prompt.lengths),
@@ -187,21 +173,12 @@ def _table(batch: Batch, text_columns: set[str]) -> pa.Table:
         values = column.tolist() if isinstance(column, torch.Tensor) else column
         if name == "source":
             values = [SOURCE_NAMES[value] for value in values]
-        if name in text_columns:
-            values = pa.array([_as_text(value) for value in values], pa.string())
-        elif name.startswith(LOG_PREFIX):
-            values = pa.array([None if one is None else float(one) for one in values], pa.float64())
         columns[name] = values
     for name, column in batch.tokens.items():
         if column.ndim > 1:
             continue
         columns[name] = _lists(column, batch.response.lengths)
     return pa.table(columns)
-
-
-def _as_text(value: Any) -> str | None:
-    """Return a text as it is, and any other value as JSON."""
-    return value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False)
 
 
 def _lists(values: torch.Tensor, lengths: torch.Tensor) -> pa.Array:

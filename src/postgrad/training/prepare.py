@@ -289,7 +289,7 @@ def _check_scores(run: Prepared, environments: "Environments | None") -> None:
         return
     from postgrad.methods.support.judging import check_references
 
-    run.scorer.check(problems, method.reward_arguments())
+    run.scorer.check(problems, method.keeps_token_ids())
     check_references(run.config.reward, problems)
     for label, scored in _scored_sets(run).items():
         run.scorer.check_fit(scored, label)

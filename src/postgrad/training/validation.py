@@ -19,7 +19,6 @@ from postgrad.training.memory import explained_memory_errors
 from postgrad.training.open import OpenRun
 from postgrad.training.prepare import MEAN
 from postgrad.user_code import user_error
-from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 
 if TYPE_CHECKING:
     from postgrad.verifiers.scorer import Scorer
@@ -175,7 +174,7 @@ class ValidationAnswers:
         """Keep the answers of a set, by pass; return metrics of the last pass.
 
         They are validation/length, truncated and part/NAME; with k > 1 samples per problem also
-        best@k and maj@k; log/NAME if reward functions log metrics.
+        best@k and maj@k.
         """
         rows: list[dict[str, Any]] = []
         for number, some in enumerate(answers.values()):
@@ -225,8 +224,6 @@ class ValidationAnswers:
             finish=answer.finish,
             length=len(answer.tokens),
             seed=answer.seed,
-            logged=answer.logged,
-            metrics=answer.metrics,
         )
 
 
@@ -237,7 +234,6 @@ def answer_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     summary = summarize(rows)
     metrics = {"length": summary["length"]["mean"], "truncated": summary["truncated"]}
     metrics |= {f"part/{name}": value for name, value in summary["parts"].items()}
-    metrics |= {f"{LOG_PREFIX}{name}": value for name, value in summary.get("log", {}).items()}
     samples = summary["samples"]
     if samples > 1:
         best = [max(row["score"] or 0.0 for row in group) for group in group_by_problem(rows)]

@@ -2,11 +2,9 @@
 
 - port.py: what a verifier is, and how its return value becomes a Score.
 - table.py: the built-in verifiers by name, and the one for each data source.
-- loading.py: functions by path, `package.module:function` or `file.py:function`.
-- functions.py: rewards given as Python objects; trl_rewards.py, trainer_state.py, reward_log.py:
-  reward functions of TRL.
-- combine.py: weighted sums of verifiers.
-- lookup.py: from the text of `reward.verifier` to a verifier.
+- expression.py: the sum in `reward.verifier`, parsed into terms.
+- loading.py: from a name or path to a verifier; functions with the arguments of verl and CS336.
+- functions.py: rewards that are Python objects; trl.py: reward functions of TRL.
 - scorer.py: the Scorer of the score stage.
 - pool.py, child.py: verifiers in child processes that can be killed.
 - grading/: the built-in verifiers themselves.

@@ -2,7 +2,8 @@
 
 Messages are JSON; see processes/supervisor.py.
 
-- In: {"problems": [...], "items": [[id, path, problem index, response, time limit in s], ...]}.
+- In: {"problems": [...], "items": [[id, path, arguments, problem index, response,
+  time limit in s], ...]}.
 - Out: per item ["start", id], then ["done", id, "score", value, parts] or
   ["done", id, kind of failure, reason]. ["pause", id, module] when a verifier imports a package
   while it scores, and "start" again when the import has ended. ["bye"] before the process exits on
@@ -20,13 +21,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Score, problem_from
 from postgrad.processes.channel import Channel, to_json
 from postgrad.processes.program import limit_memory, run_child
-from postgrad.verifiers.lookup import load_verifier
+from postgrad.verifiers.loading import load_verifier
 from postgrad.verifiers.port import one_line, run_verifier
 
 # The parent kills at the time limit. If it is gone, the kernel's alarm does, this much later.
@@ -45,9 +47,9 @@ def main(channel: Channel) -> None:
     while (message := channel.receive()) is not None:
         chunk = json.loads(message)
         problems = [problem_from(fields) for fields in chunk["problems"]]
-        for item, path, problem_index, response, time_limit_s in chunk["items"]:
+        for item, path, arguments, problem_index, response, time_limit_s in chunk["items"]:
             try:
-                verifier = load_verifier(path)
+                verifier = partial(load_verifier(path), **arguments)
                 if path not in loaded_paths:  # memory taken by imports does not count
                     loaded_paths.add(path)
                     limit_memory(memory_bytes)

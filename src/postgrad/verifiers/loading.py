@@ -1,17 +1,24 @@
-"""Loading functions by path: `package.module:function` or `path/to/file.py:function`."""
+"""From a name to a verifier: a built-in one, or a user's function by path.
+
+A user's function is `(response, problem)`, or has the arguments of verl or of CS336.
+"""
 
 import asyncio
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, did_you_mean
 from postgrad.problem import Problem
-from postgrad.user_code import load_object
+from postgrad.user_code import load_object, refuse_object_name
+from postgrad.verifiers.expression import split_rule
 from postgrad.verifiers.port import Verifier
+from postgrad.verifiers.table import VERIFIERS, VerifierSpec
 
 # Names of a second argument that expects the answer, where a verifier gets the whole problem.
 ANSWER_NAMES = ("answer", "gold", "label", "reference", "solution", "target")
@@ -20,7 +27,56 @@ PROMPT_NAMES = ("prompt", "prompts", "question", "questions", "problem", "proble
 # Arguments that are lists with one entry per response, and who calls functions so.
 LIST_ARGUMENTS = {"completions": "TRL", "queries": "OpenRLHF"}
 VERL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
-REQUIRED = "required_names"  # attribute of an adapted function
+
+
+def find_verifier(rule: str) -> VerifierSpec:
+    """Return where a verifier is: `math`, `length(limit=100)`, `file.py:reward`.
+
+    A user's verifier is loaded once, so that a mistake shows before the run starts.
+
+    Raises:
+        ConfigError: there is no such verifier, module, file or function, or its arguments differ.
+    """
+    name, arguments = split_rule(rule)
+    spec = VERIFIERS.get(name) or _find_own(name)
+    if arguments or spec.is_own:
+        _check_arguments(name, load_verifier(spec.path), arguments)
+    return replace(spec, arguments=arguments)
+
+
+def _find_own(name: str) -> VerifierSpec:
+    refuse_object_name(name, f"reward.verifier={name}")
+    module_path, _, function = name.rpartition(":")
+    if name.endswith(".py"):
+        raise ConfigError(
+            f"reward.verifier={name} names a file without a function; "
+            f"write reward.verifier={name}:FUNCTION"
+        )
+    if not module_path or not function:
+        raise ConfigError(
+            f"reward.verifier={name} is not a verifier; {did_you_mean(name, VERIFIERS)} "
+            "(your own is given as package.module:function or file.py:function)"
+        )
+    if module_path.endswith(".py"):
+        module_path = str(Path(module_path).expanduser().resolve())
+    return VerifierSpec(f"{module_path}:{function}", is_own=True)
+
+
+def _check_arguments(name: str, verifier: Verifier, arguments: Collection[str]) -> None:
+    for argument in arguments:
+        known = list(inspect.signature(verifier).parameters)[2:]
+        if argument not in known:
+            raise ConfigError(
+                f"reward.verifier: {name} has no argument {argument}; "
+                f"{did_you_mean(argument, known)}"
+            )
+    for needed in required_arguments(verifier):
+        if needed not in arguments:
+            function = name.rpartition(":")[2]
+            raise ConfigError(
+                f"reward.verifier={name}: {function} also needs {needed}; give it a number, as in "
+                f"{name}({needed}=1), or a default in the file"
+            )
 
 
 def load_function(path: str, kind: str) -> Any:
@@ -32,8 +88,9 @@ def load_function(path: str, kind: str) -> Any:
     return load_object(path, f"{kind} {path}", callable, "function")
 
 
-def load_verifier_function(path: str) -> Verifier:
-    """Return the function at `path` as a verifier. An `async def` function is run to its end.
+@cache
+def load_verifier(path: str) -> Verifier:
+    """Return the function at a VerifierSpec's path as a verifier; an async one runs to its end.
 
     Raises:
         ConfigError: it cannot be loaded, or cannot be called as function(response, problem).
@@ -97,23 +154,19 @@ def as_verifier(function: Any, label: str) -> Verifier:
 
 
 def required_arguments(function: Any) -> list[str]:
-    """The arguments after response and problem that have no default; none of wrapped functions."""
+    """Return the arguments after response and problem without a default; none of decorated ones."""
     if hasattr(function, "__wrapped__"):
         return []
-    if hasattr(function, REQUIRED):
-        return getattr(function, REQUIRED)
     try:
         parameters = list(inspect.signature(function).parameters.values())[2:]
     except (TypeError, ValueError):  # some functions written in C have no signature
         return []
-    return _without_defaults(parameters)
+    return [one.name for one in parameters if _is_required(one)]
 
 
-def _without_defaults(parameters: Sequence[inspect.Parameter]) -> list[str]:
-    """The names of parameters that every call must give."""
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [one for one in parameters if one.default is one.empty]
-    return [one.name for one in required if one.kind not in variadic]
+def _is_required(parameter: inspect.Parameter) -> bool:
+    is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not is_variadic
 
 
 def _run_to_its_end(function: Any) -> Any:
@@ -127,11 +180,11 @@ def _run_to_its_end(function: Any) -> Any:
 
 
 def _adapt(
-    function: Any, arguments: Callable[[str, Problem], dict[str, Any]], given: Sequence[str]
+    function: Any, arguments: Callable[[str, Problem], dict[str, Any]], given: Collection[str]
 ) -> Verifier:
-    """The function as a verifier; `arguments` makes its `given` arguments.
+    """Return the function as a verifier; `arguments` makes its `given` arguments.
 
-    It is async if the function is.
+    It is async if the function is, and its signature has the function's further arguments.
     """
 
     async def async_verifier(response: str, problem: Problem, **options: Any) -> Any:
@@ -140,12 +193,14 @@ def _adapt(
     def verifier(response: str, problem: Problem, **options: Any) -> Any:
         return function(**arguments(response, problem), **options)
 
-    adapted = async_verifier if inspect.iscoroutinefunction(function) else verifier
-    required: list[str] = []
-    if not hasattr(function, "__wrapped__"):  # a decorator may give arguments of its own
-        parameters = inspect.signature(function).parameters.values()
-        required = _without_defaults([one for one in parameters if one.name not in given])
-    setattr(adapted, REQUIRED, required)
+    adapted: Any = async_verifier if inspect.iscoroutinefunction(function) else verifier
+    parameters = list(inspect.signature(verifier).parameters.values())[:2]
+    is_decorated = hasattr(function, "__wrapped__")  # the decorator may give arguments of its own
+    for name, parameter in inspect.signature(function).parameters.items():
+        is_given = name in given or (is_decorated and _is_required(parameter))
+        if not is_given and parameter.kind is not parameter.VAR_KEYWORD:
+            parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+    adapted.__signature__ = inspect.Signature(parameters)
     return adapted
 
 

@@ -4,13 +4,14 @@ The time limit, the replacement of children and the blame for a crash are proces
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from postgrad import phases
 from postgrad.machine import available_cores
 from postgrad.problem import Failure, Problem, Score, sent_fields
 from postgrad.processes.supervisor import Ended, Supervisor
-from postgrad.verifiers.lookup import find_verifier, load_verifier
+from postgrad.verifiers.loading import find_verifier, load_verifier
 from postgrad.verifiers.port import run_verifier
 from postgrad.verifiers.table import VerifierSpec
 
@@ -72,7 +73,8 @@ class VerifierPool:
         results: dict[int, Score | Failure] = {}
         for position, spec in enumerate(specs):
             if spec.inline:
-                results[position] = run_verifier(load_verifier(spec.path), *items[position])
+                verifier = partial(load_verifier(spec.path), **spec.arguments)
+                results[position] = run_verifier(verifier, *items[position])
         num_inline = len(results)
         sent = [position for position, spec in enumerate(specs) if not spec.inline]
         if sent:
@@ -97,7 +99,9 @@ def _pack(items: Sequence[tuple[int, VerifierSpec, str, Problem]]) -> dict[str, 
         if id(problem) not in indices:
             indices[id(problem)] = len(problems)
             problems.append(problem)
-        rows.append([item, spec.path, indices[id(problem)], response, spec.time_limit_s])
+        rows.append(
+            [item, spec.path, spec.arguments, indices[id(problem)], response, spec.time_limit_s]
+        )
     return {"problems": [sent_fields(problem) for problem in problems], "items": rows}
 
 

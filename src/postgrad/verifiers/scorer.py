@@ -1,37 +1,22 @@
-"""The Scorer of the score stage: the right verifier for each problem, inline or in the pool."""
+"""The Scorer of the score stage: it scores responses term by term and adds the terms up."""
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from typing import Protocol
 
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
-from postgrad.user_code import PythonObject
-from postgrad.verifiers.combine import Term, parse_sum
-from postgrad.verifiers.functions import FunctionScorer, WeightedReward
-from postgrad.verifiers.lookup import find_verifier
-from postgrad.verifiers.model_terms import (
-    LLM_JUDGE,
-    ModelTerm,
-    add_judge_score,
-    add_score,
-    judge_term,
-    model_terms,
-    rules_of,
-)
+from postgrad.user_code import refuse_object_name
+from postgrad.verifiers.expression import Term, add_term, parse_reward, term_value
+from postgrad.verifiers.functions import BatchReward, TokenIds, as_batch_reward, score_batch
+from postgrad.verifiers.loading import find_verifier, load_function
 from postgrad.verifiers.pool import VerifierPool
-from postgrad.verifiers.reward_log import RewardLog
 from postgrad.verifiers.table import NOTES, VERIFIERS, choose
-from postgrad.verifiers.trainer_state import TrainerState
-from postgrad.verifiers.trl_rewards import (
-    COMPLETION_IDS,
-    TRAINER_STATE,
-    LazyArguments,
-    sum_terms,
-    trl_terms,
-)
+from postgrad.verifiers.trl import NO_REWARD, TrlReward, is_trl_reward
 
 AUTO = "auto"
 ENVIRONMENT = "environment"  # the verifier that reads what an environment gave during the run
@@ -61,17 +46,16 @@ class VerifierBackend(Protocol):
 
 
 class Scorer:
-    """Scores responses with one verifier, or with the one for each problem's data source (`auto`).
+    """Scores responses with the terms of a reward.
 
-    `judge` (for `llm_judge`) and `reward_models` (for `model:PATH`, by role) are set by the code
-    that starts the models. The code that starts verifiers on a cluster gives them to
-    use_backend() and stops them. `trainer_state` is set by the code that trains; it returns the
-    present state for reward functions of TRL.
+    `auto` is the verifier for each problem's data source. `judge` (for `llm_judge`) and
+    `reward_models` (for `model:PATH`, by role) are set by the code that starts the models. The code
+    that starts verifiers on a cluster gives them to use_backend() and stops them.
 
     Args:
-        verifier: `auto`, a built-in name, `package.module:function`, `path/to/file.py:function`, a
-            sum such as `auto + 0.1*format`; `llm_judge` or `model:PATH`, also in a sum. From
-            Python also a PythonObject whose value is a list of WeightedReward.
+        verifier: `auto`, a built-in name, `package.module:function`, `path/to/file.py:function`,
+            `llm_judge`, `model:PATH`, or a sum of them such as `auto + 0.1*format`. From Python
+            also a PythonObject whose value is a list of Terms.
         timeout_s: time limit for scoring one response.
         workers: number of child processes, 0: by the number of cores; they start with the first
             response that needs one.
@@ -89,29 +73,40 @@ class Scorer:
             raise ConfigError(f"reward.timeout_s={timeout_s} must be above 0")
         if workers < 0:
             raise ConfigError(f"reward.workers={workers} must be at least 0")
-        self.functions: FunctionScorer | None = None
-        self.model_terms: list[ModelTerm] = []
-        self.judge_term: Term | None = None
-        self.rules: str = verifier
-        self.constant = 0.0  # the score before the models' if the rules are empty
-        if isinstance(verifier, PythonObject):
-            self.functions = _python_functions(verifier.value, timeout_s, workers)
-        else:
-            self.model_terms = model_terms(verifier)
-            self.judge_term = judge_term(verifier)
-            self.rules, self.constant = rules_of(verifier)
-            if self.rules not in ("", AUTO, LLM_JUDGE):
-                self.functions = _trl_functions(self.rules, timeout_s, workers)
-            if self.rules not in ("", AUTO, LLM_JUDGE) and self.functions is None:
-                find_verifier(_replace_auto(self.rules, "exact"))
         self.verifier = verifier
-        self.reward_models: dict[str, JudgeModel] = {}
+        self.timeout_s = timeout_s
         self.minimize = minimize
+        self.reward = parse_reward(verifier)
+        self.functions: dict[str, BatchReward | TrlReward] = {}  # by the terms' labels
+        for term in self.reward.terms:
+            self._load(term)
+        self.rules = [term for term in self.reward.rules if term.label not in self.functions]
+        self.reward_models: dict[str, JudgeModel] = {}
         self.judge: JudgeModel | None = None
-        self.trainer_state: Callable[[], TrainerState] | None = None
         self.local_pool = VerifierPool(workers, timeout_s)
         self.backend: VerifierBackend = self.local_pool
-        self.use_backend(self.local_pool)
+
+    def _load(self, term: Term) -> None:
+        """Load a function of the user, and check that there is such a verifier."""
+        function = term.function
+        label = f"reward {term.name}"
+        if term.is_rule and ":" in term.name:
+            refuse_object_name(term.name, f"reward.verifier={self.verifier}")
+            label = f"verifier {term.name}"
+            function = load_function(term.name, "verifier")
+            if not is_trl_reward(function):
+                function = None
+            elif term.arguments or term.part:
+                raise ConfigError(
+                    f"reward.verifier={self.verifier}: {term.name} is a reward function of TRL, "
+                    f"which has neither arguments nor parts; write {term.name} alone"
+                )
+        if callable(function) and is_trl_reward(function):
+            self.functions[term.label] = TrlReward(function, label, self.timeout_s)
+        elif function is not None:
+            self.functions[term.label] = as_batch_reward(function, label, self.timeout_s)
+        elif term.is_rule:
+            find_verifier(_AUTO_TERM.sub("exact", term.rule))
 
     def __enter__(self) -> "Scorer":
         return self
@@ -119,33 +114,46 @@ class Scorer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def close(self) -> None:
+        """Stop the child processes."""
+        self.local_pool.close()
+
     def use_backend(self, backend: VerifierBackend) -> None:
-        """Run the verifiers in `backend`, also those that are terms beside functions."""
+        """Run the verifiers in `backend` instead of in child processes of this process."""
         self.backend = backend
-        if backend is not self.local_pool:
-            self.local_pool.close()
-        for scorer in _scorers_of(self.functions) if self.functions is not None else ():
-            scorer.use_backend(backend)
+        self.local_pool.close()
 
     def name_for(self, problem: Problem) -> str:
-        """Return the name of the verifier for this problem. Raises ConfigError."""
-        if self.functions is not None or AUTO not in self.rules:
-            return self.rules
-        return _replace_auto(self.rules, choose(problem))
+        """Return reward.verifier with `auto` replaced for this problem. Raises ConfigError."""
+        return self._name(self.verifier, problem) if self._uses_auto else self.verifier
 
-    def check(self, problems: Iterable[Problem], available: Collection[str] = ()) -> None:
+    @property
+    def _uses_auto(self) -> bool:
+        return any(term.name == AUTO for term in self.rules)
+
+    def _name(self, text: str, problem: Problem) -> str:
+        return _AUTO_TERM.sub(lambda _: choose(problem), text)
+
+    def _for_problem(self, term: Term, problem: Problem) -> Term:
+        return replace(term, name=choose(problem)) if term.name == AUTO else term
+
+    def _rules_for(self, problem: Problem) -> list[Term]:
+        return [self._for_problem(term, problem) for term in self.rules]
+
+    # ---- checks before a run
+
+    def check(self, problems: Iterable[Problem], has_token_ids: bool = False) -> None:
         """Raise ConfigError, before a run starts, if some problem has no verifier.
 
-        Also if a reward function of TRL lacks a column, or needs completion_ids or trainer_state
-        that is not `available` where the responses will be scored.
+        Also if a reward function of TRL lacks a column, or needs completion_ids and the responses'
+        token ids will not be known.
         """
         problems = list(problems)
         for problem in problems:
             self.name_for(problem)
-        if self.functions is not None:
-            self.functions.check(problems, available)
-            for scorer in _scorers_of(self.functions):
-                scorer.check(problems)
+        for function in self.functions.values():
+            if isinstance(function, TrlReward):
+                function.check(problems, has_token_ids)
 
     def check_fit(self, problems: Sequence[Problem], name: str) -> None:
         """Raise ConfigError if a built-in verifier can score no problem of the set `name`.
@@ -153,19 +161,17 @@ class Scorer:
         Such a verifier needs something that the problems lack, as `code` needs tests. It scores
         an empty response to a few problems, evenly spaced over the set.
         """
-        if self.functions is not None or not self.rules or self.rules == LLM_JUDGE:
-            return
         stride = max(1, len(problems) // NUM_PROBED)
-        probed = problems[::stride][:NUM_PROBED]
-        by_verifier: dict[str, list[Problem]] = {}
-        for problem in probed:
-            for term in parse_sum(self.name_for(problem)):
+        asked: dict[str, tuple[Term, list[Problem]]] = {}
+        for problem in problems[::stride][:NUM_PROBED]:
+            for term in self._rules_for(problem):
                 if term.name in VERIFIERS and term.name != ENVIRONMENT:
-                    by_verifier.setdefault(term.label, []).append(problem)
-        for verifier, asked in by_verifier.items():
-            items = [("", problem) for problem in asked]
-            results = self.backend.verify(items, [verifier] * len(items))
-            failures = [result for result in results if isinstance(result, Failure)]
+                    asked.setdefault(term.label, (term, []))[1].append(problem)
+        for label, (term, probed) in asked.items():
+            items = [("", problem) for problem in probed]
+            scores = self.backend.verify(items, [term.rule] * len(items))
+            results = [one if isinstance(one, Failure) else term_value(term, one) for one in scores]
+            failures = [one for one in results if isinstance(one, Failure)]
             if failures and len(failures) == len(results):
                 advice = "choose a verifier that fits the data (docs/rewards.md)"
                 if failures[0].reason.startswith("the ground truth ''"):
@@ -174,7 +180,7 @@ class Scorer:
                         "choose a verifier that needs none (docs/rewards.md)"
                     )
                 raise ConfigError(
-                    f"reward.verifier={self.verifier}: {verifier} can score none of the "
+                    f"reward.verifier={self.verifier}: {label} can score none of the "
                     f"{len(results)} rows of {name} that were tried; the first: "
                     f"{failures[0].reason}; {advice}"
                 )
@@ -188,45 +194,40 @@ class Scorer:
         Args:
             settings: the parts that the run reads, by the setting that names them.
         """
-        if self.functions is not None or self.judge_term is not None:
-            return
-        if self.rules in ("", LLM_JUDGE):
+        if self.functions or self.reward.asks_judge or not self.rules:
             return
         by_verifier: dict[str, list[Problem]] = {}
         for problem in problems:
             by_verifier.setdefault(self.name_for(problem), []).append(problem)
-        for verifier, own in by_verifier.items():
-            terms = [term.name for term in parse_sum(verifier) if term.name]
-            if any(name not in VERIFIERS or name == ENVIRONMENT for name in terms):
-                continue
-            score = self._first_score(verifier, own[:NUM_PROBED])
+        for verifier, probed in by_verifier.items():
+            names = {term.name for term in self._rules_for(probed[0])}
+            score = None if names - (set(VERIFIERS) - {ENVIRONMENT}) else self._first_score(probed)
             if score is None:
                 continue
-            known = [*score.parts, *(term.role for term in self.model_terms)]
+            known = [*score.parts, *(term.role for term in self.reward.models)]
             for setting, part in settings.items():
                 if part not in known:
-                    names = ", ".join(sorted(known)) or "none"
+                    listed = ", ".join(sorted(known)) or "none"
                     raise ConfigError(
                         f"{setting}: the verifier {verifier} reports no part {part} of its score; "
-                        f"name one of its parts: {names} (a method that adds parts lists them in "
+                        f"name one of its parts: {listed} (a method that adds parts lists them in "
                         "own_reward_parts)"
                     )
 
-    def _first_score(self, verifier: str, problems: Sequence[Problem]) -> Score | None:
-        """Return the score of an empty response to the first problem that can be scored."""
-        for problem in problems:
-            (result,) = self.backend.verify([("", problem)], [verifier])
+    def _first_score(self, problems: Sequence[Problem]) -> Score | None:
+        """Return the rules' score of an empty response to the first problem that can be scored."""
+        for problem in problems[:NUM_PROBED]:
+            columns = self._score_rules([problem], [""])
+            result = self._combine(problem, {label: one for label, (one,) in columns.items()})
             if isinstance(result, Score):
                 return result
         return None
 
     def notes(self, problems: Iterable[Problem]) -> list[str]:
         """Return what the user should know about verifiers that `auto` chose, and about truths."""
-        if self.functions is not None:
-            return []
         problems = list(problems)
         notes: list[str] = []
-        if AUTO in self.rules:
+        if self._uses_auto:
             chosen = {choose(problem) for problem in problems}
             notes += [note for name, note in NOTES.items() if name in chosen]
         return notes + self.json_notes(problems)
@@ -260,126 +261,93 @@ class Scorer:
 
     def _reads_truth(self, problem: Problem) -> bool:
         """Return whether a verifier may compare with the truth: a function, or ONE_ANSWER."""
-        if self.functions is not None:
-            own = list(_scorers_of(self.functions))
-            has_function = len(own) < self.functions.num_rewards()
-            return has_function or any(scorer._reads_truth(problem) for scorer in own)
-        if self.rules in ("", LLM_JUDGE):
-            return False
-        names = {term.name for term in parse_sum(self.name_for(problem)) if term.name}
-        return any(name in ONE_ANSWER or name not in VERIFIERS for name in names)
+        names = {term.name for term in self._rules_for(problem)}
+        return bool(self.functions or names & ONE_ANSWER or names - set(VERIFIERS))
 
     def _compares_text(self, problem: Problem) -> bool:
-        return not ONE_ANSWER.isdisjoint(re.findall(r"\w+", self.name_for(problem)))
+        return any(term.name in ONE_ANSWER for term in self._rules_for(problem))
+
+    # ---- scores
 
     def score(
         self,
         problems: Sequence[Problem],
         responses: Sequence[str],
-        token_ids: Callable[[], list[list[int]]] | None = None,
-        log: RewardLog | None = None,
+        token_ids: TokenIds | None = None,
     ) -> list[Score | Failure]:
         """Return one Score or Failure per response, in order; responses[i] answers problems[i].
 
-        `token_ids` returns the responses' token ids; it is called if a reward takes them. `log`
-        gets what reward functions of TRL log; without it, that is dropped.
+        The first Failure of a sum counts. `token_ids` returns the responses' token ids; it is
+        called if a reward takes them.
         """
         if len(problems) != len(responses):
             raise ValueError(f"{len(problems)} problems for {len(responses)} responses")
-        scores: list[Score | Failure] = [Score(self.constant) for _ in responses]
-        if self.functions is not None:
-            scores = self.functions.score(problems, responses, self._lazy_arguments(token_ids), log)
-        elif self.verifier == LLM_JUDGE:
-            scores = self._ask_judge(problems, responses)
-        elif self.rules:
-            names = [self.name_for(problem) for problem in problems]
-            scores = self.backend.verify(list(zip(responses, problems, strict=True)), names)
-        if self.judge_term is not None:
-            results = self._ask_judge(problems, responses)
-            pairs = zip(scores, results, strict=True)
-            scores = [add_judge_score(rules, self.judge_term, result) for rules, result in pairs]
-        for term in self.model_terms:
-            if term.role not in self.reward_models:
-                raise ConfigError(
-                    f"reward.verifier={self.verifier} needs a reward model, and this command "
-                    "loads none; use it in postgrad train, eval or score"
-                )
-            results = self.reward_models[term.role].score(problems, responses)
-            pairs = zip(scores, results, strict=True)
-            scores = [add_score(rules, term, result) for rules, result in pairs]
+        columns = self._score_rules(problems, responses)
+        for term in self.reward.terms:
+            if term.name and term.label not in columns:
+                columns[term.label] = self._score_term(term, problems, responses, token_ids)
+        scores = [
+            self._combine(problem, {label: column[row] for label, column in columns.items()})
+            for row, problem in enumerate(problems)
+        ]
         return [_negate(score) for score in scores] if self.minimize else scores
 
-    def _lazy_arguments(self, token_ids: Callable[[], list[list[int]]] | None) -> LazyArguments:
-        arguments = {COMPLETION_IDS: token_ids, TRAINER_STATE: self.trainer_state}
-        return {name: make for name, make in arguments.items() if make is not None}
-
-    def _ask_judge(
+    def _score_rules(
         self, problems: Sequence[Problem], responses: Sequence[str]
+    ) -> dict[str, list[Score | Failure]]:
+        """Return the scores of every verifier by the terms' labels, asked for in one call."""
+        items: list[tuple[str, Problem]] = []
+        rules: list[str] = []
+        for term in self.rules:
+            items += zip(responses, problems, strict=True)
+            rules += [self._name(term.rule, problem) for problem in problems]
+        results = iter(self.backend.verify(items, rules) if items else ())
+        return {term.label: list(islice(results, len(problems))) for term in self.rules}
+
+    def _score_term(
+        self,
+        term: Term,
+        problems: Sequence[Problem],
+        responses: Sequence[str],
+        token_ids: TokenIds | None,
     ) -> list[Score | Failure]:
-        if self.judge is None:
+        """Return the scores of a term that is a model or runs in this process."""
+        function = self.functions.get(term.label)
+        if isinstance(function, TrlReward):
+            return function.score(problems, responses, token_ids)
+        if function is not None:
+            score = partial(function.score, problems, responses)
+            return score_batch(f"reward {term.name}", len(responses), score)
+        model = self.reward_models.get(term.role) if term.role else self.judge
+        if model is None:
             raise ConfigError(
-                f"reward.verifier={self.verifier} needs a judge, and this command loads none; use "
-                "it in postgrad train, eval or score"
+                f"reward.verifier={self.verifier} needs a model for {term.label}, and this command "
+                "loads none; use it in postgrad train, eval or score"
             )
-        return self.judge.score(problems, responses)
+        return model.score(problems, responses)
 
-    def close(self) -> None:
-        """Stop the child processes."""
-        self.local_pool.close()
+    def _combine(self, problem: Problem, scores: Mapping[str, Score | Failure]) -> Score | Failure:
+        """Return the sum of the terms that have a score, or the first Failure.
 
-
-def _python_functions(
-    rewards: Sequence[WeightedReward], timeout_s: float, workers: int
-) -> FunctionScorer:
-    """Return the scorer of several rewards; those that are verifiers by name have the limits."""
-    terms = [
-        replace(one, reward=_scorer_of_term(one.reward, timeout_s, workers))
-        if isinstance(one.reward, str)
-        else one
-        for one in rewards
-    ]
-    return FunctionScorer(terms, timeout_s)
-
-
-def _scorer_of_term(verifier: str, timeout_s: float, workers: int) -> Scorer | FunctionScorer:
-    """Return what scores with this verifier as one term of several rewards.
-
-    For reward functions of TRL it is the FunctionScorer, which takes their arguments.
-    """
-    scorer = Scorer(verifier, timeout_s, workers)
-    has_models = scorer.model_terms or scorer.judge_term is not None
-    return scorer if scorer.functions is None or has_models else scorer.functions
-
-
-def _trl_functions(rules: str, timeout_s: float, workers: int) -> FunctionScorer | None:
-    """Return the scorer of a sum in which a term is a reward function of TRL; None without one.
-
-    The other terms run as they would alone.
-    """
-    if ":" not in rules:
-        return None
-    rewards = trl_terms(rules, timeout_s)
-    if not rewards:
-        return None
-    weighted: list[WeightedReward] = []
-    for term in sum_terms(rules):
-        if not term.name:
-            raise ConfigError(
-                f"reward.verifier={rules}: a constant cannot be added to a reward function of TRL; "
-                "return it from the function"
-            )
-        reward = rewards.get(term.label) or Scorer(term.label, timeout_s, workers)
-        weighted.append(WeightedReward(term.weight, term.label, reward))
-    return FunctionScorer(weighted, timeout_s)
-
-
-def _scorers_of(functions: FunctionScorer) -> Iterator[Scorer]:
-    """Return the scorers of the terms that are verifiers by name, such as `auto`."""
-    for reward in functions.rewards:
-        if isinstance(reward.reward, Scorer):
-            yield reward.reward
-        elif isinstance(reward.reward, FunctionScorer):
-            yield from _scorers_of(reward.reward)
+        A reward function of TRL that does not apply to a response is left out, unless all are.
+        """
+        if not self.reward.is_sum:
+            return next(iter(scores.values()))
+        results = scores.values()
+        if all(isinstance(one, Failure) and one.kind == NO_REWARD for one in results):
+            return next(iter(results))
+        total = 0.0
+        parts: dict[str, float] = {}
+        for term in self.reward.terms:
+            score = scores.get(term.label)
+            if not term.name:
+                total += term.weight
+            elif score is not None and not (isinstance(score, Failure) and score.kind == NO_REWARD):
+                value = add_term(self._for_problem(term, problem), score, parts)
+                if isinstance(value, Failure):
+                    return value
+                total += value
+        return Score(total, parts)
 
 
 def is_json(truth: str) -> bool:
@@ -391,11 +359,6 @@ def is_json(truth: str) -> bool:
     except ValueError:
         return False
     return isinstance(values, dict) or any(isinstance(value, str) for value in values)
-
-
-def _replace_auto(verifier: str, name: str) -> str:
-    """Return the setting with `auto` replaced by a verifier's name."""
-    return _AUTO_TERM.sub(lambda _: name, verifier)
 
 
 def _negate(score: Score | Failure) -> Score | Failure:

@@ -1,6 +1,6 @@
 """The built-in verifiers by name, and the one that `reward.verifier=auto` takes per data source."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from postgrad.errors import ConfigError
@@ -12,17 +12,19 @@ class VerifierSpec:
     """Where a verifier's function is, and how it must be run.
 
     Attributes:
-        path: `package.module:function` or `file.py:function`; lookup.py adds a form for sums.
+        path: `package.module:function` or `file.py:function`.
         inline: it takes linear time and cannot crash, so it runs in this process; the other
             verifiers run in the pool's child processes.
         time_limit_s: it stops itself within this time; the pool's limit for it is not shorter.
-        is_own: it is the user's function, or a sum with one.
+        is_own: it is the user's function.
+        arguments: numbers from the setting, as in length(limit=100).
     """
 
     path: str
     inline: bool = False
     time_limit_s: float = 0.0
     is_own: bool = False
+    arguments: dict[str, float] = field(default_factory=dict)
 
 
 GRADING = "postgrad.verifiers.grading"

@@ -11,7 +11,6 @@ from postgrad.methods.method import Method
 from postgrad.methods.step import Group, Step
 from postgrad.methods.support.scoring import NoRowsLeft
 from postgrad.types import Batch, Problem
-from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 
 
 def refill(method: Method, batch: Batch, step: Step) -> tuple[Batch, Batch]:
@@ -85,7 +84,7 @@ def _means(
     return {
         name: value + share * (fresh[name] - value)
         for name, value in before.items()
-        if name not in counts and not name.startswith(LOG_PREFIX)
+        if name not in counts
     }
 
 
@@ -121,18 +120,15 @@ def _informative_rows(batch: Batch, metric: str) -> Batch:
 
 
 def _with_equal_parts(batches: list[Batch]) -> list[Batch]:
-    """Adds what only some of the batches have to the others: reward parts as NaN, logs as None.
+    """Adds reward parts that only some of the batches have to the others, as NaN.
 
     Rewards that a method set as a list become tensors, as the driver makes them after a stage.
     """
     names = {name for batch in batches for name in batch.rows if name.startswith("reward/")}
-    logs = {name for batch in batches for name in batch.rows if name.startswith(LOG_PREFIX)}
     for batch in batches:
         for name in {"reward", *names} & set(batch.rows):
             if not isinstance(batch.rows[name], Tensor):
                 batch.rows[name] = torch.as_tensor(batch.rows[name], dtype=torch.float32)
         for name in names - set(batch.rows):
             batch.rows[name] = torch.full((len(batch),), torch.nan)
-        for name in logs - set(batch.rows):
-            batch.rows[name] = [None] * len(batch)
     return batches

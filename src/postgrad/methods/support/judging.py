@@ -11,7 +11,7 @@ from postgrad.methods.method import Step
 from postgrad.problem import Problem, named
 from postgrad.rollout.engine import Sampling, trajectory_seed
 from postgrad.types import Batch, Failure
-from postgrad.verifiers.model_terms import LLM_JUDGE, asks_judge
+from postgrad.verifiers.expression import LLM_JUDGE, asks_judge
 
 if TYPE_CHECKING:
     from postgrad.judge.llm import LlmJudge
@@ -96,7 +96,7 @@ def connect_scorer(
 ) -> None:
     """Gives the score stage its models, and its verifier pool if that runs on other machines."""
     scorer.reward_models = {
-        term.role: models[term.role] for term in scorer.model_terms if term.role in models
+        term.role: models[term.role] for term in scorer.reward.models if term.role in models
     }
     if "verifier" in models:
         scorer.use_backend(models["verifier"])

@@ -1,7 +1,6 @@
 """The score stage: texts to scores, scores to columns, and rows that could not be scored."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -9,7 +8,6 @@ from postgrad.errors import RunError
 from postgrad.methods.ports import Ports
 from postgrad.methods.step import Step
 from postgrad.types import TOOL, Batch, Failure, Problem, Score
-from postgrad.verifiers.reward_log import PREFIX, RewardLog
 
 
 def policy_texts(ports: Ports, batch: Batch) -> Sequence[str | None]:
@@ -32,39 +30,20 @@ def score_texts(
     problems: Sequence[Problem],
     texts: Sequence[str | None],
     no_output_score: float,
-    step: Step,
 ) -> list[Score | Failure]:
-    """The verifier's result per row's text; `no_output_score` where the text is None.
-
-    What reward functions log becomes row columns `log/COLUMN`, None where the text is None, and
-    metrics `log/NAME` of the step: the means over all calls in the step.
-    """
+    """Return the verifier's result per row's text; `no_output_score` where the text is None."""
     indices = [i for i, text in enumerate(texts) if text is not None]
 
     def token_ids() -> list[list[int]]:
         rows = batch.response.split()
         return [rows[i].tolist() for i in indices]
 
-    log = RewardLog()
-    results = ports.scorer.score(
-        [problems[i] for i in indices], [text for text in texts if text is not None], token_ids, log
-    )
-    add_columns(batch, log, indices)
-    step.log.add_metrics(log)
-    step.metrics |= {f"{PREFIX}{name}": mean for name, mean in step.log.means().items()}
+    written = [text for text in texts if text is not None]
+    results = ports.scorer.score([problems[i] for i in indices], written, token_ids)
     scores: list[Score | Failure] = [Score(no_output_score) for _ in texts]
     for i, result in zip(indices, results, strict=True):
         scores[i] = result
     return scores
-
-
-def add_columns(batch: Batch, log: RewardLog, indices: Sequence[int]) -> None:
-    """Sets the row columns `log/COLUMN`; `indices` are the rows that were scored, in order."""
-    for column, values in log.columns.items():
-        entries: list[Any] = [None] * len(batch)
-        for i, value in zip(indices, values, strict=True):
-            entries[i] = value
-        batch.rows[f"{PREFIX}{column}"] = entries
 
 
 def add_scores(batch: Batch, results: Sequence[Score | Failure]) -> None:

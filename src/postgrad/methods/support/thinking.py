@@ -196,7 +196,7 @@ class Thinking(Grpo):
             batch = self.validation_batch(problems, one, step)
             find = step.data.find
             batches = [batch, *step.failed]
-            answers = batch_answers(batches, find, self.config.seed, step.log.means())
+            answers = batch_answers(batches, find, self.config.seed)
             self.answers[one.name] = answers
             metrics[f"validation/{one.name}"] = mean_score(answers)
             num_failures += step.metrics["reward/failures"]

@@ -9,7 +9,6 @@ from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Sampling, make_sampling, trajectory_seed
 from postgrad.rollout.respond import STEP, Answer, respond
 from postgrad.types import Batch
-from postgrad.verifiers.reward_log import PREFIX as LOG_PREFIX
 
 PART = "reward/"
 
@@ -49,18 +48,11 @@ def mean_score(answers: Sequence[Answer]) -> float:
 
 
 def batch_answers(
-    batches: Sequence[Batch],
-    find: Callable[[str], Problem],
-    seed: int,
-    metrics: dict[str, float],
+    batches: Sequence[Batch], find: Callable[[str], Problem], seed: int
 ) -> list[Answer]:
-    """The scored rows of batches as answers, ordered by uid and sample.
-
-    `metrics` are those that reward functions logged for all of them.
-    """
+    """Return the scored rows of batches as answers, ordered by uid and sample."""
     answers: list[Answer] = []
     for batch in batches:
-        logs = [name for name in batch.rows if name.startswith(LOG_PREFIX)]
         parts = [name for name in batch.rows if name.startswith(PART)]
         for i, tokens in enumerate(batch.response.split()):
             failure = batch.rows["failure"][i]
@@ -82,8 +74,6 @@ def batch_answers(
                     verdict=Failure(kind, reason)
                     if failure
                     else Score(float(batch.rows["reward"][i]), known),
-                    logged={name.removeprefix(LOG_PREFIX): batch.rows[name][i] for name in logs},
-                    metrics=metrics,
                 )
             )
     return sorted(answers, key=lambda answer: (answer.problem.uid, answer.sample))

@@ -5,13 +5,12 @@ import re
 
 import pytest
 
+from postgrad.api.rewards import as_verifier_setting
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.sandbox.local import probe
 from postgrad.sandbox.outcome import SandboxError
-from postgrad.verifiers.combine import Term, parse_sum
-from postgrad.verifiers.lookup import find_verifier, is_sum, load_verifier
-from postgrad.verifiers.port import Verifier
+from postgrad.verifiers.expression import Term, is_sum, parse_reward
 from postgrad.verifiers.scorer import Scorer
 
 PROBLEM = Problem("p1", (), "42", "math")
@@ -43,9 +42,9 @@ PROBLEM = Problem("p1", (), "42", "math")
         ),
     ],
 )
-def test_parse_sum(text, terms):
-    assert is_sum(text)
-    assert parse_sum(text) == terms
+def test_parse_reward(text, terms):
+    reward = parse_reward(text)
+    assert reward.is_sum and list(reward.terms) == terms
 
 
 @pytest.mark.parametrize(
@@ -75,34 +74,50 @@ def test_plain_names_are_not_sums(name):
 )
 def test_malformed_sums_are_refused_in_one_line(text, culprit):
     with pytest.raises(ConfigError, match=re.escape(culprit)) as error:
-        find_verifier(text)
+        Scorer(text)
     assert "\n" not in str(error.value)
 
 
-def test_a_sum_runs_in_the_pool_if_a_term_does():
-    assert find_verifier("boxed + 0.1*format").inline is True
-    assert find_verifier("math + 0.1*format").inline is False
-    code_limit_s = find_verifier("code").time_limit_s
-    assert find_verifier("code + 0.1*format").time_limit_s == code_limit_s > 0
-
-
-def load_sum(text: str) -> Verifier:
-    return load_verifier(find_verifier(text).path)
+def score(text: str, response: str, problem: Problem = PROBLEM) -> Score | Failure:
+    with Scorer(text, workers=1) as scorer:
+        (result,) = scorer.score([problem], [response])
+    return result
 
 
 def test_parts_of_a_sum_are_the_terms_and_their_parts():
-    verifier = load_sum("2*boxed + 0.5*format - 0.25")
-    assert verifier("\\boxed{42}", PROBLEM) == Score(
+    text = "2*boxed + 0.5*format - 0.25"
+    assert score(text, "\\boxed{42}") == Score(
         1.75, {"boxed": 1.0, "boxed.answer": 1.0, "boxed.format": 1.0, "format": 0.0}
     )
     tagged = "</think> <answer>\\boxed{41}</answer>"
-    assert verifier(tagged, PROBLEM) == Score(
+    assert score(text, tagged) == Score(
         0.25, {"boxed": 0.0, "boxed.answer": 0.0, "boxed.format": 1.0, "format": 1.0}
     )
-    assert load_sum("3*boxed.format")(tagged, PROBLEM) == Score(3.0, {"boxed.format": 1.0})
-    difference = load_sum("length(limit=10) - length(limit=20)")("x" * 10, PROBLEM)
-    assert difference.value == pytest.approx(0.5)
+    assert score("3*boxed.format", tagged) == Score(3.0, {"boxed.format": 1.0})
+    difference = score("length(limit=10) - length(limit=20)", "x" * 10)
+    assert isinstance(difference, Score) and difference.value == pytest.approx(0.5)
     assert difference.parts["length(limit=20)"] == 0.5
+
+
+def right(response, problem):
+    return float(response == problem.ground_truth)
+
+
+def test_weights_of_a_list_multiply_those_of_its_sums():
+    rewards = ["exact - 0.5*length(limit=4) + 1", "0.1*format"]
+    text = as_verifier_setting(rewards, [2, -1])
+    assert text == "2*exact - 1*length(limit=4) + 2 - 0.1*format"
+    assert score(text, "42") == Score(
+        3.5, {"exact": 1.0, "exact.answer": 1.0, **LENGTH, "format": 0.0}
+    )
+    mixed = as_verifier_setting([rewards[0], right], [2, 10])
+    assert mixed is not None and score(mixed, "42") == Score(
+        13.5, {"exact": 1.0, "exact.answer": 1.0, **LENGTH, "right": 1.0}
+    )
+    assert as_verifier_setting("exact") == "exact"
+
+
+LENGTH = {"length(limit=4)": 0.5, "length(limit=4).characters": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +129,7 @@ def test_parts_of_a_sum_are_the_terms_and_their_parts():
     ],
 )
 def test_a_failed_term_fails_the_sum(text, response, truth, reason):
-    result = load_sum(text)(response, Problem("p1", (), truth, "math"))
+    result = score(text, response, Problem("p1", (), truth, "math"))
     assert isinstance(result, Failure)
     assert result.kind == "invalid"
     assert result.reason.startswith(reason)
