@@ -60,7 +60,7 @@ def test_generate_and_score_equal_eval(tiny, verifier, tmp_path, ending, capsys)
 
 @pytest.mark.slow
 def test_generate_continues_after_it_was_stopped(tiny, tmp_path, monkeypatch):
-    from postgrad.evaluation import generate as module
+    from postgrad.evaluation import run as module
 
     arguments = ["generate", str(tiny), SET, *SMALL]
     assert main([*arguments, f"out={tmp_path / 'whole.jsonl'}"]) == 0

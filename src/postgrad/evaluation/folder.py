@@ -5,6 +5,7 @@ last batch is removed and generated again, so the engine gets the same batches a
 kill.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -60,6 +61,15 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 def _is_unused(folder: Path) -> bool:
     return folder.is_dir() and all(path.name in UNFINISHED for path in folder.iterdir())
+
+
+def output_folder(out: str, parent: Path, label: str, identity: dict[str, Any]) -> Path:
+    """Return `out`; if empty, eval/LABEL-HASH in the parent folder."""
+    if out:
+        return Path(out).expanduser()
+    text = json.dumps(identity, sort_keys=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return parent / "eval" / f"{label}-{digest}"
 
 
 def job_folder(folder: Path) -> JobFolder:

@@ -12,13 +12,11 @@ from postgrad.data.tables import write_rows
 from postgrad.errors import ConfigError
 from postgrad.evaluation import folder as files
 from postgrad.evaluation.model import Target
-from postgrad.evaluation.plan import Plan, engine_config, make_plan, resolve_auto_settings
+from postgrad.evaluation.plan import Plan, engine_config, make_plan
 from postgrad.evaluation.progress import Progress
-from postgrad.evaluation.run import TimedEngine
+from postgrad.evaluation.run import TimedEngine, continue_job, run_set
 from postgrad.evaluation.settings import EvalConfig, EvalReward
-from postgrad.job_folder import restore_auto
 from postgrad.problem import Problem
-from postgrad.rollout.respond import Response, generate
 
 FORMATS = (".parquet", ".jsonl")
 
@@ -55,26 +53,22 @@ def generate_file(plan: Plan, progress: Progress) -> int:
     """
     out = Path(plan.config.out).expanduser()
     partial = _partial_folder(out)
-    stored = files.stored_settings(partial)
-    if stored is not None:
-        restore_auto(plan.config, stored, files.AUTO)
-    resolve_auto_settings(plan)
-    if stored is not None:
-        files.check_same_settings(partial, stored, plan.identity)
+    is_stored = continue_job(plan, partial)
     if out.exists():
-        if stored is None:  # the folder is empty: a kill came right before its removal
+        if not is_stored:  # the folder is empty: a kill came right before its removal
             _remove(partial)
-        if stored is None or not _has_all_responses(out, plan):
+        if not is_stored or not _has_all_responses(out, plan):
             raise _exists_error(out)
         with files.locked_folder(partial, plan.identity):  # refused if another process removes it
             _remove(partial)
         return num_responses(plan)
     with ExitStack() as stack:
-        engine = TimedEngine(stack.enter_context(_open_engine(plan, progress)))
+        progress.loading(plan)
+        engine = TimedEngine(stack.enter_context(open_engine(engine_config(plan.config))))
         stack.enter_context(files.locked_folder(partial, plan.identity))
         stack.enter_context(progress)
         for name in plan.sets:
-            _generate_set(plan, name, partial / f"{name}.jsonl", engine, progress)
+            run_set(plan, name, partial, engine, progress, is_scored=False)
         rows = list(_output_rows(plan, partial))
         names = dict.fromkeys(name for row in rows for name in row)  # sets may differ
         write_rows(out, ({name: row.get(name) for name in names} for row in rows))
@@ -116,46 +110,6 @@ def _remove(partial: Path) -> None:
             file.unlink()
     settings.unlink(missing_ok=True)
     partial.rmdir()
-
-
-def _open_engine(plan: Plan, progress: Progress) -> Any:
-    progress.loading(plan)
-    return open_engine(engine_config(plan.config))
-
-
-def _generate_set(
-    plan: Plan, name: str, file: Path, engine: TimedEngine, progress: Progress
-) -> None:
-    """Appends the missing responses of a set to its file, batch by batch."""
-    config = plan.config
-    problems = plan.sets[name]
-    batch = config.rollout.batch
-    num_done = files.resume(file, problems, config.rollout.samples, batch)
-    progress.begin(name, len(problems), num_done)
-    for start in range(num_done, len(problems), batch):
-        chunk = problems[start : start + batch]
-        responses = generate(
-            engine,
-            plan.encoder,
-            chunk,
-            plan.sampling,
-            config.rollout.samples,
-            config.seed,
-            plan.turns,
-        )
-        files.append(file, [_partial_row(response) for response in responses])
-        tokens_per_second = engine.tokens / max(engine.seconds, 1e-9)
-        progress.advance(name, start + len(chunk), None, tokens_per_second)
-
-
-def _partial_row(response: Response) -> dict[str, Any]:
-    return {
-        "uid": response.problem.uid,
-        "sample": response.sample,
-        "response": response.text,
-        "finish": response.finish,
-        "length": len(response.tokens),
-    }
 
 
 def _output_rows(plan: Plan, partial: Path) -> Iterator[Row]:

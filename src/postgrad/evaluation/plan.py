@@ -20,6 +20,7 @@ from postgrad.data.sets import split_sets
 from postgrad.environments.lookup import open_environments
 from postgrad.environments.port import choose_verifier
 from postgrad.errors import ConfigError
+from postgrad.evaluation.folder import output_folder
 from postgrad.evaluation.model import Target, folder_fingerprint, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig
 from postgrad.judge.llm import RATINGS_STEM
@@ -127,10 +128,11 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     if is_scored:
         scorer.check(problems, has_token_ids=True)
     identity = _identity(config, sets)
+    label = re.sub(r"[^A-Za-z0-9_.-]+", "-", target.label)
     return Plan(
         config=config,
         target=target,
-        folder=_output_folder(config, target, identity),
+        folder=output_folder(config.out, target.run or Path(), label, identity),
         sets=sets,
         dropped=dropped,
         truncated_prompts=truncated_prompts,
@@ -305,13 +307,3 @@ def _content_hash(problems: list[Problem]) -> str:
     for problem in problems:
         digest.update(json.dumps(sent_fields(problem), default=str).encode())
     return digest.hexdigest()
-
-
-def _output_folder(config: EvalConfig, target: Target, identity: dict[str, Any]) -> Path:
-    """Returns `out`; if empty, eval/LABEL-HASH in the model's run folder or in this folder."""
-    if config.out:
-        return Path(config.out).expanduser()
-    text = json.dumps(identity, sort_keys=True)
-    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-    label = re.sub(r"[^A-Za-z0-9_.-]+", "-", target.label)
-    return (target.run or Path()) / "eval" / f"{label}-{digest}"

@@ -1,4 +1,8 @@
-"""Runs an evaluation: generates, scores and writes batch by batch, then writes the summary."""
+"""The line of an evaluation: responses -> scores -> rows -> summary.
+
+`postgrad generate` (generate.py) is this line without scores, `postgrad score` (score.py) has a
+file of responses instead of a model.
+"""
 
 import contextlib
 import json
@@ -6,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -26,7 +31,7 @@ from postgrad.problem import Problem
 from postgrad.results.metrics import INTERVAL, summarize
 from postgrad.results.rows import check_failure_rate, result_row
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling
-from postgrad.rollout.respond import Answer, respond
+from postgrad.rollout.respond import Answer, Response, generate, respond
 
 
 @dataclass
@@ -71,22 +76,17 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
     """
     config = plan.config
     folder = plan.folder
-    stored = files.stored_settings(folder)
-    if stored is not None:
-        restore_auto(config, stored, files.AUTO)
-    resolve_auto_settings(plan)
-    if stored is not None:
-        files.check_same_settings(folder, stored, plan.identity)
+    is_stored = continue_job(plan, folder)
     with ExitStack() as stack:
         scorer = stack.enter_context(plan.scorer)
         if plan.turns is not None:
             stack.callback(plan.turns.close)
         # An existing folder is locked before it is read. A new one is created only after the
         # model is loaded, so that a model that cannot be loaded leaves no folder.
-        if stored is not None:
+        if is_stored:
             stack.enter_context(files.locked_folder(folder, plan.identity))
         speed: dict[str, Any] = {}
-        if stored is None or not _is_complete(plan):
+        if not is_stored or not _is_complete(plan):
             for name, problems in plan.sets.items():
                 scorer.check_fit(problems, name)
             progress.loading(plan)
@@ -97,26 +97,43 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
             models |= open_reward_models(engine_config(config), config.reward.verifier)
             if plan.is_judged:
                 models["judge"] = _open_judge(plan, engine.engine)
-            if stored is None:
+            if not is_stored:
                 stack.enter_context(files.locked_folder(folder, plan.identity))
             connect_scorer(config, scorer, models, folder)
             stack.enter_context(progress)
             for name in plan.sets:
-                _evaluate_set(plan, name, engine, progress)
+                run_set(plan, name, folder, engine, progress)
             speed = engine.speed()
         scorer.close()
-        return _write_summary(plan, speed)
+        sets = {name: _summarize_set(plan, name) for name in plan.sets}
+        return write_summary(folder, plan.target.label, plan.identity, sets, speed)
 
 
-def _resume(plan: Plan, name: str) -> int:
-    """Returns how many problems of the set have results already."""
+def continue_job(plan: Plan, folder: Path) -> bool:
+    """Resolve the plan's `auto` settings; return whether the folder has results to continue.
+
+    Raises:
+        ConfigError: the folder has results of other settings.
+    """
+    stored = files.stored_settings(folder)
+    if stored is not None:
+        restore_auto(plan.config, stored, files.AUTO)
+    resolve_auto_settings(plan)
+    if stored is not None:
+        files.check_same_settings(folder, stored, plan.identity)
+    return stored is not None
+
+
+def _resume(plan: Plan, name: str, folder: Path) -> int:
+    """Return how many problems of the set have results in the folder already."""
     rollout = plan.config.rollout
-    file = plan.folder / f"{name}.jsonl"
+    file = folder / f"{name}.jsonl"
     return files.resume(file, plan.sets[name], rollout.samples, rollout.batch)
 
 
 def _is_complete(plan: Plan) -> bool:
-    return all(_resume(plan, name) == len(problems) for name, problems in plan.sets.items())
+    done = [_resume(plan, name, plan.folder) for name in plan.sets]
+    return done == [len(problems) for problems in plan.sets.values()]
 
 
 def _open_judge(plan: Plan, engine: Engine) -> Any:
@@ -125,38 +142,52 @@ def _open_judge(plan: Plan, engine: Engine) -> Any:
     return open_chat(settings, judge.model, engine, plan.config.data.template, judge.concurrency)
 
 
-def _evaluate_set(plan: Plan, name: str, engine: TimedEngine, progress: Progress) -> None:
-    """Generates, scores and appends the missing responses of a set, batch by batch."""
-    num_done = _resume(plan, name)
+def run_set(
+    plan: Plan,
+    name: str,
+    folder: Path,
+    engine: TimedEngine,
+    progress: Progress,
+    is_scored: bool = True,
+) -> None:
+    """Append the missing rows of a set to its file in the folder, batch by batch."""
+    num_done = _resume(plan, name, folder)
     config = plan.config
     problems = plan.sets[name]
-    file = plan.folder / f"{name}.jsonl"
+    file = folder / f"{name}.jsonl"
     rows = [row for _, row in files.read_rows(file)] if num_done else []
-    num_right = sum(row["right"] for row in rows)
-    num_failed = sum(bool(row["failure"]) for row in rows)
+    num_right = sum(row.get("right", False) for row in rows)
+    num_failed = sum(bool(row.get("failure")) for row in rows)
     num_responses = len(rows)
     progress.begin(name, len(problems), num_done)
     for start in range(num_done, len(problems), config.rollout.batch):
         chunk = problems[start : start + config.rollout.batch]
-        answers = respond(
-            engine,
-            plan.scorer,
-            plan.encoder,
-            chunk,
-            plan.sampling,
-            config.rollout.samples,
-            config.seed,
-            plan.turns,
-        )
-        batch = [_result_row(plan, answer) for answer in answers]
-        num_failed += sum(bool(row["failure"]) for row in batch)
-        num_responses += len(batch)
-        limit = config.reward.max_failure_rate
-        check_failure_rate(name, batch, num_failed / num_responses, limit)
+        sampled = (chunk, plan.sampling, config.rollout.samples, config.seed, plan.turns)
+        accuracy = None
+        if is_scored:
+            answers = respond(engine, plan.scorer, plan.encoder, *sampled)
+            batch = [_result_row(plan, answer) for answer in answers]
+            num_responses += len(batch)
+            num_failed += sum(bool(row["failure"]) for row in batch)
+            limit = config.reward.max_failure_rate
+            check_failure_rate(name, batch, num_failed / num_responses, limit)
+            num_right += sum(row["right"] for row in batch)
+            accuracy = num_right / num_responses
+        else:
+            batch = [_response_row(one) for one in generate(engine, plan.encoder, *sampled)]
         files.append(file, batch)
-        num_right += sum(row["right"] for row in batch)
         tokens_per_second = engine.tokens / max(engine.seconds, 1e-9)
-        progress.advance(name, start + len(chunk), num_right / num_responses, tokens_per_second)
+        progress.advance(name, start + len(chunk), accuracy, tokens_per_second)
+
+
+def _response_row(response: Response) -> dict[str, Any]:
+    return {
+        "uid": response.problem.uid,
+        "sample": response.sample,
+        "response": response.text,
+        "finish": response.finish,
+        "length": len(response.tokens),
+    }
 
 
 def _result_row(plan: Plan, answer: Answer) -> dict[str, Any]:
@@ -198,20 +229,21 @@ def _summarize_set(plan: Plan, name: str) -> dict[str, Any]:
     return result
 
 
-def _write_summary(plan: Plan, speed: dict[str, Any]) -> dict[str, Any]:
-    """Writes summary.json and report.md from the result files. Only `speed` contains times."""
-    sets = {name: _summarize_set(plan, name) for name in plan.sets}
-    file = plan.folder / "summary.json"
+def write_summary(
+    folder: Path, model: str, identity: dict[str, Any], sets: dict[str, Any], speed: dict[str, Any]
+) -> dict[str, Any]:
+    """Write summary.json and report.md; return the summary. Only `speed` contains times."""
+    file = folder / "summary.json"
     if not speed and file.is_file():  # nothing was generated now: keep the stored speed
         with contextlib.suppress(ConfigError):  # a damaged summary is written again without it
             speed = files.read_json_object(file).get("speed", {})
     summary = {
-        "model": plan.target.label,
-        "settings": plan.identity,
+        "model": model,
+        "settings": identity,
         "interval": INTERVAL,
         "sets": sets,
         "speed": speed,
     }
     files.write(file, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-    files.write(plan.folder / "report.md", markdown(summary))
+    files.write(folder / "report.md", markdown(summary))
     return summary

@@ -18,8 +18,8 @@ from postgrad.config.setting import REQUIRED
 from postgrad.data.sets import split_sets
 from postgrad.errors import ConfigError
 from postgrad.evaluation import folder as files
-from postgrad.evaluation.report import markdown
 from postgrad.evaluation.responses import Responded, read_responses
+from postgrad.evaluation.run import write_summary
 from postgrad.evaluation.settings import EvalReward
 from postgrad.evaluation.winrate import win_rates
 from postgrad.judge.templates import is_pairwise
@@ -29,7 +29,7 @@ from postgrad.methods.support.judging import (
     check_references,
     connect_scorer,
 )
-from postgrad.results.metrics import INTERVAL, summarize
+from postgrad.results.metrics import summarize
 from postgrad.results.rows import check_failure_rate, result_row
 from postgrad.verifiers.expression import LLM_JUDGE, asks_judge
 from postgrad.verifiers.scorer import Scorer
@@ -101,7 +101,8 @@ def score_files(config: ScoreConfig) -> dict[str, Any]:
     problems = [entry.problem for entries in sets.values() for entry in entries]
     check_references(reward, problems)
     identity = _identity(config, sets)
-    folder = _output_folder(config, list(sources), identity)
+    label = config.name or next(iter(sources))
+    folder = files.output_folder(config.out, Path(), _safe(label), identity)
     stored = files.stored_settings(folder)
     if stored is not None:
         files.check_same_settings(folder, stored, identity)
@@ -120,10 +121,8 @@ def score_files(config: ScoreConfig) -> dict[str, Any]:
     for name, rows in results.items():
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         files.write(folder / f"{name}.jsonl", lines)
-    label = config.name or next(iter(sources))
-    summary = _summary(config, label, identity, sets, results)
-    files.write(folder / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-    files.write(folder / "report.md", markdown(summary))
+    summaries = {name: _summarize_set(config, sets[name], rows) for name, rows in results.items()}
+    summary = write_summary(folder, label, identity, summaries, {})
     return summary | {"folder": str(folder)}
 
 
@@ -177,28 +176,15 @@ def _score_set(
     return rows
 
 
-def _summary(
-    config: ScoreConfig,
-    label: str,
-    identity: dict[str, Any],
-    sets: dict[str, list[Responded]],
-    results: dict[str, list[dict[str, Any]]],
+def _summarize_set(
+    config: ScoreConfig, entries: Sequence[Responded], rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    summaries: dict[str, Any] = {}
-    for name, rows in results.items():
-        result = summarize(rows)
-        if not all(entry.lengths for entry in sets[name]):
-            result["length_unit"] = "characters"
-        if config.reward.verifier == LLM_JUDGE and is_pairwise(config.reward.judge):
-            result["win"] = win_rates(rows)
-        summaries[name] = result
-    return {
-        "model": label,
-        "settings": identity,
-        "interval": INTERVAL,
-        "sets": summaries,
-        "speed": {},
-    }
+    result = summarize(rows)
+    if not all(entry.lengths for entry in entries):
+        result["length_unit"] = "characters"
+    if config.reward.verifier == LLM_JUDGE and is_pairwise(config.reward.judge):
+        result["win"] = win_rates(rows)
+    return result
 
 
 def _open_judge(config: ScoreConfig) -> Any:
@@ -225,14 +211,6 @@ def _identity(config: ScoreConfig, sets: dict[str, list[Responded]]) -> dict[str
     }
     values["versions"] = {"postgrad": __version__}
     return values
-
-
-def _output_folder(config: ScoreConfig, names: list[str], identity: dict[str, Any]) -> Path:
-    if config.out:
-        return Path(config.out).expanduser()
-    text = json.dumps(identity, sort_keys=True)
-    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-    return Path("eval") / f"{_safe(config.name or names[0])}-{digest}"
 
 
 def _safe(text: str) -> str:
