@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -207,21 +208,23 @@ def test_model_that_cannot_be_loaded_raises_config_error(tiny):
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        OSError(28, "No space left on device"),
-        SafetensorError("header too large"),
-        ValueError("a bug"),
-    ],
+    "error", [OSError(28, "No space left on device"), SafetensorError("header too large")]
 )
-def test_only_unexpected_errors_print_a_traceback(capsys, error):
+def test_an_error_of_a_file_prints_no_traceback(capsys, error):
     def fails():
         raise error
 
-    kind, message = attempt(fails)
-    assert kind == "error"
-    assert message == f"{type(error).__name__}: {error}"
-    assert ("Traceback" in capsys.readouterr().err) == isinstance(error, ValueError)
+    assert attempt(fails) == ("error", f"{type(error).__name__}: {error}")
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_only_an_error_outside_of_the_users_code_prints_a_traceback(capsys):
+    kind, message = attempt(partial(int, "a bug"))
+    assert kind == "error" and message.startswith("ValueError: invalid literal")
+    assert "Traceback" in capsys.readouterr().err
+    kind, message = attempt(lambda: int("a bug"))
+    assert kind == "error" and "(test_backends.py, line " in message
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.slow
