@@ -23,7 +23,7 @@ from postgrad.environments.lookup import Environments
 from postgrad.model.passes.attention import register_attention
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.native.stream import StreamingNativeEngine
+from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.streams import Finished, Stream, WaveStream
 from postgrad.rollout.turns import Turns, run_turns
 
@@ -68,7 +68,7 @@ class LockStep:
 
     shares_weights = True
 
-    def __init__(self, engine: StreamingNativeEngine, keeps: bool) -> None:
+    def __init__(self, engine: NativeEngine, keeps: bool) -> None:
         self.engine = engine
         self.keeps = keeps
 
@@ -105,7 +105,7 @@ class PatientStream:
         return finished
 
 
-def make_engine() -> StreamingNativeEngine:
+def make_engine() -> NativeEngine:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -121,7 +121,7 @@ def make_engine() -> StreamingNativeEngine:
     model = Qwen3ForCausalLM(config)
     model.set_attn_implementation(register_attention())
     tokenizer = SimpleNamespace(eos_token_id=VOCABULARY - 1)
-    return StreamingNativeEngine(SimpleNamespace(model=model, tokenizer=tokenizer), RolloutConfig())
+    return NativeEngine(SimpleNamespace(model=model, tokenizer=tokenizer), RolloutConfig())
 
 
 def sleep_times(count: int, num_turns: int, slowest_s: float) -> list[list[float]]:

@@ -11,6 +11,7 @@ from postgrad.rollout.engine import Completion, Request, Sampling
 @dataclass
 class FakeRow:
     length: int
+    versions: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
 
@@ -23,6 +24,7 @@ class FakeStream:
         self.engine = engine
         self.rows: dict[Hashable, FakeRow] = {}
         self.version = engine.version
+        self.num_updates = 0
 
     def __enter__(self) -> "FakeStream":
         return self
@@ -42,20 +44,20 @@ class FakeStream:
         finished = []
         for key, row in list(self.rows.items()):
             row.logprobs.append(-float(self.version))
+            row.versions.append(self.num_updates)
             if len(row.logprobs) == row.length:
-                finished.append((key, Completion([1] * row.length, row.logprobs)))
+                tokens = [1] * row.length
+                finished.append((key, Completion(tokens, row.logprobs, versions=row.versions)))
                 del self.rows[key]
         return finished
 
     def forget(self, key: Hashable) -> None:
         pass
 
-    def refresh_weights(self) -> dict[Hashable, int]:
+    def refresh_weights(self) -> int:
         self.version = self.engine.version
-        return {key: len(row.logprobs) for key, row in self.rows.items() if row.logprobs}
-
-    def take_restarted(self) -> list[Hashable]:
-        return []
+        self.num_updates += 1
+        return self.num_updates
 
     def cancel(self, keys: Collection[Hashable]) -> None:
         for key in keys:

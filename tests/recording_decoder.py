@@ -9,11 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import Qwen3Config
 
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
 from postgrad.rollout.native import tables as state_lines
-from postgrad.rollout.native.sampling import RowRandom
+from postgrad.rollout.native.engine import NativeEngine
+from postgrad.rollout.native.pages import PagePool
+from postgrad.rollout.native.sampling import SeededRandom
 from postgrad.rollout.native.tables import FIELDS, SAMPLING_FIELDS, BufferSizes
 
 VOCABULARY = 97
@@ -162,10 +165,39 @@ class RecordingDecoder:
         return [pages[i // PAGE] * PAGE + i % PAGE for i in range(num_tokens)]
 
 
+class RecordingEngine(NativeEngine):
+    """A native engine over pages of a decoder that records; each page takes one byte."""
+
+    def __init__(self, num_pages: int, max_rows: int = 16, captures: bool = False) -> None:
+        self.model = SimpleNamespace(training=True, config=Qwen3Config())
+        self.model.train = lambda mode=True: setattr(self.model, "training", mode)
+        self.model.eval = lambda: self.model.train(False)
+        self.decoder = RecordingDecoder(captures)  # type: ignore[assignment]
+        self.tokenizer = Tokenizer()
+        self.device = torch.device("cpu")
+        self.stop_ids = torch.tensor([STOP_ID])
+        self.max_rows = max_rows
+        self.max_context = 4096
+        self.cache_gib = num_pages / 2**30
+        self.stock_engine = self.stream = None
+        self.weights_version = 0
+
+    @property
+    def num_prefilled(self) -> list[int]:
+        """The number of tokens of each prefill pass."""
+        return self.decoder.num_prefilled  # type: ignore[union-attr]
+
+
+def nothing_is_lost(pool: PagePool) -> bool:
+    """Whether all pages are free or saved, if no text uses any."""
+    pool.make_free(pool.num_pages)
+    return sorted(pool.free) == list(range(pool.num_pages))
+
+
 def expected(request: Request, index: int, sampling: Sampling) -> Completion:
     """The completion of one row, token by token."""
     limit = token_limit(request, sampling)
-    uniforms = RowRandom(request.seeds[index]).numbers(limit).astype(np.float32)
+    uniforms = SeededRandom().draw(request.seeds[index], 0, limit).astype(np.float32)
     if sampling.temperature == 0:
         uniforms[:] = 0.0
     digest = 0

@@ -6,7 +6,7 @@ from llama import make_llama
 
 from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.native.sampling import RowRandom
+from postgrad.rollout.native.sampling import SeededRandom
 
 pytestmark = [
     pytest.mark.gpu,
@@ -181,7 +181,7 @@ def differs_by_rounding(model, request, index, tokens, others, temperature):
     if temperature == 0.0:
         return float(logits.max() - logits[[low, high]].min()) < 1e-4
     boundaries = (logits / temperature).softmax(-1).cumsum(-1)[low:high]  # between the two tokens
-    number = RowRandom(request.seeds[index]).numbers(at + 1)[at]
+    number = SeededRandom().draw(request.seeds[index], at, 1)[0]
     return float((boundaries - number).abs().max()) < 1e-5
 
 

@@ -18,16 +18,14 @@ SAMPLING = Sampling(1.0, LIMIT, stop_ids=tuple(range(20, 60)))  # a turn has abo
 
 def make_engine(folder, dtype, **settings):
     from postgrad.model.load.load import load
-    from postgrad.rollout.native.stream import StreamingNativeEngine
+    from postgrad.rollout.native.engine import NativeEngine
 
     loaded = load(ModelConfig(path=str(folder), dtype=dtype), torch.device("cuda"), 0)
-    return StreamingNativeEngine(loaded, RolloutConfig(max_rows=16, **settings))
+    return NativeEngine(loaded, RolloutConfig(max_rows=16, **settings))
 
 
 def play(engine) -> list[tuple[Request, Completion]]:
     """Return the requests and completions of all turns of 24 conversations."""
-    from postgrad.rollout.native.paged_stream import PagedStream
-
     prompts = [
         [(7 * i * (group + 1)) % 2000 + 20 for i in range(60 * group + 3)] for group in (0, 1, 6)
     ]
@@ -35,7 +33,7 @@ def play(engine) -> list[tuple[Request, Completion]]:
     turns: list[tuple[Request, Completion]] = []
     done = dict.fromkeys(range(24), 0)
     stream = engine.open_stream(SAMPLING, 24)
-    assert isinstance(stream, PagedStream)
+    assert stream.pages is not None
     with stream:
         for group, prompt in enumerate(prompts):
             keys = list(range(8 * group, 8 * group + 8))

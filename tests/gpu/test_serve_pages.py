@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from llama import make_llama
+from recording_decoder import nothing_is_lost
 
 from postgrad.rollout.engine import Request, Sampling
 
@@ -33,12 +34,12 @@ def server(tmp_path_factory):
         yield running
 
 
-def loop_of(server):
-    from postgrad.rollout.native.paged_live import PagedLiveLoop
+def store_of(server):
+    from postgrad.rollout.native.store_pages import PageStore
 
-    loop = server.served.worker._decode_loop
-    assert isinstance(loop, PagedLiveLoop)
-    return loop
+    store = server.served.worker._scheduler.store
+    assert isinstance(store, PageStore)
+    return store
 
 
 def ask_all(server, bodies, num_top=0):
@@ -76,7 +77,7 @@ def test_greedy_answers_of_64_clients_are_those_of_the_plain_path(server):
     }
     answers = ask_all(server, bodies)
     engine = server.served.worker.engine
-    assert len(loop_of(server).free_pages) == engine.decoder.sizes.pages
+    assert nothing_is_lost(store_of(server).pool)
     assert engine.decoder.captures and sorted(engine.decoder.graphs) == [8, 16, 32, 64]
     assert engine.decoder.prefill_graph is not None
     num_equal = 0
@@ -122,7 +123,7 @@ def test_sampled_answers_with_seeds_and_filters_are_those_of_generate(server):
 
 
 def plain_tokens(engine, client, kind, length):
-    """Return the tokens of the decode loop over slots with the same seed."""
+    """Return the tokens of the engine over slots with the same seed."""
     decoder = engine.decoder
     engine.decoder = None
     try:
@@ -135,20 +136,20 @@ def plain_tokens(engine, client, kind, length):
 
 
 def test_a_prompt_in_several_passes_has_the_log_probs_of_one(server, monkeypatch):
-    from postgrad.rollout.native import paged_prefill
+    from postgrad.rollout.native import prefill
 
     prompt = [(7 * i) % 2000 + 20 for i in range(1500)]
     body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "echo": True, "n": 2}
     whole = ask_all(server, {0: body})[0]
     passes: list[int] = []
-    prefill_pass = paged_prefill._prefill_pass
+    prefill_pass = prefill._prefill_pass
 
     def counted(decoder, spans):
         passes.append(sum(len(span.tokens) for span in spans))
         prefill_pass(decoder, spans)
 
-    monkeypatch.setattr(paged_prefill, "PREFILL_TOKENS", 256)
-    monkeypatch.setattr(paged_prefill, "_prefill_pass", counted)
+    monkeypatch.setattr(prefill, "PREFILL_TOKENS", 256)
+    monkeypatch.setattr(prefill, "_prefill_pass", counted)
     parts = ask_all(server, {0: body})[0]
     assert passes == [256] * 5 + [219], "the prompt without its last token, once for two samples"
     one, several = (choice["logprobs"]["token_logprobs"][1:1500] for choice in (whole, parts))
@@ -170,8 +171,8 @@ def test_a_client_that_leaves_frees_its_pages(server):
         assert b"200 OK" in connection.recv(1000)
         wait_for(lambda: server.rows() > 0, "rows to decode")
     wait_for(lambda: server.rows() == 0, "the rows to be freed")
-    loop = loop_of(server)
-    assert len(set(loop.free_pages)) == loop.decoder.sizes.pages
-    assert sorted(loop.free_slots) == list(range(loop.decoder.sizes.slots))
+    store = store_of(server)
+    assert nothing_is_lost(store.pool)
+    assert sorted(store.free_slots) == list(range(store.capacity))
     short = {"model": "tiny", "prompt": [20] * 100, "max_tokens": 5, "temperature": 0}
     assert server.ask("/v1/completions", short)[0] == 200

@@ -20,15 +20,14 @@ def test_each_token_has_the_log_prob_of_its_version(tmp_path):
     """Only the last norm changes, so that keys and values are those of every version."""
     from postgrad.model.load.load import load
     from postgrad.rollout.continuous import ContinuousEngine
-    from postgrad.rollout.native.paged_stream import PagedStream
-    from postgrad.rollout.native.stream import StreamingNativeEngine
+    from postgrad.rollout.native.engine import NativeEngine
 
     folder = make_llama(tmp_path / "llama", weight_scale=4.0)
     loaded = load(ModelConfig(path=str(folder), dtype="float32"), torch.device("cuda"), 0)
     rollout = RolloutConfig(max_rows=16, max_response_tokens=300)
-    engine = StreamingNativeEngine(loaded, rollout)
+    engine = NativeEngine(loaded, rollout)
     continuous = ContinuousEngine(engine, rollout, poll_s=0.0)
-    assert isinstance(continuous.stream, PagedStream)
+    assert continuous.stream.pages is not None
     prompts = {str(i): [20 + 13 * i + j for j in range(40 * i + 2)] for i in range(4)}
     added = {name: Request(prompt, [1, 2, 3, 4]) for name, prompt in prompts.items()}
     weights = {name: p.detach().clone() for name, p in engine.model.named_parameters()}

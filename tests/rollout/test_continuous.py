@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from postgrad.config.schema import RolloutConfig
 from postgrad.errors import ConfigError
-from postgrad.rollout.continuous import ContinuousEngine, token_versions
+from postgrad.rollout.continuous import ContinuousEngine
 from postgrad.rollout.engine import Request
 
 VOCABULARY = 12
@@ -22,11 +22,6 @@ def one_token_per_poll(engine, **settings) -> ContinuousEngine:
 
 def rows_of(result) -> dict:
     return {(name, index): completion for name, index, completion in result["finished"]}
-
-
-def test_versions_of_tokens():
-    assert token_versions({0: 4}, 3) == [4, 4, 4]
-    assert token_versions({0: 1, 2: 2, 5: 7}, 6) == [1, 1, 2, 2, 2, 7]
 
 
 def test_each_token_has_the_version_of_the_weights_that_sampled_it():
@@ -49,7 +44,7 @@ def test_each_token_has_the_version_of_the_weights_that_sampled_it():
     assert finished["c", 0].versions == [3, 3]
     for completion in finished.values():
         assert [-logprob for logprob in completion.logprobs] == completion.versions
-    assert not continuous.unfinished and not continuous.versions
+    assert not continuous.unfinished
 
 
 def test_groups_that_are_no_longer_wanted_are_canceled_and_unknown_ones_are_missing():
@@ -65,7 +60,7 @@ def test_groups_that_are_no_longer_wanted_are_canceled_and_unknown_ones_are_miss
 def make_native_engine(max_rows: int):
     """A native engine on a model with an untied head, and the folded heads of two versions."""
     from postgrad.model.passes.attention import register_attention
-    from postgrad.rollout.native.stream import StreamingNativeEngine
+    from postgrad.rollout.native.engine import NativeEngine
 
     torch.manual_seed(3)
     model = Qwen3ForCausalLM(
@@ -87,7 +82,7 @@ def make_native_engine(max_rows: int):
     model.set_attn_implementation(register_attention())
     tokenizer = SimpleNamespace(eos_token_id=VOCABULARY - 1)
     loaded = SimpleNamespace(model=model, tokenizer=tokenizer)
-    return StreamingNativeEngine(loaded, RolloutConfig(max_rows=max_rows))  # type: ignore[arg-type]
+    return NativeEngine(loaded, RolloutConfig(max_rows=max_rows))  # type: ignore[arg-type]
 
 
 def reference_logprobs(model, head, prompt, tokens) -> torch.Tensor:

@@ -2,58 +2,42 @@
 
 import importlib.util
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from postgrad.config.schema import RolloutConfig
-from postgrad.model.passes.attention import register_attention
 from postgrad.rollout.engine import Completion, Request, Sampling
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from recording_decoder import STOP_ID, VOCABULARY, RecordingDecoder, Tokenizer, expected
+from recording_decoder import (
+    STOP_ID,
+    RecordingDecoder,
+    RecordingEngine,
+    expected,
+    nothing_is_lost,
+)
 
-from postgrad.rollout import continuous
 from postgrad.rollout.continuous import ContinuousEngine
-from postgrad.rollout.native import paged
+from postgrad.rollout.native import store_pages
 from postgrad.rollout.native import tables as state_lines
-from postgrad.rollout.native.paged_stream import GrowingLoop, PagedStream
+from postgrad.rollout.native.scheduler import Scheduler
 from postgrad.rollout.native.sequence import Job
-from postgrad.rollout.native.stream import SlotStream, StreamingNativeEngine
-
-
-def make_engine() -> StreamingNativeEngine:
-    """Return an engine of a tiny model, to see which decoder it uses."""
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 8, "intermediate_size": 8, "head_dim": 4}
-    layers = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = Qwen3Config(**sizes, **layers, eos_token_id=STOP_ID, pad_token_id=STOP_ID)
-    model = Qwen3ForCausalLM(config)
-    model.set_attn_implementation(register_attention())
-    loaded: Any = SimpleNamespace(model=model, tokenizer=Tokenizer())
-    return StreamingNativeEngine(loaded, RolloutConfig())
+from postgrad.rollout.native.store_slots import SlotStore
+from postgrad.rollout.native.stream import NativeStream
 
 
 def open_stream(
     num_pages: int, sampling: Sampling, num_rows: int, captures: bool = False
-) -> PagedStream:
-    model = SimpleNamespace(eval=lambda: None, train=lambda: None, config=Qwen3Config())
-    engine = SimpleNamespace(
-        model=model,
-        tokenizer=Tokenizer(),
-        max_rows=16,
-        max_context=4096,
-        weights_version=0,
-        cache_bytes=lambda: num_pages,
-    )
-    decoder = RecordingDecoder(captures)
-    return PagedStream(engine, decoder, sampling, num_rows)  # type: ignore[arg-type]
+) -> NativeStream:
+    stream: Any = RecordingEngine(num_pages, 16, captures).open_stream(sampling, num_rows)
+    assert isinstance(stream, NativeStream) and stream.pages is not None
+    return stream
 
 
-def play(num_pages: int, captures: bool) -> tuple[PagedStream, int]:
+def play(num_pages: int, captures: bool) -> tuple[NativeStream, int]:
     """Let three groups of four conversations take four turns each, with pauses, and check each.
 
     Returns the closed stream and the number of tokens of all prompts together.
@@ -99,21 +83,10 @@ def play(num_pages: int, captures: bool) -> tuple[PagedStream, int]:
 @pytest.mark.parametrize("captures", [False, True], ids=["passes", "captured"])
 @pytest.mark.parametrize("num_pages", [400, 24, 12])
 def test_each_turn_sees_exactly_its_conversation(num_pages, captures, monkeypatch):
-    monkeypatch.setattr(paged, "STEPS_PER_SYNC", 5)
-    loops: list[GrowingLoop] = []
-
-    def new_loop(stream: PagedStream) -> GrowingLoop:
-        loops.append(make_loop(stream))
-        return loops[-1]
-
-    make_loop = PagedStream._new_loop
-    monkeypatch.setattr(PagedStream, "_new_loop", new_loop)
+    monkeypatch.setattr(store_pages, "STEPS_PER_SYNC", 5)
     stream, num_tokens = play(num_pages, captures)
-    decoder = stream.decoder
-    assert isinstance(decoder, RecordingDecoder)
-    num_free = len(set(loops[-1].free_pages))
-    assert num_free == len(loops[-1].free_pages) == decoder.sizes.pages, "no page is lost"
-    share = sum(decoder.num_prefilled) / num_tokens
+    assert nothing_is_lost(stream.pages.pool) and not stream.pages.pool.turns
+    share = sum(stream.engine.num_prefilled) / num_tokens
     if num_pages == 400:
         assert share < 0.25, "earlier turns are not computed again"
     else:
@@ -123,7 +96,7 @@ def test_each_turn_sees_exactly_its_conversation(num_pages, captures, monkeypatc
 SAMPLING = Sampling(1.0, 30, stop_ids=(50,))
 
 
-def take_turn(stream: PagedStream, prompt: list[int], seed: int, key: str = "a") -> Completion:
+def take_turn(stream: NativeStream, prompt: list[int], seed: int, key: str = "a") -> Completion:
     request = Request(list(prompt), [seed], 30)
     stream.add(request, [key])
     found: list[Completion] = []
@@ -135,11 +108,10 @@ def take_turn(stream: PagedStream, prompt: list[int], seed: int, key: str = "a")
     return completion
 
 
-def prefilled(stream: PagedStream) -> list[int]:
+def prefilled(stream: NativeStream) -> list[int]:
     """Return the number of tokens of each prefill pass so far; the list is then empty."""
-    assert isinstance(stream.decoder, RecordingDecoder)
-    sizes = stream.decoder.num_prefilled.copy()
-    stream.decoder.num_prefilled.clear()
+    sizes = stream.engine.num_prefilled.copy()
+    stream.engine.num_prefilled.clear()
     return sizes
 
 
@@ -162,10 +134,7 @@ def test_new_weights_compute_a_prompt_again():
         while stream.busy:
             found |= dict(stream.poll())
         assert prefilled(stream) == [99], "one more time, for the three rows"
-        assert stream.loop is not None
-        for key in list(found):
-            stream.forget(key)
-        assert len(set(stream.loop.free_pages)) == stream.decoder.sizes.pages
+        assert nothing_is_lost(stream.pages.pool)
     assert len(found) == 11
 
 
@@ -196,25 +165,9 @@ def test_a_long_stream_does_not_grow():
             take_turn(stream, [*prompt, *completion.tokens, 8, 9], number, key=f"{number}")
             assert prefilled(stream) == [2]
             stream.forget(f"{number}")
-        assert stream.loop is not None
-        assert len(stream.loop.prompts) <= 1 and not stream.loop.prompts_in_pages
-        assert not stream.loop.jobs and not stream.loop.kept
-
-
-def test_a_prompt_that_its_next_row_does_not_need_is_freed():
-    """Two rows have the same text: one as a prompt of its own, the other in kept pages."""
-    with open_stream(200, SAMPLING, 2) as stream:
-        prompt = [5] * 10
-        text = [*prompt, *take_turn(stream, prompt, 1, key="b").tokens, 8]
-        take_turn(stream, text, 2, key="a")
-        loop = stream.loop
-        assert loop is not None
-        loop.join(Job(Request(text, [3], 30), SAMPLING, stops=stream.stops, keys=["b"]))
-        stream.forget("a")  # its prompt is that of the row that waits
-        while loop.busy:
-            loop.poll()
-        stream.forget("b")
-        assert len(loop.free_pages) == loop.decoder.sizes.pages
+        pool = stream.pages.pool
+        assert not stream.jobs and not pool.turns
+        assert sum(len(prompt.pages) for prompt in pool.prompts.values()) <= pool.num_pages
 
 
 def test_new_weights_drop_what_is_kept():
@@ -253,18 +206,17 @@ def test_a_row_that_decodes_while_weights_change_is_not_kept():
         assert prefilled(stream) == [len(text) - 1]
 
 
-def test_one_stream_at_a_time_has_the_pages():
-    engine = make_engine()
-    decoder = RecordingDecoder()
-    engine.decoder = decoder  # type: ignore[assignment]
+def test_one_stream_at_a_time_has_the_pages(monkeypatch):
+    engine = RecordingEngine(200)
     with engine.open_stream(SAMPLING, 2) as first:
-        assert isinstance(first, PagedStream)
+        assert first.pages is not None
+        monkeypatch.setattr(SlotStore, "reload_weights", lambda store: None)
         second = engine.open_stream(SAMPLING, 2)
-        assert isinstance(second, SlotStream)
+        assert isinstance(second.scheduler.store, SlotStore)
         keeps_ids = Sampling(1.0, 2, top_p=0.5, record_kept=True)
-        assert engine.generate([Request([1, 2], [3], 2)], keeps_ids)[0][0].tokens
-        assert not decoder.num_prefilled, "pages cannot tell the ids that a filter keeps"
-    assert isinstance(engine.open_stream(SAMPLING, 2), PagedStream)
+        scheduler = engine._scheduler_for([Job(Request([1, 2], [3], 2), keeps_ids)], keeps_ids)
+        assert isinstance(scheduler.store, SlotStore), "pages cannot tell the ids that are kept"
+    assert engine.open_stream(SAMPLING, 2).pages is not None
 
 
 def test_calls_of_generate_decode_beside_the_rows_of_a_stream():
@@ -276,23 +228,23 @@ def test_calls_of_generate_decode_beside_the_rows_of_a_stream():
             stream.add(request, [key])
         ended: dict[int, Completion] = dict(stream.poll())
         asked = [Request([7] * 70, [1, 2], 25), Request([8], [], 9), Request([9], [3], 30)]
-        assert stream.can_generate(asked, sampling)
-        assert not stream.can_generate([Request([7], [1], 31)], sampling), "longer than buffers"
-        groups = stream.generate(asked, sampling)
+        assert stream.has_room([Job(request, sampling) for request in asked])
+        assert not stream.has_room([Job(Request([7], [1]), Sampling(1.0, 600))]), (
+            "longer than buffers"
+        )
+        groups = stream.engine.generate(asked, sampling)
         for request, completions in zip(asked, groups, strict=True):
             assert len(completions) == len(request.seeds)
             for index, completion in enumerate(completions):
                 correct = expected(request, index, sampling)
                 assert completion.tokens == correct.tokens and completion.finish == correct.finish
-        assert stream.finished and stream.busy
+        assert stream.ended and stream.busy
         while stream.busy:
             ended |= dict(stream.poll())
         assert len(ended) == 6
         for key, completion in ended.items():
             assert completion.tokens == expected(requests[key], 0, SAMPLING).tokens
-            stream.forget(key)
-        loop = stream.loop
-        assert loop is not None and len(loop.free_pages) == loop.decoder.sizes.pages
+        assert nothing_is_lost(stream.pages.pool)
 
 
 class VersionedDecoder(RecordingDecoder):
@@ -307,15 +259,18 @@ class VersionedDecoder(RecordingDecoder):
         self.logprobs[slot, num_sampled] = -float(self.version)
 
 
+def open_continuous(num_pages: int, limit: int) -> tuple[ContinuousEngine, VersionedDecoder]:
+    inner = RecordingEngine(num_pages)
+    inner.publish = lambda weights: None  # type: ignore[method-assign]
+    decoder = inner.decoder = VersionedDecoder()
+    rollout = RolloutConfig(max_response_tokens=limit)
+    return ContinuousEngine(inner, rollout, poll_s=0.0), decoder
+
+
 def test_tokens_of_a_call_after_new_weights_have_their_version(monkeypatch):
     """Weights are published, then a validation decodes the stream's rows, then comes the poll."""
-    monkeypatch.setattr(paged, "STEPS_PER_SYNC", 5)
-    monkeypatch.setattr(continuous, "_open_stream", lambda *_: stream.__enter__())
-    sampling = Sampling(1.0, 60)
-    stream = open_stream(400, sampling, 16)
-    decoder = stream.decoder = VersionedDecoder()  # type: ignore[assignment]
-    inner = SimpleNamespace(publish=lambda weights: None, generate=stream.generate)
-    engine = ContinuousEngine(inner, RolloutConfig(), poll_s=0.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(store_pages, "STEPS_PER_SYNC", 5)
+    engine, decoder = open_continuous(400, 60)
     engine.publish({})  # of version 0, as at the start of a run
     requests = {str(i): Request([i + 1] * 5, [2 * i, 2 * i + 1], 60) for i in range(4)}
     rows = list(engine.poll(0, list(requests), requests)["finished"])
@@ -335,20 +290,17 @@ def test_tokens_of_a_call_after_new_weights_have_their_version(monkeypatch):
 @pytest.mark.parametrize("num_pages", [400, 12])
 def test_rows_go_on_while_weights_change_and_preempted_ones_begin_again(num_pages, monkeypatch):
     """With 12 pages rows are preempted: their tokens are sampled again by newer weights."""
-    monkeypatch.setattr(paged, "STEPS_PER_SYNC", 5)
-    monkeypatch.setattr(continuous, "_open_stream", lambda *_: stream.__enter__())
+    monkeypatch.setattr(store_pages, "STEPS_PER_SYNC", 5)
     sampling = Sampling(1.0, 250)
-    stream = open_stream(num_pages, sampling, 16)
-    decoder = stream.decoder = VersionedDecoder()  # type: ignore[assignment]
-    engine = ContinuousEngine(None, RolloutConfig(), poll_s=0.0)  # type: ignore[arg-type]
+    engine, decoder = open_continuous(num_pages, 250)
     requests = {str(i): Request([i + 1] * (30 * i + 1), [2 * i, 2 * i + 1]) for i in range(5)}
     added = requests
     names = list(requests)
     rows: dict[tuple[str, int], Completion] = {}
     preempted: list[Any] = []
-    preempt_last = GrowingLoop.preempt_last
+    preempt = Scheduler.preempt
     monkeypatch.setattr(
-        GrowingLoop, "preempt_last", lambda loop: preempted.append(1) or preempt_last(loop)
+        Scheduler, "preempt", lambda *arguments: preempted.append(1) or preempt(*arguments)
     )
     for number in range(2000):
         decoder.version = int(3 * number**0.5)  # at no regular times
@@ -366,6 +318,6 @@ def test_rows_go_on_while_weights_change_and_preempted_ones_begin_again(num_page
         assert completion.versions == [-logprob for logprob in completion.logprobs]
     assert bool(preempted) == (num_pages == 12)
     assert any(len(set(completion.versions or [])) > 3 for completion in rows.values())
-    loop = stream.loop
-    assert loop is not None and len(set(loop.free_pages)) == decoder.sizes.pages, "no page is lost"
-    assert len(set(loop.free_slots)) == decoder.sizes.slots, "no slot is lost"
+    store: Any = engine.stream.pages  # type: ignore[attr-defined]
+    assert nothing_is_lost(store.pool), "no page is lost"
+    assert len(set(store.free_slots)) == store.capacity, "no slot is lost"

@@ -3,52 +3,62 @@
 import importlib.util
 import random
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
-import torch
 from interpreted import run_interpreted
 
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.native.sequence import Job, Sequence
+from postgrad.rollout.native.scheduler import Scheduler
+from postgrad.rollout.native.sequence import Job
+from postgrad.rollout.stops import make_stops
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from recording_decoder import RecordingDecoder, Tokenizer, expected, long_seeds
+from recording_decoder import (
+    RecordingDecoder,
+    RecordingEngine,
+    expected,
+    long_seeds,
+    nothing_is_lost,
+)
 
-from postgrad.rollout.native import paged_prefill
-from postgrad.rollout.native.paged_live import PagedLiveLoop
+from postgrad.rollout.native import prefill
 from postgrad.rollout.native.tables import PREFILL_ROWS
 
-STOP_IDS = torch.tensor([96])
 
+class Server:
+    """What a server does with a scheduler; it reads the tokens of each row after each step."""
 
-class Reports:
-    """What a loop reports: the tokens of each row, and why it ended."""
-
-    def __init__(self) -> None:
+    def __init__(self, num_pages: int, capacity: int = 4, captures: bool = False) -> None:
+        engine = RecordingEngine(num_pages, captures=captures)
+        self.num_prefilled = engine.num_prefilled
+        self.tokenizer = engine.tokenizer
+        self.scheduler = engine.open_server(capacity, 320, num_pages)
+        self.store: Any = self.scheduler.store
         self.tokens: dict[tuple[Job, int], list[int]] = {}
         self.finish: dict[tuple[Job, int], str] = {}
 
-    def __call__(self, row: Sequence, num_new: int, finish: str) -> None:
-        assert isinstance(row.job, Job)
-        key = row.job, row.index
-        assert key not in self.finish, "an ended row has no more tokens"
-        self.tokens.setdefault(key, []).extend(row.tokens[len(row.tokens) - num_new :])
-        assert self.tokens[key] == row.tokens and len(row.logprobs) == len(row.tokens)
-        if finish:
-            self.finish[key] = finish
+    def add(self, job: Job) -> None:
+        job.is_watched = True
+        job.stops = make_stops(self.tokenizer, job.sampling)
+        self.scheduler.add(job)
 
+    def step(self) -> None:
+        ended = self.scheduler.step()
+        for row in [*self.scheduler.running, *ended]:
+            key = row.job, row.index
+            assert key not in self.finish, "an ended row has no more tokens"
+            new = row.tokens[len(row.tokens) - row.read() :]
+            self.tokens.setdefault(key, []).extend(new)
+            assert self.tokens[key] == row.tokens and len(row.logprobs) == len(row.tokens)
+            if row.finish:
+                self.finish[key] = row.finish
 
-def make_loop(
-    num_pages: int, capacity: int = 4, captures: bool = False
-) -> tuple[PagedLiveLoop, Reports]:
-    reports = Reports()
-    engine = SimpleNamespace(tokenizer=Tokenizer(), stop_ids=STOP_IDS)
-    decoder = RecordingDecoder(captures)
-    loop = PagedLiveLoop(engine, decoder, capacity, 320, num_pages, reports)  # type: ignore[arg-type]
-    return loop, reports
+    def finish_all(self) -> None:
+        while self.scheduler.busy:
+            self.step()
 
 
 def make_jobs() -> list[Job]:
@@ -64,19 +74,15 @@ def make_jobs() -> list[Job]:
     ]
 
 
-def check(jobs: list[Job], reports: Reports) -> None:
+def check(jobs: list[Job], server: Server) -> None:
     for job in jobs:
         for index in range(len(job.request.seeds)):
             correct = expected(job.request, index, job.sampling)
-            assert reports.tokens[job, index] == correct.tokens
-            assert reports.finish[job, index] == correct.finish
+            assert server.tokens[job, index] == correct.tokens
+            assert server.finish[job, index] == correct.finish
             assert job.completions[index].tokens == correct.tokens
-
-
-def nothing_is_lost(loop: PagedLiveLoop) -> bool:
-    sizes = loop.decoder.sizes
-    pages_are_free = len(set(loop.free_pages)) == len(loop.free_pages) == sizes.pages
-    return pages_are_free and sorted(loop.free_slots) == list(range(sizes.slots))
+    assert nothing_is_lost(server.store.pool)
+    assert sorted(server.store.free_slots) == list(range(server.store.capacity))
 
 
 @pytest.mark.parametrize("captures", [False, True], ids=["passes", "captured"])
@@ -87,29 +93,26 @@ def test_each_row_gets_its_own_tokens(num_pages, captures, monkeypatch):
     A captured prefill computes the same tokens, at most PREFILL_ROWS at a time.
     """
     preempted: list[int] = []
-    preempt_last = PagedLiveLoop.preempt_last
+    preempt = Scheduler.preempt
 
-    def counted(loop: PagedLiveLoop) -> None:
-        preempted.append(len(loop.active[-1].tokens))
-        preempt_last(loop)
+    def counted(scheduler: Scheduler, row: Any) -> None:
+        preempted.append(row.num_tokens)
+        preempt(scheduler, row)
 
-    monkeypatch.setattr(PagedLiveLoop, "preempt_last", counted)
-    loop, reports = make_loop(num_pages, captures=captures)
+    monkeypatch.setattr(Scheduler, "preempt", counted)
+    server = Server(num_pages, captures=captures)
     jobs = make_jobs()
     joined: list[int] = []
     for job in jobs:
-        joined.append(len(loop.active))
-        loop.add(job)
-        loop.step()
+        joined.append(len(server.scheduler.running))
+        server.add(job)
+        server.step()
     assert max(joined[1:]) > 0, "jobs join while others decode"
-    assert len(loop.active) <= 4
-    while loop.busy:
-        loop.step()
-    check(jobs, reports)
-    assert nothing_is_lost(loop)
+    assert len(server.scheduler.running) <= 4
+    server.finish_all()
+    check(jobs, server)
     assert (max(preempted, default=0) > 0) == (num_pages == 8)
-    longest = max(loop.decoder.num_prefilled)  # type: ignore[attr-defined]
-    assert (longest <= PREFILL_ROWS) == captures
+    assert (max(server.num_prefilled) <= PREFILL_ROWS) == captures
 
 
 @pytest.mark.slow
@@ -118,7 +121,7 @@ def test_each_row_gets_its_own_tokens(num_pages, captures, monkeypatch):
 def test_random_jobs_end_though_pages_are_scarce(seed, captures):
     """The prompt of a row that waits gives up its pages when no active row could go on."""
     rng = random.Random(seed)
-    loop, reports = make_loop(rng.choice([7, 8, 9]), rng.choice([2, 3, 8]), captures)
+    server = Server(rng.choice([7, 8, 9]), rng.choice([2, 3, 8]), captures)
     prompts = [[rng.randrange(5, 90) for _ in range(rng.randrange(1, 300))] for _ in range(4)]
     jobs: list[Job] = []
     for _ in range(12):
@@ -126,22 +129,21 @@ def test_random_jobs_end_though_pages_are_scarce(seed, captures):
         seeds = [rng.randrange(1000) for _ in range(rng.randrange(1, 4))]
         request = Request(prompt, seeds, rng.randrange(1, 320 - len(prompt)))
         jobs.append(Job(request, Sampling(1.0, 1 << 30)))
-        loop.add(jobs[-1])
-        loop.step()
+        server.add(jobs[-1])
+        server.step()
     for _ in range(5000):
-        if loop.busy:
-            loop.step()
-    check(jobs, reports)
-    assert nothing_is_lost(loop)
+        if server.scheduler.busy:
+            server.step()
+    check(jobs, server)
 
 
 def test_rows_of_one_prompt_share_its_pages():
-    loop, _ = make_loop(60)
-    loop.add(Job(Request([3] * 70, [1, 2, 3], 20), Sampling()))
-    loop.step()
-    loop.add(Job(Request([3] * 70, [4], 20), Sampling()))
-    loop.step()
-    assert loop.decoder.num_prefilled == [69]  # type: ignore[attr-defined]
+    server = Server(60)
+    server.add(Job(Request([3] * 70, [1, 2, 3], 20), Sampling()))
+    server.step()
+    server.add(Job(Request([3] * 70, [4], 20), Sampling()))
+    server.step()
+    assert server.num_prefilled == [69]
 
 
 @pytest.mark.parametrize(("max_keys", "by_rows"), [(69 * 69, True), (69 * 69 - 1, False)])
@@ -154,44 +156,41 @@ def test_rows_that_would_read_too_many_keys_are_computed_in_a_pass(max_keys, by_
         run_prefill(decoder)
 
     monkeypatch.setattr(RecordingDecoder, "run_prefill", counted)
-    monkeypatch.setattr(paged_prefill, "MAX_CAPTURED_KEYS", max_keys)
-    loop, _ = make_loop(60, captures=True)
-    loop.add(Job(Request([3] * 70, [1], 20), Sampling()))
-    loop.step()
-    assert loop.decoder.num_prefilled == [69] and bool(steps) == by_rows  # type: ignore[attr-defined]
+    monkeypatch.setattr(prefill, "MAX_CAPTURED_KEYS", max_keys)
+    server = Server(60, captures=True)
+    server.add(Job(Request([3] * 70, [1], 20), Sampling()))
+    server.step()
+    assert server.num_prefilled == [69] and bool(steps) == by_rows
 
 
 def test_passes_are_compiled_before_requests_come():
     """For counts of tokens that 16 divides and others, in pages that stay free."""
-    loop, reports = make_loop(60, captures=True)
-    loop.warm_up()
-    counts = list(loop.decoder.num_prefilled)  # type: ignore[attr-defined]
-    assert {count % 16 == 0 for count in counts} == {True, False}
-    assert nothing_is_lost(loop)
+    server = Server(60, captures=True)
+    server.store.warm_up()
+    assert {count % 16 == 0 for count in server.num_prefilled} == {True, False}
+    assert nothing_is_lost(server.store.pool)
     jobs = make_jobs()
     for job in jobs:
-        loop.add(job)
-    while loop.busy:
-        loop.step()
-    check(jobs, reports)
+        server.add(job)
+    server.finish_all()
+    check(jobs, server)
 
 
 def test_a_dropped_job_frees_its_pages_and_the_others_go_on():
-    loop, reports = make_loop(60)
+    server = Server(60)
     jobs = make_jobs()
     for job in jobs:
-        loop.add(job)
-    loop.step()
+        server.add(job)
+    server.step()
     dropped = {jobs[0], jobs[3]}  # one decodes, one waits
-    assert jobs[0] in loop.decoding_jobs and jobs[3] in loop.waiting_jobs
-    num_free = len(loop.free_pages)
-    loop.drop(dropped)
-    assert len(loop.free_pages) > num_free
-    while loop.busy:
-        loop.step()
-    check([job for job in jobs if job not in dropped], reports)
-    assert not any(job in dropped for job, _ in reports.finish)
-    assert nothing_is_lost(loop)
+    assert jobs[0] is server.scheduler.running[0].job
+    assert jobs[3] in {row.job for row in server.scheduler.waiting}
+    num_free = len(server.store.pool.free)
+    server.scheduler.cancel(dropped)
+    assert len(server.store.pool.free) > num_free
+    server.finish_all()
+    check([job for job in jobs if job not in dropped], server)
+    assert not any(job in dropped for job, _ in server.finish)
 
 
 SERVERS = """
@@ -203,8 +202,8 @@ sys.path.insert(0, sys.argv[2])
 from serve_process import live, running, wait_for
 from postgrad.net import server as net_server
 from postgrad.model.kernels.install import install_kernels
-from postgrad.rollout.native import paged_live
 from postgrad.rollout.native.decoder import Decoder
+from postgrad.rollout.native.store_pages import PageStore
 from postgrad.serving.app import make_app
 from postgrad.serving.served_model import ServedModel
 from postgrad.serving.worker import DecodeWorker
@@ -249,18 +248,18 @@ decoder = engine.decoder = Decoder(engine.model, engine.stop_ids)
 worker = DecodeWorker(engine, 8, 512, 64, 24 * decoder.page_bytes())
 served = ServedModel("tiny", sys.argv[1], engine.tokenizer, worker)
 joined = []
-enter = paged_live.PagedLiveLoop.enter
+add_column = PageStore._add_column
 
-def enter_counted(loop, row):
-    joined.append(len(loop.active))
-    enter(loop, row)
+def add_counted(store, *arguments):
+    joined.append(len(store.rooms))
+    add_column(store, *arguments)
 
-paged_live.PagedLiveLoop.enter = enter_counted
+PageStore._add_column = add_counted
 num_steps = []
 run_prefill = decoder.run_prefill
 decoder.run_prefill = lambda: num_steps.append(1) or run_prefill()
 if sys.argv[3] == "captured":  # as where decode steps are captured
-    paged_live.PagedLiveLoop.prefills_by_rows = lambda loop: True
+    PageStore.prefills_by_rows = True
 with running(net_server.make_server(make_app([served]), grace_s=5), [served]) as server:
     body = json.dumps(LONG).encode()
     head = b"POST /v1/completions HTTP/1.1\\r\\nHost: localhost\\r\\n"
@@ -269,11 +268,12 @@ with running(net_server.make_server(make_app([served]), grace_s=5), [served]) as
         connection.sendall(head + f"Content-Length: {len(body)}\\r\\n\\r\\n".encode() + body)
         assert b"200 OK" in connection.recv(1000)
         paged = ask_all(server)  # they join the long one
-        loop = worker._decode_loop
-        assert loop.active[0].job.request.prompt == [1] and len(loop.active[0].tokens) < 400
+        scheduler = worker._scheduler
+        first = scheduler.running[0]
+        assert first.job.request.prompt == [1] and first.num_tokens < 400
     wait_for(lambda: server.rows() == 0, "the rows to be freed")
-    assert isinstance(loop, paged_live.PagedLiveLoop)
-    assert sorted(loop.free_pages) == list(range(decoder.sizes.pages))
+    pool = scheduler.store.pool
+    assert pool.make_free(pool.num_pages) and pool.num_pages == decoder.sizes.pages
 assert min(joined[1:]) > 0
 assert bool(num_steps) == (sys.argv[3] == "captured")
 for request, a, b in zip(REQUESTS, plain, paged, strict=True):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from families import make_family
 from interpreted import run_interpreted
-from transformers import Qwen3Config
 
 from postgrad.model.passes.attention import NAME, register_attention
 from postgrad.model.passes.support import support_of
@@ -19,7 +18,7 @@ from postgrad.rollout.native import store_slots
 from postgrad.rollout.native.scheduler import Scheduler
 from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.native.store_slots import SlotStore
-from postgrad.rollout.native.stream import SlotStream
+from postgrad.rollout.native.stream import NativeStream
 
 PROMPT = [i * 7 % 16 for i in range(30)]
 
@@ -38,6 +37,7 @@ def make_engine(family: str) -> Any:
         logit_transform=support_of(model).transform,
         max_context=512,
         weights_version=0,
+        step=Scheduler.step,
     )
 
 
@@ -127,7 +127,7 @@ def test_a_long_turn_of_a_conversation_is_computed_in_parts(monkeypatch):
     sizes = count_passes(engine)
 
     def second_turn() -> Any:
-        with SlotStream(engine, Sampling(), 2) as stream:
+        with NativeStream(engine, Sampling(), SlotStore(engine, 2)) as stream:
             found: list[Any] = []
             texts = [[1, 2, 3], [1, 2, 3, 4, 5, *PROMPT]]
             for text in texts:  # the first turn is saved as [1, 2, 3]: its token is not computed
@@ -151,7 +151,7 @@ def test_passes_that_continue_conversations_are_bounded(monkeypatch):
     engine = make_engine("qwen3")
     monkeypatch.setattr(store_slots, "PREFILL_TOKENS", 9)
     shapes: list[tuple[int, int]] = []
-    with SlotStream(engine, Sampling(), 2) as stream:
+    with NativeStream(engine, Sampling(), SlotStore(engine, 2)) as stream:
         for text in (PROMPT[:20], PROMPT[:23]):
             for key in "ab":
                 stream.add(Request([*text], [1], 1), [key])
@@ -172,16 +172,6 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def make_loop(num_pages: int) -> Any:
-    from recording_decoder import RecordingDecoder, Tokenizer
-
-    from postgrad.rollout.native.paged_live import PagedLiveLoop
-
-    engine: Any = SimpleNamespace(tokenizer=Tokenizer(), stop_ids=torch.tensor([96]))
-    decoder: Any = RecordingDecoder()
-    return PagedLiveLoop(engine, decoder, 4, 320, num_pages, lambda *_: None)
-
-
 def prompt_logprobs(prompt: list[int]) -> list[float]:
     """Return what RecordingDecoder's logits give the prompt's tokens from the second on."""
     from recording_decoder import add_digest, logits_after
@@ -198,20 +188,22 @@ def prompt_logprobs(prompt: list[int]) -> list[float]:
 @pytest.mark.parametrize("num_pages", [60, 8], ids=["ample", "tight"])
 def test_passes_over_pages_are_bounded(num_pages, monkeypatch):
     """With few pages, rows are preempted, and their prompts are computed again."""
-    from recording_decoder import expected, long_seeds
+    from recording_decoder import RecordingEngine, expected, long_seeds
 
-    from postgrad.rollout.native import paged_prefill
+    from postgrad.rollout.native import prefill
 
-    monkeypatch.setattr(paged_prefill, "PREFILL_TOKENS", 64)
-    loop = make_loop(num_pages)
+    monkeypatch.setattr(prefill, "PREFILL_TOKENS", 64)
+    engine = RecordingEngine(num_pages)
+    loop = engine.open_server(4, 320, num_pages)
     prompt = [5 + i % 50 for i in range(150)]
     seeds = long_seeds(prompt, 150, 2)
     scored = Job(Request(prompt, seeds, 150), Sampling(1.0, 150), scores_prompt=True)
     jobs = [scored, Job(Request(prompt, [6], 90), Sampling(0.0, 90))]
     for job in jobs:
+        job.is_watched = True
         loop.add(job)
     loop.step()
-    prefilled = loop.decoder.num_prefilled
+    prefilled = engine.num_prefilled
     assert prefilled[:3] == [64, 64, 21], "149 tokens of the prompt, for both of its rows"
     while loop.busy:
         loop.step()
@@ -229,24 +221,15 @@ def test_passes_over_pages_are_bounded(num_pages, monkeypatch):
 @needs_triton
 def test_a_turn_over_pages_is_bounded(monkeypatch):
     """The new tokens of a turn continue in the pages of the turns before."""
-    from recording_decoder import RecordingDecoder, Tokenizer, expected
+    from recording_decoder import RecordingEngine, expected
 
-    from postgrad.rollout.native import paged_prefill
-    from postgrad.rollout.native.paged_stream import PagedStream
+    from postgrad.rollout.native import prefill
 
-    monkeypatch.setattr(paged_prefill, "PREFILL_TOKENS", 64)
-    decoder: Any = RecordingDecoder()
-    engine: Any = SimpleNamespace(
-        model=SimpleNamespace(eval=lambda: None, train=lambda: None, config=Qwen3Config()),
-        tokenizer=Tokenizer(),
-        max_rows=4,
-        max_context=4096,
-        weights_version=0,
-        cache_bytes=lambda: 60,
-    )
+    monkeypatch.setattr(prefill, "PREFILL_TOKENS", 64)
+    engine = RecordingEngine(60)
     sampling = Sampling(1.0, 300)
     text = [5 + i % 50 for i in range(70)]
-    with PagedStream(engine, decoder, sampling, 2) as stream:
+    with engine.open_stream(sampling, 2) as stream:
         for num_passes in (2, 3):
             request = Request(text, [3], 20)
             stream.add(request, ["key"])
@@ -255,24 +238,29 @@ def test_a_turn_over_pages_is_bounded(monkeypatch):
                 found += [completion for _, completion in stream.poll()]
             (completion,) = found
             assert completion.tokens == expected(request, 0, sampling).tokens
-            assert len(decoder.num_prefilled) == num_passes and max(decoder.num_prefilled) <= 64
-            decoder.num_prefilled.clear()
+            assert len(engine.num_prefilled) == num_passes and max(engine.num_prefilled) <= 64
+            engine.num_prefilled.clear()
             text = [*text, *completion.tokens, *[5 + i % 50 for i in range(130)]]
 
 
 @needs_triton
 def test_the_samples_of_an_echoed_prompt_share_its_pages():
     """Another request for the same log-probs has its own, and so has one without log-probs."""
-    loop = make_loop(60)
+    from recording_decoder import RecordingEngine
+
+    engine = RecordingEngine(60)
+    loop = engine.open_server(4, 320, 60)
     prompt = [3, 4] * 35
-    loop.add(Job(Request(prompt, [1], 5), Sampling()))
-    jobs = [Job(Request(prompt, [1, 2, 3], 5), Sampling(), scores_prompt=True) for _ in "ab"]
+    jobs = [Job(Request(prompt, [1], 5), Sampling(), is_watched=True)]
+    for _ in "ab":
+        request = Request(prompt, [1, 2, 3], 5)
+        jobs.append(Job(request, Sampling(), scores_prompt=True, is_watched=True))
     for job in jobs:
         loop.add(job)
     while loop.busy:
         loop.step()
-    assert sum(loop.decoder.num_prefilled) == 3 * 69
-    for job in jobs:
+    assert sum(engine.num_prefilled) == 3 * 69
+    for job in jobs[1:]:
         assert job.prompt_logprobs == pytest.approx(prompt_logprobs(prompt))
 
 
@@ -280,7 +268,6 @@ def test_the_samples_of_an_echoed_prompt_share_its_pages():
 
 PROGRAM = """
 import sys
-from types import SimpleNamespace
 import torch
 sys.path.insert(0, sys.argv[1])
 from postgrad.model.passes import packing
@@ -289,10 +276,11 @@ from families import make_family
 from postgrad.model.passes.attention import NAME, register_attention
 from postgrad.model.kernels.install import install_kernels
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.native import paged_prefill
+from postgrad.rollout.native import prefill
 from postgrad.rollout.native.decoder import Decoder
+from postgrad.rollout.native.scheduler import Scheduler
 from postgrad.rollout.native.sequence import Job
-from postgrad.rollout.native.paged_live import PagedLiveLoop
+from postgrad.rollout.native.store_pages import PageStore
 
 register_attention()
 SIZES = {"sliding_window": 18, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -304,14 +292,14 @@ model.base_model.register_forward_pre_hook(
     lambda module, args, kwargs: sizes.append(kwargs["input_ids"].numel()), with_kwargs=True
 )
 prompt = [i * 7 % 16 for i in range(37)]
-engine = SimpleNamespace(tokenizer=None, stop_ids=torch.tensor([17]))
 
 @torch.no_grad()
 def decode(limit):
-    paged_prefill.PREFILL_TOKENS = limit
-    decoder = Decoder(model, engine.stop_ids)
-    loop = PagedLiveLoop(engine, decoder, 8, 128, 20 * decoder.page_bytes(), lambda *_: None)
-    job = Job(Request(prompt, [1, 2], 1), Sampling(0.9, 9), scores_prompt=True)
+    prefill.PREFILL_TOKENS = limit
+    decoder = Decoder(model, torch.tensor([17]))
+    store = PageStore(decoder, 8, lambda: 20 * decoder.page_bytes(), 128, True, 128)
+    loop = Scheduler(store)
+    job = Job(Request(prompt, [1, 2], 1), Sampling(0.9, 9), scores_prompt=True, is_watched=True)
     loop.add(job)
     loop.step()
     return job

@@ -9,17 +9,17 @@ from postgrad.cluster.ports import RunModels
 from postgrad.errors import RunError
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
 from postgrad.rollout.native import engine as engine_module
-from postgrad.rollout.native.sampling import RowRandom
+from postgrad.rollout.native.sampling import SeededRandom
 from postgrad.rollout.native.store_slots import SlotStore, bucket
 from postgrad.types import Batch, Trajectory
 
 PROMPTS = [
     [1, 10, 2, 15],
     [3, 4, 10, 5, 6, 15],
-    [7, 15],
+    [7, 15, 15],
     [0, 1, 2, 3, 4, 5, 6, 7, 8],
     [9, 12, 9, 12, 15],
-    [8, 8],
+    [8, 8, 8],
 ]
 SAMPLING = Sampling(temperature=1.3, max_new_tokens=12)
 
@@ -264,8 +264,7 @@ def test_the_nth_token_gets_the_nth_number_of_its_seed_across_blocks(host, monke
     )  # never: every row runs to the limit
     long = Sampling(3.0, max_new_tokens=100)
     host.engine.generate([Request(PROMPTS[0], [7])], long)
-    numbers = RowRandom(7)
-    expected = [u for _ in range(4) for u in numbers.block().tolist()][:100]
+    expected = SeededRandom().draw(7, 0, 100).tolist()
     assert [u for (u,) in seen] == expected and len(set(expected)) == 100
     whole = with_rows(host, 64).generate(requests(2), long)
     for one, two in zip(whole, with_rows(host, 5).generate(requests(2), long), strict=True):

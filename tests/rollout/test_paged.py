@@ -23,8 +23,6 @@ from postgrad.model.load.load import load
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.sequence import Job
-from postgrad.rollout.native.paged import PagedDecodeLoop
 
 quantization = sys.argv[3] if len(sys.argv) > 3 else "none"
 if quantization == "4bit":  # dequantized by the kernel
@@ -60,10 +58,9 @@ from postgrad.model.kernels.install import install_kernels
 if not adapted:
     install_kernels(loaded.model)
 decoder = Decoder(loaded.model, engine.stop_ids)
-with torch.no_grad():
-    cache_bytes = 8 * decoder.page_bytes()
-    jobs = [Job(request, sampling) for request in asked]
-    paged = PagedDecodeLoop(decoder, jobs, 8, cache_bytes, engine.max_context).finish()
+engine.decoder, engine.stock_engine, engine.max_rows = decoder, None, 8
+engine.cache_gib = 8 * decoder.page_bytes() / 2**30
+paged = engine.generate(asked, sampling)
 for a, b in zip(sampled, paged, strict=True):
     for x, y in zip(a, b, strict=True):
         assert x.tokens == y.tokens and x.finish == y.finish, (x, y)
@@ -101,25 +98,19 @@ from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.model.load.load import load
 from postgrad.model.kernels.install import install_kernels
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.native import paged as paged_module
+from postgrad.rollout.native import store_pages
 from postgrad.rollout.native.decoder import Decoder
-from postgrad.rollout.native.paged_stream import PagedStream
-from postgrad.rollout.native.stream import StreamingNativeEngine
+from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.streams import WaveStream
 
 loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"), 0)
-engine = StreamingNativeEngine(loaded, RolloutConfig(max_rows=8))
-paged_module.STEPS_PER_SYNC = 1  # so that rows join while others decode
+engine = NativeEngine(loaded, RolloutConfig(max_rows=8))
+store_pages.STEPS_PER_SYNC = 1  # so that rows join while others decode
 sampling = Sampling(0.9, 9, stop=("7",))
 prompts = {"a": [3, 7, 10], "b": [1], "c": [i * 7 % 16 for i in range(BLOCK + 2)]}
 limits = {"a": 3, "b": 6, "c": 9}  # the buffers for a and b are too short for c
 joined_running_rows = []
 prefilled, asked = [], []
-
-class Counted(PagedStream):
-    def add(self, request, keys):
-        asked.append(len(request.prompt) - 1)
-        super().add(request, keys)
 
 def play(stream):
     turns = {key: [] for key in prompts}
@@ -134,9 +125,10 @@ def play(stream):
                     text = list(prompts[key])
                     for turn in turns[key]:
                         text += [*turn.tokens, 5, 6]
+                    asked.append(len(text) - 1)
                     stream.add(Request(text, [len(text)], limits[key]), [key])
-                    if isinstance(stream, PagedStream):
-                        joined_running_rows.append(len(stream.loop.active))
+                    if not isinstance(stream, WaveStream):
+                        joined_running_rows.append(len(stream.scheduler.running))
                 if late:
                     stream.add(Request(prompts["c"], [8], limits["c"]), [late.pop()])
     return turns
@@ -145,11 +137,11 @@ plain = play(WaveStream(engine, sampling))
 install_kernels(loaded.model)
 engine.decoder = Decoder(loaded.model, engine.stop_ids)
 engine.cache_gib = 12 * engine.decoder.page_bytes() / 2**30
-assert isinstance(engine.open_stream(sampling, 3), PagedStream)
+asked.clear()
 loaded.model.base_model.register_forward_pre_hook(
     lambda module, args, kwargs: prefilled.append(kwargs["input_ids"].numel()), with_kwargs=True
 )
-paged = play(Counted(engine, engine.decoder, sampling, 3))
+paged = play(engine.open_stream(sampling, 3))
 for key in prompts:
     for x, y in zip(plain[key], paged[key], strict=True):
         assert x.tokens == y.tokens and x.finish == y.finish, (key, x, y)
@@ -157,8 +149,8 @@ for key in prompts:
 assert engine.model.training and max(joined_running_rows) > 0
 assert 3 * sum(prefilled) < 2 * sum(asked), "earlier turns are not computed again"
 prefilled.clear()
-paged_module.PagedDecodeLoop.prefills_by_rows = lambda loop: True  # as where steps are captured
-by_rows = play(Counted(engine, engine.decoder, sampling, 3))
+store_pages.PageStore.prefills_by_rows = True  # as where steps are captured
+by_rows = play(engine.open_stream(sampling, 3))
 assert not prefilled
 for key in prompts:
     for x, y in zip(paged[key], by_rows[key], strict=True):

@@ -31,8 +31,9 @@ from postgrad.model.views import hidden_states
 from postgrad.model.port import after
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.decoder import Decoder, unsupported_reason
-from postgrad.rollout.native.paged import PagedDecodeLoop
-from postgrad.rollout.native.paged_stream import PagedStream
+from postgrad.rollout.native.scheduler import Scheduler
+from postgrad.rollout.native.store_pages import PageStore
+from postgrad.rollout.native.stream import NativeStream
 from postgrad.types import Batch, Trajectory
 
 register_attention()
@@ -53,8 +54,7 @@ assert not unsupported_reason(model), unsupported_reason(model)
 # second turn, which continues in its pages.
 decoder = Decoder(model, torch.tensor([17]))
 engine = SimpleNamespace(
-    model=model, tokenizer=None, max_rows=4, max_context=512, weights_version=0,
-    cache_bytes=lambda: 8 * decoder.page_bytes(),
+    model=model, tokenizer=None, max_context=512, weights_version=0, step=Scheduler.step
 )
 prefilled = []
 hook = model.base_model.register_forward_pre_hook(
@@ -65,7 +65,8 @@ hook = model.base_model.register_forward_pre_hook(
 def decode():
     requests = {0: Request([i * 7 % 16 for i in range(19)], [1]), 1: Request([3, 5], [4, 5], 2)}
     rows, sampled = [], []
-    with PagedStream(engine, decoder, Sampling(0.9, 3), 4) as stream:
+    store = PageStore(decoder, 4, lambda: 8 * decoder.page_bytes(), 512, joins=True)
+    with NativeStream(engine, Sampling(0.9, 3), store, store) as stream:
         stream.add(requests[0], [(0, 0)])
         stream.add(requests[1], [(1, 0), (1, 1)])
         while stream.busy:
@@ -77,13 +78,12 @@ def decode():
                 if group == 0:
                     requests[2] = Request([*prompt, *done.tokens, 5, 9, 2], [7])
                     stream.add(requests[2], [key])
-    model.eval()
     return rows, sampled
 
 
 rows, sampled = decode()
 assert prefilled == [18 + 1, 3], prefilled
-PagedDecodeLoop.prefills_by_rows = lambda loop: True  # as where decode steps are captured
+PageStore.prefills_by_rows = True  # as where decode steps are captured
 rows_again, sampled_again = decode()
 hook.remove()
 assert prefilled == [18 + 1, 3], "decode steps compute the prompts"

@@ -1,11 +1,12 @@
 """Picking tokens: filters keep the right ones, log-probs stay those of the whole distribution."""
 
+import numpy as np
 import pytest
 import torch
 
 from postgrad.errors import RunError
 from postgrad.rollout.engine import Completion, Sampling
-from postgrad.rollout.native.sampling import RowRandom, _filter, filter_rows, sample_tokens
+from postgrad.rollout.native.sampling import SeededRandom, _filter, filter_rows, sample_tokens
 
 PROBS = torch.tensor([0.05, 0.4, 0.02, 0.25, 0.18, 0.1])
 GRID = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000
@@ -126,13 +127,13 @@ def test_rows_have_their_own_uniforms():
     assert tokens.tolist() == [0, 1, 5]
 
 
-def test_a_rows_randomness_is_its_seeds():
-    one, two, other = RowRandom(7), RowRandom(7), RowRandom(8)
-    assert (one.block() == two.block()).all() and (one.block() == two.block()).all()
-    assert (RowRandom(7).block() != other.block()).any()
-    first, second = RowRandom(7), RowRandom(7).block()
-    assert (first.block() == second).all() and (first.block() != second).any()
-    assert RowRandom(2**64 - 1).block().max() < 1.0
+@pytest.mark.parametrize("seed", [0, 7, 2**64 - 1])
+def test_the_number_of_a_token_is_its_seeds_however_it_is_drawn(seed):
+    numbers = np.random.Generator(np.random.Philox(key=seed)).random(1000)
+    random = SeededRandom()
+    for first, count in ((0, 5), (3, 9), (256, 256), (7, 1), (999, 1), (0, 1000)):
+        random.draw(8, first, 3)
+        assert (random.draw(seed, first, count) == numbers[first : first + count]).all()
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.0), Sampling(1.0), Sampling(0.7, top_p=0.9)])

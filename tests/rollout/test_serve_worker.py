@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib.util
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ from postgrad.serving.worker import DecodeWorker, PendingRequest
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from recording_decoder import RecordingDecoder, Tokenizer, expected, long_seeds
+from recording_decoder import RecordingDecoder, RecordingEngine, expected, long_seeds
 
-from postgrad.rollout.native.paged_live import PagedLiveLoop
+from postgrad.rollout.native.scheduler import Scheduler
 from postgrad.rollout.native.tables import BufferSizes
 
 LIMIT = 250
@@ -28,13 +27,8 @@ LIMIT = 250
 def make_worker(
     num_pages: int, capacity: int, stopping: Any = lambda: False, decoder: Any = None
 ) -> DecodeWorker:
-    engine: Any = SimpleNamespace(
-        model=SimpleNamespace(eval=lambda: None),
-        decoder=decoder or RecordingDecoder(),
-        tokenizer=Tokenizer(),
-        device=torch.device("cpu"),
-        stop_ids=torch.tensor([96]),
-    )
+    engine = RecordingEngine(num_pages)
+    engine.decoder = decoder or engine.decoder
     return DecodeWorker(engine, capacity, 320, 16, num_pages, stopping)
 
 
@@ -53,13 +47,13 @@ async def tokens_of(pending: PendingRequest) -> list[int] | int:
 def test_a_preempted_row_that_has_begun_ends_though_the_server_stops(monkeypatch):
     """Only the request that never had a row in the batch is refused."""
     preempted: list[int] = []
-    preempt_last = PagedLiveLoop.preempt_last
+    preempt = Scheduler.preempt
 
-    def preempt_and_stop(loop: PagedLiveLoop) -> None:
-        preempted.append(len(loop.active[-1].tokens))
-        preempt_last(loop)
+    def preempt_and_stop(scheduler: Scheduler, row: Any) -> None:
+        preempted.append(row.num_tokens)
+        preempt(scheduler, row)
 
-    monkeypatch.setattr(PagedLiveLoop, "preempt_last", preempt_and_stop)
+    monkeypatch.setattr(Scheduler, "preempt", preempt_and_stop)
     requests = [Request([3, 4], [seed], LIMIT) for seed in long_seeds([3, 4], LIMIT, 3)]
 
     async def ask() -> list[list[int] | int]:
@@ -116,17 +110,18 @@ def test_a_lack_of_memory_names_the_options_of_the_server(num_pages, capfd):
     assert "GiB" in reason and "\n" not in reason
 
 
-@pytest.mark.parametrize("failing", ["load", "warm_up"])
+@pytest.mark.parametrize("failing", ["load", "warm_up_server"])
 def test_a_model_that_does_not_fit_is_refused_in_one_line(tiny, monkeypatch, failing):
     from postgrad.config.schema import ModelConfig
     from postgrad.serving import served_model
 
     def fail(*_: object) -> None:
-        if failing == "warm_up":
+        if failing == "warm_up_server":
             raise CacheMemoryError("the cache needs 9.0 GiB", "lower rollout.cache_gib")
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
 
-    monkeypatch.setattr(served_model, failing, fail)
+    owner = served_model if failing == "load" else served_model.NativeEngine
+    monkeypatch.setattr(owner, failing, fail)
     with pytest.raises(ConfigError) as refused:
         config = ModelConfig(path=str(tiny), device="cpu", dtype="float32")
         served_model.load_served_model("tiny", config, 4, 64, 8, lambda: False)

@@ -115,13 +115,10 @@ from postgrad.model.load.load import load
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.sequence import Job
-from postgrad.rollout.native.paged import PagedDecodeLoop
-from postgrad.rollout.native import paged
-from postgrad.rollout.stops import StopStrings
+from postgrad.rollout.native import store_pages
 
 stops = tuple(json.loads(sys.argv[2]))
-paged.STEPS_PER_SYNC = 4  # some syncs happen in the middle of a stop string
+store_pages.STEPS_PER_SYNC = 4  # some syncs happen in the middle of a stop string
 loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"), 0)
 engine = NativeEngine(loaded, RolloutConfig(max_rows=16))
 asked = [Request([1, 10, 2, 15], list(range(4))), Request([7, 15], [3, 4], 6)]
@@ -129,12 +126,9 @@ sampling = Sampling(1.0, 9, stop=stops)
 plain = engine.generate(asked, sampling)
 from postgrad.model.kernels.install import install_kernels
 install_kernels(loaded.model)
-decoder = Decoder(loaded.model, engine.stop_ids)
-with torch.no_grad():
-    sizes = 8, 30 * decoder.page_bytes(), engine.max_context
-    stop_strings = StopStrings(loaded.tokenizer, stops)
-    jobs = [Job(request, sampling, stops=stop_strings) for request in asked]
-    done = PagedDecodeLoop(decoder, jobs, *sizes).finish()
+engine.decoder = Decoder(loaded.model, engine.stop_ids)
+engine.max_rows, engine.cache_gib = 8, 30 * engine.decoder.page_bytes() / 2**30
+done = engine.generate(asked, sampling)
 ended = 0
 for a, b in zip(plain, done, strict=True):
     for x, y in zip(a, b, strict=True):

@@ -8,7 +8,8 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3Config, Qwen3
 
 from postgrad.config.schema import RolloutConfig
 from postgrad.rollout.engine import Request, Sampling
-from postgrad.rollout.native.stream import SlotStream, StreamingNativeEngine
+from postgrad.rollout.native.engine import NativeEngine
+from postgrad.rollout.native.stream import NativeStream
 from postgrad.rollout.streams import WaveStream, open_stream
 
 SIZES = {
@@ -28,7 +29,7 @@ SIZES = {
 SAMPLING = Sampling(max_new_tokens=12)
 
 
-def make_engine(kind: str = "qwen") -> StreamingNativeEngine:
+def make_engine(kind: str = "qwen") -> NativeEngine:
     torch.manual_seed(1)
     if kind == "qwen":
         model = Qwen3ForCausalLM(Qwen3Config(**SIZES))
@@ -38,7 +39,7 @@ def make_engine(kind: str = "qwen") -> StreamingNativeEngine:
 
     model.set_attn_implementation(register_attention())
     tokenizer = SimpleNamespace(eos_token_id=39)
-    return StreamingNativeEngine(SimpleNamespace(model=model, tokenizer=tokenizer), RolloutConfig())
+    return NativeEngine(SimpleNamespace(model=model, tokenizer=tokenizer), RolloutConfig())
 
 
 def finish(stream) -> dict:
@@ -70,7 +71,7 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9], [2], [3, 1], [9] * 11]
 def test_conversations_give_the_tokens_of_separate_calls(kind):
     engine = make_engine(kind)
     stream = open_stream(engine, SAMPLING, 3)
-    assert isinstance(stream, SlotStream) and stream.scheduler.store.capacity == 3
+    assert isinstance(stream, NativeStream) and stream.scheduler.store.capacity == 3
     waves = continue_rows(WaveStream(engine, SAMPLING), PROMPTS)
     streamed = continue_rows(stream, PROMPTS)
     for ours, theirs in zip(streamed, waves, strict=True):

@@ -31,9 +31,7 @@ from postgrad.rollout.engine import (
     trajectory_seed,
 )
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.live import open_live_loop
 from postgrad.rollout.native.sequence import Job
-from postgrad.rollout.native.sequence import Sequence as Row
 from postgrad.rollout.respond import STEP, generate
 from postgrad.rollout.stops import make_stops
 from postgrad.serving.detokenizer import Detokenizer
@@ -167,22 +165,19 @@ def stream_response(
     check_requests([request], sampling, engine.max_context, engine.model.config)
     text = Detokenizer(tokenizer, sampling.stop)
     stop_ids = {*engine.stop_ids.tolist(), *sampling.stop_ids}
-    pieces: list[str] = []
-
-    def report(row: Row, num_new: int, finish: str) -> None:
-        first = len(row.tokens) - num_new
-        if any(map(math.isnan, row.logprobs[first:])):
-            raise RunError("the model's log-probs are not numbers; its weights are broken")
-        tokens = row.tokens[first:]
-        ends_with_stop_token = finish == "stop" and tokens[-1] in stop_ids
-        pieces.append(text.push(tokens, finish, ends_with_stop_token))
-
     longest = max_row_tokens(request, sampling)
     cache_bytes = engine.cache_bytes() if engine.decoder is not None else 0  # 0: slots
-    with closing(open_live_loop(engine, 1, longest, cache_bytes, report)) as loop:
-        loop.add(Job(request, sampling, stops=make_stops(tokenizer, sampling)))
-        while loop.busy:
+    scheduler = engine.open_server(1, longest, cache_bytes)
+    job = Job(request, sampling, stops=make_stops(tokenizer, sampling), is_watched=True)
+    (row,) = scheduler.add(job).sequences
+    with closing(scheduler.store):
+        while scheduler.busy:
             with torch.no_grad():
-                loop.step()
-            yield from filter(None, pieces)
-            pieces.clear()
+                scheduler.step()
+            first = len(row.tokens) - row.read()
+            if any(map(math.isnan, row.logprobs[first:])):
+                raise RunError("the model's log-probs are not numbers; its weights are broken")
+            tokens = row.tokens[first:]
+            ends_with_stop_token = row.finish == "stop" and tokens[-1] in stop_ids
+            if piece := text.push(tokens, row.finish, ends_with_stop_token):
+                yield piece

@@ -6,7 +6,7 @@ kept, and the recorded log-probs are those it was sampled with, so importance we
 """
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +18,6 @@ from postgrad.rollout.engine import Completion, Engine, Request, Sampling, make_
 from postgrad.rollout.streams import StreamingEngine, UpdatableStream
 
 POLL_S = 0.1  # time of one poll; new weights wait at most this long
-
-RowKey = tuple[str, int]  # the name of a group and the index of one of its samples
 
 
 class ContinuousEngine:
@@ -38,21 +36,17 @@ class ContinuousEngine:
         self.sampling = replace(sampling, record_kept=sampling.filters)
         self.stream = _open_stream(engine, self.sampling, rollout)
         self.version = 0
-        # Tokens of each row when weights were published whose version the next poll tells.
-        self.tokens_at_publish: dict[Hashable, int] | None = None
+        # The trainer's version of the weights by the stream's; of the newest the next poll tells.
+        self.versions = {self.stream.refresh_weights(): 0}
+        self.published: list[int] = []
         self.unfinished: dict[str, set[int]] = {}  # the indices of rows, by group
-        # Of each unfinished row, the version of the weights from each of these tokens on.
-        self.versions: dict[RowKey, dict[int, int]] = {}
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Return completions outside of the stream.
 
         Its rows wait meanwhile, or decode beside these in the same pages.
         """
-        completions = self.engine.generate(requests, sampling)
-        self.stream.__enter__()  # generate leaves the model in training mode
-        self._note_restarted()
-        return completions
+        return self.engine.generate(requests, sampling)
 
     def publish(self, weights: dict[str, Tensor]) -> None:
         """Load new weights; the next poll tells their version.
@@ -60,9 +54,7 @@ class ContinuousEngine:
         `generate` may decode the stream's rows before that poll.
         """
         self.engine.publish(weights)
-        num_tokens = self.stream.refresh_weights()
-        if self.tokens_at_publish is None:
-            self.tokens_at_publish = num_tokens
+        self.published.append(self.stream.refresh_weights())
 
     def poll(
         self, version: int, names: Sequence[str], added: Mapping[str, Request]
@@ -85,66 +77,41 @@ class ContinuousEngine:
             keys = [(name, index) for index in range(len(request.seeds))]
             self.stream.add(request, keys)
             self.unfinished[name] = set(range(len(keys)))
-            self.versions |= {key: {0: version} for key in keys}
         missing = [name for name in names if name not in self.unfinished]
         return {"finished": self._decode(), "missing": missing}
 
     def _set_version(self, version: int) -> None:
-        num_tokens = self.tokens_at_publish
-        self.tokens_at_publish = None
-        if version == self.version:
-            return
+        if version != self.version and not self.published:  # the weights were changed in place
+            self.published.append(self.stream.refresh_weights())
+        self.versions |= dict.fromkeys(self.published, version)
+        self.published.clear()
         self.version = version
-        if num_tokens is None:  # the weights were changed in place
-            num_tokens = self.stream.refresh_weights()
-        for key, starts in self.versions.items():
-            starts[num_tokens.get(key, 0)] = version
 
     def _cancel(self, names: Sequence[str]) -> None:
         keys = [(name, index) for name in names for index in self.unfinished.pop(name)]
         if keys:
             self.stream.cancel(keys)
-            for key in keys:
-                del self.versions[key]
 
     def _decode(self) -> list[list[Any]]:
         """Return the rows that end within `poll_s` seconds, or until none is left."""
         finished: list[list[Any]] = []
         deadline = time.monotonic() + self.poll_s
         while self.stream.busy:
-            ended = self.stream.poll()
-            self._note_restarted()
-            for key, completion in ended:
-                self.stream.forget(key)
-                if key in self.versions:
-                    finished.append(self._finish(key, completion))
+            for (name, index), completion in self.stream.poll():
+                self.stream.forget((name, index))
+                if index in self.unfinished.get(name, ()):  # it was not canceled
+                    finished.append([name, index, self._finish(name, index, completion)])
             if time.monotonic() >= deadline:
                 break
         return finished
 
-    def _note_restarted(self) -> None:
-        """Give rows that began again the version that samples them now."""
-        for key in self.stream.take_restarted():
-            if key in self.versions:  # not the rows of `generate` itself
-                self.versions[key] = {0: self.version}  # type: ignore[index]
-                if self.tokens_at_publish is not None:
-                    self.tokens_at_publish[key] = 0
-
-    def _finish(self, key: RowKey, completion: Completion) -> list[Any]:
-        name, index = key
+    def _finish(self, name: str, index: int, completion: Completion) -> Completion:
+        """Return a completion with the trainer's versions of the weights."""
         self.unfinished[name].remove(index)
         if not self.unfinished[name]:
             del self.unfinished[name]
-        versions = token_versions(self.versions.pop(key), len(completion.tokens))
-        return [name, index, replace(completion, versions=versions)]
-
-
-def token_versions(starts: Mapping[int, int], num_tokens: int) -> list[int]:
-    """Return the version of each token; `starts` has the first token of each version."""
-    versions: list[int] = []
-    for first in sorted(starts):
-        versions[first:] = [starts[first]] * (num_tokens - first)
-    return versions
+        versions = [self.versions[version] for version in completion.versions or ()]
+        return replace(completion, versions=versions)
 
 
 def _open_stream(engine: Engine, sampling: Sampling, rollout: RolloutConfig) -> UpdatableStream:

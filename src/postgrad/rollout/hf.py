@@ -27,7 +27,7 @@ from postgrad.rollout.engine import (
     token_limit,
 )
 from postgrad.rollout.native.gate import decode_problem
-from postgrad.rollout.native.sampling import RowRandom, sample_tokens, truncate
+from postgrad.rollout.native.sampling import SeededRandom, sample_tokens, truncate
 from postgrad.rollout.stops import StopStrings
 
 
@@ -132,17 +132,19 @@ class _SeededSampler:
     """
 
     def __init__(self, seeds: Sequence[int], sampling: Sampling) -> None:
-        self.random = [RowRandom(seed) for seed in seeds]
+        self.seeds = seeds
+        self.random = SeededRandom()
         self.sampling = sampling
         self.logprobs: list[Tensor] = []  # one (rows,) tensor per step
         self.kept_ids: list[list[list[int]]] = []  # per step and row
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Any:
-        uniforms = np.concatenate([random.numbers(1) for random in self.random])
+        place = len(self.logprobs)
+        uniforms = np.concatenate([self.random.draw(seed, place, 1) for seed in self.seeds])
         tokens, logprobs = sample_tokens(
             scores.float(), torch.from_numpy(uniforms).to(scores.device), self.sampling
         )
-        samplings = [self.sampling] * len(self.random)
+        samplings = [self.sampling] * len(self.seeds)
         self.kept_ids.append(truncate(scores.float(), logprobs, samplings))
         self.logprobs.append(logprobs)
         return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)

@@ -59,9 +59,9 @@ class EngineKind:
 
 
 def _build_native(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
-    from postgrad.rollout.native.stream import StreamingNativeEngine
+    from postgrad.rollout.native.engine import NativeEngine
 
-    return StreamingNativeEngine(loaded, config.rollout)
+    return NativeEngine(loaded, config.rollout)
 
 
 def _build_hf(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:

@@ -50,18 +50,17 @@ class Stream(Protocol):
 
 @runtime_checkable
 class UpdatableStream(Stream, Protocol):
-    """A stream whose engine may get new weights between two polls; its rows go on with them."""
+    """A stream whose engine may get new weights between two polls; its rows go on with them.
 
-    def refresh_weights(self) -> dict[Hashable, int]:
+    Its completions have the version of the weights of each token.
+    """
+
+    def refresh_weights(self) -> int:
         """Use the engine's new weights from the next token on.
 
-        The keys and values of earlier tokens stay as they are. Returns the number of tokens so far
-        of each row that decodes; rows that have none yet may be left out.
+        The keys and values of earlier tokens stay as they are. Returns the version by which
+        `Completion.versions` of this stream name these weights; it is not returned again.
         """
-        ...
-
-    def take_restarted(self) -> list[Hashable]:
-        """Return the rows that lost their tokens since the last call and begin again."""
         ...
 
     def cancel(self, keys: Collection[Hashable]) -> None:

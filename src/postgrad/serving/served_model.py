@@ -22,8 +22,7 @@ from postgrad.model.device import (
 from postgrad.model.load.load import load
 from postgrad.rollout.engine import Request
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.live import warm_up
-from postgrad.rollout.native.pages import PAGE
+from postgrad.rollout.native.pages import PAGE, kv_token_bytes
 from postgrad.rollout.native.sequence import Job
 from postgrad.serving.memory import SMALLER_MODEL, memory_errors_as
 from postgrad.serving.model_text import ModelText
@@ -142,9 +141,10 @@ def load_served_model(
     context = context or engine.max_context
     on_accelerator = has_own_memory(device)
     memory = engine.cache_bytes() if on_accelerator else total_memory_bytes(device) // 4
-    row_bytes = context * bytes_per_token(loaded.model, config.dtype)
+    token_bytes = kv_token_bytes(loaded.model.config, DTYPES[config.dtype])
+    row_bytes = context * token_bytes
     if engine.decoder is not None:  # prompt and response begin on pages of their own
-        row_bytes += 3 * PAGE * bytes_per_token(loaded.model, config.dtype)
+        row_bytes += 3 * PAGE * token_bytes
     max_rows = memory // num_models // row_bytes
     if max_rows < 1:
         raise ConfigError(
@@ -156,7 +156,7 @@ def load_served_model(
         rows = min(rows, max_rows)
     cache_bytes = memory // num_models
     with memory_errors_as(ConfigError):
-        warm_up(engine, rows, context, cache_bytes)
+        engine.warm_up_server(rows, context, cache_bytes)
     worker = DecodeWorker(engine, rows, context, queue, cache_bytes, stopping)
     return ServedModel(name, config.path, loaded.tokenizer, worker)
 
@@ -165,14 +165,6 @@ def end_requests(models: Sequence[ServedModel]) -> None:
     """Send 503 to the requests that are running at the end of the grace period."""
     for served in models:
         served.worker.end_requests()
-
-
-def bytes_per_token(model: Any, dtype: str) -> int:
-    """Return the bytes of one token's keys and values in all layers."""
-    config = model.config.get_text_config()
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return 2 * config.num_hidden_layers * num_heads * head_dim * DTYPES[dtype].itemsize
 
 
 # ---- new weights

@@ -19,9 +19,10 @@ import torch
 
 from postgrad.net.bodies import HttpError
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.live import LiveLoop, open_live_loop
 from postgrad.rollout.native.sampling import TopTokens
+from postgrad.rollout.native.scheduler import Scheduler
 from postgrad.rollout.native.sequence import Job, Sequence
+from postgrad.rollout.stops import make_stops
 from postgrad.serving.memory import explain_memory_error
 
 IDLE_S = 5.0  # time without work after which the cache's memory is freed
@@ -59,6 +60,7 @@ class PendingRequest:
         self.rows_left = sum(len(job.request.seeds) for job in self.jobs)
         for number, job in enumerate(self.jobs):
             job.owner = self, number
+            job.is_watched = True
 
 
 class _Task(NamedTuple):
@@ -73,7 +75,7 @@ class _Task(NamedTuple):
 
 
 class DecodeWorker:
-    """Steps a decode loop of the native engine in its own thread.
+    """Steps a scheduler of the native engine in its own thread.
 
     Args:
         engine: the engine; nothing else may use it at the same time.
@@ -109,7 +111,7 @@ class DecodeWorker:
         self._ended = False
         self._broken: set[PendingRequest] = set()  # since the last step
         self._unsent: list[tuple[PendingRequest, RowUpdate | HttpError]] = []
-        self._decode_loop: LiveLoop | None = None
+        self._scheduler: Scheduler | None = None
         self._device_lock = threading.Lock() if engine.device.type == "cpu" else DEVICE_LOCK
         self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
         self._thread.start()
@@ -189,7 +191,7 @@ class DecodeWorker:
         with torch.no_grad():
             while self._wait_for_work():
                 try:
-                    self._receive(self._open_loop())
+                    self._receive(self._open())
                     self._advance()
                 except Exception as error:  # the decoding requests fail, the server continues
                     traceback.print_exc(file=sys.stderr)
@@ -202,94 +204,97 @@ class DecodeWorker:
         with self._changed:
             is_idle = not self._changed.wait_for(self._has_work, IDLE_S)
         if is_idle:
-            self._close_loop()
+            self._close()
             with self._changed:
                 self._changed.wait_for(self._has_work)
         return not self._ended
 
-    def _receive(self, decode_loop: LiveLoop) -> None:
+    def _receive(self, scheduler: Scheduler) -> None:
         """Take new and cancelled requests."""
         with self._changed:
             cancelled, self._cancelled = self._cancelled, []
             submitted, self._submitted = self._submitted, []
             must_wait = bool(self._tasks) and not self.stopping()
-        decode_loop.drop({job for pending in cancelled for job in pending.jobs})
+        scheduler.cancel({job for pending in cancelled for job in pending.jobs})
         for pending in cancelled:
             self._count_ended(pending, pending.rows_left)
         submitted = [pending for pending in submitted if pending.rows_left]
         if must_wait:  # until the tasks are done
-            submitted = self._take_waiting(decode_loop) + submitted
+            submitted = self._take_waiting(scheduler) + submitted
             with self._changed:
                 self._submitted = submitted + self._submitted
             return
         for pending in submitted:
             for job in pending.jobs:
-                decode_loop.add(job)
+                job.stops = make_stops(self.engine.tokenizer, job.sampling)
+                scheduler.add(job)
 
-    def _take_waiting(self, decode_loop: LiveLoop) -> list[PendingRequest]:
-        """Remove the requests that have not begun from the decode loop; returns them in order."""
-        waiting = _requests_of(decode_loop.waiting_jobs)
+    def _take_waiting(self, scheduler: Scheduler) -> list[PendingRequest]:
+        """Remove the requests that have not begun from the scheduler; returns them in order."""
+        waiting = _waiting_requests(scheduler)
         with self._changed:
             requests = list(self._requests)
         taken: list[PendingRequest] = []
         for pending in requests:
             if pending in waiting and not pending.has_begun:
                 taken.append(pending)
-                decode_loop.drop(pending.jobs)
+                scheduler.cancel(pending.jobs)
                 for job in pending.jobs:
                     job.forget_prompt()
         return taken
 
-    def _open_loop(self) -> LiveLoop:
-        if self._decode_loop is None:
+    def _open(self) -> Scheduler:
+        if self._scheduler is None:
             with self._device_lock:
-                self._decode_loop = open_live_loop(
-                    self.engine, self.capacity, self.longest, self.cache_bytes, self._report
+                self._scheduler = self.engine.open_server(
+                    self.capacity, self.longest, self.cache_bytes
                 )
-        return self._decode_loop
+        return self._scheduler
 
-    def _close_loop(self) -> None:
-        """Close the loop; an error of the device is printed, and the loop is forgotten."""
-        decode_loop, self._decode_loop = self._decode_loop, None
-        if decode_loop is not None:
-            try:
+    def _close(self) -> None:
+        """Free the memory of keys and values; an error of the device is printed, and no more."""
+        scheduler, self._scheduler = self._scheduler, None
+        try:
+            if scheduler is not None:
                 with self._device_lock:
-                    decode_loop.close()
-            except Exception:
-                traceback.print_exc(file=sys.stderr)
+                    scheduler.store.close()
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
 
     def _has_work(self) -> bool:
-        is_busy = self._decode_loop is not None and self._decode_loop.busy
+        is_busy = self._scheduler is not None and self._scheduler.busy
         has_input = bool(self._submitted or self._cancelled or self._tasks)
         return self._ended or is_busy or has_input
 
     def _advance(self) -> None:
         """Do one round of decoding, or a task when no row is decoding."""
-        decode_loop = self._open_loop()
+        scheduler = self._open()
         if self.stopping():
-            self._refuse_waiting(decode_loop)
-        if decode_loop.busy:
+            self._refuse_waiting(scheduler)
+        if scheduler.busy:
             with self._device_lock:
-                decode_loop.step()
-            self._fail_broken(decode_loop)
+                ended = scheduler.step()
+            for row in [*scheduler.running, *ended]:
+                self._report(row)
+            self._fail_broken(scheduler)
         elif self._tasks:
             self._run_task()
 
-    def _refuse_waiting(self, decode_loop: LiveLoop) -> None:
+    def _refuse_waiting(self, scheduler: Scheduler) -> None:
         """Refuse the requests that have not begun, because the server is shutting down.
 
         A row that has begun may wait, too: it had to give up its pages.
         """
-        for pending in _requests_of(decode_loop.waiting_jobs):
+        for pending in _waiting_requests(scheduler):
             if not pending.has_begun:
-                self._fail(decode_loop, pending, HttpError(503, "the server is shutting down"))
+                self._fail(scheduler, pending, HttpError(503, "the server is shutting down"))
 
-    def _fail_broken(self, decode_loop: LiveLoop) -> None:
+    def _fail_broken(self, scheduler: Scheduler) -> None:
         """Fail the requests whose tokens were sampled from logits that are not numbers."""
         broken, self._broken = self._broken, set()
         for pending in broken:
             reason = "the model's log-probs are not numbers; its weights are broken"
-            self._fail(decode_loop, pending, HttpError(500, reason))
+            self._fail(scheduler, pending, HttpError(500, reason))
 
     def _run_task(self) -> None:
         with self._changed:
@@ -302,7 +307,7 @@ class DecodeWorker:
                 result = task.function()
         except Exception as raised:
             error = raised
-        self._close_loop()  # it may hold values computed from the old weights
+        self._close()  # it may hold values computed from the old weights
         if not is_wanted:
             return
         if error is None:
@@ -310,8 +315,10 @@ class DecodeWorker:
         else:
             task.future.set_exception(error)
 
-    def _report(self, row: Sequence, num_new: int, finish: str) -> None:
-        """Called by the decode loop for the new tokens of a row."""
+    def _report(self, row: Sequence) -> None:
+        """Send the new tokens of a row."""
+        num_new = row.read()
+        finish = row.finish
         pending, number = row.job.owner
         pending.has_begun = True
         if any(map(math.isnan, row.logprobs[len(row.logprobs) - num_new :])):
@@ -336,17 +343,16 @@ class DecodeWorker:
             if not pending.rows_left:
                 self._requests.pop(pending, None)
 
-    def _fail(self, decode_loop: LiveLoop, pending: PendingRequest, error: HttpError) -> None:
+    def _fail(self, scheduler: Scheduler, pending: PendingRequest, error: HttpError) -> None:
         """Drop the rows of a request and send it an error."""
-        jobs: set[Job] = set(pending.jobs)
-        decode_loop.drop(jobs)
+        scheduler.cancel(pending.jobs)
         self._count_ended(pending, pending.rows_left)
         self._unsent.append((pending, error))
 
     def _fail_all(self, error: HttpError) -> None:
-        """Send an error to all requests of the decode loop; without one, to all that waits."""
-        decode_loop = self._decode_loop
-        if decode_loop is None:
+        """Send an error to all requests of the scheduler; without one, to all that waits."""
+        scheduler = self._scheduler
+        if scheduler is None:
             with self._changed:
                 cancelled, self._cancelled = set(self._cancelled), []
                 failed, self._submitted = set(self._submitted) - cancelled, []
@@ -356,8 +362,9 @@ class DecodeWorker:
             for task in tasks:
                 task.refuse(error)
         else:
-            failed = _requests_of(decode_loop.waiting_jobs | decode_loop.decoding_jobs)
-            self._close_loop()
+            running = {row.job.owner[0] for row in scheduler.running}
+            failed = _waiting_requests(scheduler) | running
+            self._close()
         for pending in failed:
             self._count_ended(pending, pending.rows_left)
             self._unsent.append((pending, error))
@@ -370,8 +377,9 @@ class DecodeWorker:
                 updates[0][0].loop.call_soon_threadsafe(_put_updates, updates)
 
 
-def _requests_of(jobs: set[Job]) -> set[PendingRequest]:
-    return {job.owner[0] for job in jobs}
+def _waiting_requests(scheduler: Scheduler) -> set[PendingRequest]:
+    """Return the requests with rows that do not decode yet."""
+    return {row.job.owner[0] for row in [*scheduler.waiting, *scheduler.starting]}
 
 
 def _put_updates(updates: list[tuple[PendingRequest, RowUpdate | HttpError]]) -> None:

@@ -33,7 +33,7 @@ from postgrad.sizing.workload import (
     lay_out_step,
 )
 
-PREFILL_TOKENS = 16384  # of rollout/native/paged_prefill.py
+PREFILL_TOKENS = 16384  # of rollout/native/prefill.py
 VLLM_BLOCK = 128  # of rollout/vllm.py
 VLLM_ROWS = 1024
 MAX_KERNELS = 1024  # matrix shapes whose kernels oneDNN keeps

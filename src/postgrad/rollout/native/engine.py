@@ -1,11 +1,8 @@
-"""The native engine: samples from the trainer's own model.
-
-On a GPU with a decoder, paged.py decodes; elsewhere the scheduler does, over slots.
-"""
+"""The native engine: samples from the trainer's own model, by the scheduler over slots or pages."""
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +12,7 @@ from postgrad.config.schema import RolloutConfig
 from postgrad.model.device import free_memory_bytes, has_own_memory, supports_triton
 from postgrad.model.load.context import context_length
 from postgrad.model.load.formats import Loaded
+from postgrad.model.load.gate import eval_mode
 from postgrad.model.load.load import stop_ids
 from postgrad.model.passes.support import support_of
 from postgrad.rollout.engine import (
@@ -25,25 +23,19 @@ from postgrad.rollout.engine import (
     copy_weights,
     max_row_tokens,
 )
-from postgrad.rollout.native.pages import largest_cache
+from postgrad.rollout.native.pages import graph_rows, kv_token_bytes, largest_cache
 from postgrad.rollout.native.scheduler import Scheduler
 from postgrad.rollout.native.sequence import Job
-from postgrad.rollout.native.store_slots import SlotStore
+from postgrad.rollout.native.sequence import Sequence as Row
+from postgrad.rollout.native.store_slots import CPU_PASS_TOKENS, SlotStore
+from postgrad.rollout.native.stream import NativeStream
 from postgrad.rollout.stops import make_stops
+from postgrad.rollout.streams import Stream, WaveStream
 
 if TYPE_CHECKING:
     from postgrad.rollout.hf import HfEngine
     from postgrad.rollout.native.decoder import Decoder
-
-
-class PagesInUse(Protocol):
-    """A stream that has rows in the decoder's pages (paged_stream.py)."""
-
-    def can_generate(self, requests: Sequence[Request], sampling: Sampling) -> bool: ...
-
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling
-    ) -> list[list[Completion]]: ...
+    from postgrad.rollout.native.store_pages import PageStore
 
 
 class NativeEngine:
@@ -66,7 +58,7 @@ class NativeEngine:
         self.logit_transform = support_of(self.model).transform
         self.decoder = self._make_decoder() if supports_triton(self.device) else None
         self.stock_engine: HfEngine | None = None
-        self.paged_stream: PagesInUse | None = None
+        self.stream: NativeStream | None = None  # the open one that has the decoder's pages
         self.weights_version = 0  # counts how often streams got other weights
         if reason := self._decode_problem(loaded):
             print(
@@ -113,56 +105,111 @@ class NativeEngine:
         if self.stock_engine is not None:
             return self.stock_engine.generate(requests, sampling)
         check_requests(requests, sampling, self.max_context, self.model.config)
+        stops = make_stops(self.tokenizer, sampling)
+        jobs = [Job(request, sampling, stops) for request in requests]
+        scheduler = self._scheduler_for(jobs, sampling)
+        for job in reversed(jobs):
+            scheduler.add(job, first=True)
         # In training mode a model with activation checkpointing ignores the cache.
-        self.model.eval()
-        try:
-            stream = self.paged_stream
-            if stream is not None and stream.can_generate(requests, sampling):
-                return stream.generate(requests, sampling)
-            if (decoder := self.free_decoder(sampling)) is not None:
-                return self._generate_paged(decoder, requests, sampling)
-            longest = max(max_row_tokens(request, sampling) for request in requests)
-            num_slots = min(self.max_rows, num_rows, self.slots_that_fit(longest))
-            scheduler = Scheduler(SlotStore(self, num_slots, longest))
-            stops = make_stops(self.tokenizer, sampling)
-            jobs = [scheduler.add(Job(request, sampling, stops)) for request in requests]
-            num_ended = 0
-            while scheduler.busy:
-                num_ended += len(scheduler.step())
-                phases.count(num_ended, num_rows)
-        finally:
-            self.model.train()
+        with eval_mode(self.model):
+            self._finish(scheduler, jobs, num_rows)
         return [job.completions for job in jobs]
 
-    def _generate_paged(
-        self, decoder: "Decoder", requests: Sequence[Request], sampling: Sampling
-    ) -> list[list[Completion]]:
-        from postgrad.rollout.native.paged import PagedDecodeLoop
+    def _scheduler_for(self, jobs: Sequence[Job], sampling: Sampling) -> Scheduler:
+        """Return the scheduler of the open stream, if its pages have room, or a new one."""
+        stream = self.stream
+        if stream is not None and not sampling.record_kept and stream.has_room(jobs):
+            return stream.scheduler
+        num_rows = min(self.max_rows, sum(len(job.sequences) for job in jobs))
+        if (decoder := self._free_decoder(sampling)) is not None:
+            return Scheduler(self._page_store(decoder, num_rows), self.weights_version)
+        longest = max(max_row_tokens(job.request, sampling) for job in jobs)
+        num_slots = min(num_rows, self._slots_that_fit(longest))
+        return Scheduler(SlotStore(self, num_slots, longest), self.weights_version)
 
-        stops = make_stops(self.tokenizer, sampling)
-        jobs = [Job(request, sampling, stops=stops) for request in requests]
-        loop = PagedDecodeLoop(decoder, jobs, self.max_rows, self.cache_bytes(), self.max_context)
+    def _finish(self, scheduler: Scheduler, jobs: Sequence[Job], num_rows: int) -> None:
+        """Step the scheduler until all jobs have ended; an open stream gets its ended rows."""
+        stream = self.stream
+        is_shared = stream is not None and scheduler is stream.scheduler
+        ours = set(jobs)
+        num_left = num_rows
         try:
-            return loop.finish()
+            while num_left:
+                ended = self.step(scheduler)
+                of_stream = [row for row in ended if row.job not in ours]
+                num_left -= len(ended) - len(of_stream)
+                if stream is not None:
+                    stream.ended += of_stream
+                phases.count(num_rows - num_left, num_rows)
         finally:
-            decoder.detach_cache()
+            if not is_shared:
+                scheduler.store.close()
 
-    def free_decoder(self, sampling: Sampling) -> "Decoder | None":
+    def step(self, scheduler: Scheduler) -> list[Row]:
+        """Decode a few tokens with the present weights; return the rows that ended."""
+        if scheduler.version != self.weights_version:
+            scheduler.weights_changed(self.weights_version)
+        return scheduler.step()
+
+    def open_stream(self, sampling: Sampling, num_rows: int) -> Stream:
+        """Return a stream of at most `num_rows` rows at a time; see rollout/streams.py."""
+        num_rows = max(1, min(self.max_rows, num_rows))
+        if self.stock_engine is not None:
+            return WaveStream(self, sampling)
+        if (decoder := self._free_decoder(sampling)) is not None:
+            pages = self._page_store(decoder, num_rows, joins=True)
+            return NativeStream(self, sampling, pages, pages)
+        if self.decoder is not None and sampling.filters:
+            return WaveStream(self, sampling)
+        return NativeStream(self, sampling, SlotStore(self, num_rows))
+
+    def open_server(self, capacity: int, longest: int, cache_bytes: int) -> Scheduler:
+        """Return a scheduler for watched jobs, which join and leave while others decode.
+
+        Args:
+            capacity: rows that decode at the same time.
+            longest: tokens of prompt and response together.
+            cache_bytes: memory for keys and values in pages; slots take what their rows need.
+
+        Raises:
+            CacheMemoryError: one row does not fit.
+        """
+        if self.decoder is not None:
+            return Scheduler(self._server_pages(self.decoder, capacity, longest, cache_bytes))
+        chunk = CPU_PASS_TOKENS if self.device.type == "cpu" else 0
+        return Scheduler(SlotStore(self, capacity, longest, chunk))
+
+    def warm_up_server(self, capacity: int, longest: int, cache_bytes: int) -> None:
+        """Capture the decoder's graphs, if it has any, before the first request waits for them."""
+        if self.decoder is not None:
+            store = self._server_pages(self.decoder, capacity, longest, cache_bytes)
+            store.warm_up()
+            store.close()
+
+    def _free_decoder(self, sampling: Sampling) -> "Decoder | None":
         """Return the captured decoder if it can sample so and no stream uses its pages."""
-        if self.decoder is None or self.paged_stream is not None or sampling.record_kept:
+        if self.stream is not None or sampling.record_kept:
             return None
         return self.decoder
 
-    def slots_that_fit(self, length: int) -> int:
+    def _page_store(self, decoder: "Decoder", num_rows: int, joins: bool = False) -> "PageStore":
+        from postgrad.rollout.native.store_pages import PageStore
+
+        rows = graph_rows(num_rows)
+        return PageStore(decoder, rows, self.cache_bytes, self.max_context, joins)
+
+    def _server_pages(
+        self, decoder: "Decoder", capacity: int, longest: int, cache_bytes: int
+    ) -> "PageStore":
+        from postgrad.rollout.native.store_pages import PageStore
+
+        return PageStore(decoder, capacity, lambda: cache_bytes, longest, True, longest)
+
+    def _slots_that_fit(self, length: int) -> int:
         """Return how many rows of this length half of the free device memory holds."""
         if not has_own_memory(self.device):
             return self.max_rows
-        config = self.model.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or (
-            config.hidden_size // config.num_attention_heads
-        )
-        token_bytes = 2 * config.num_hidden_layers * heads * width * self.model.dtype.itemsize
+        token_bytes = kv_token_bytes(self.model.config, self.model.dtype)
         return max(1, free_memory_bytes(self.device) // 2 // (token_bytes * length))
 
     def cache_bytes(self) -> int:

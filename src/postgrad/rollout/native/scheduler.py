@@ -15,11 +15,15 @@ from postgrad.rollout.native.sequence import Job, Sequence
 class Store(Protocol):
     """Holds the keys and values of sequences and decodes them.
 
-    SlotStore has one line per sequence and runs the stock model.
+    SlotStore has one line per sequence and runs the stock model. PageStore has pages, which the
+    sequences of one prompt share, and replays captured steps.
     """
 
-    def start(self, sequence: Sequence) -> bool:
-        """Give a sequence room; False when it must wait for others to end."""
+    def start(self, waiting: Collection[Sequence]) -> bool:
+        """Give the first of these sequences room; False when it must wait for others to end.
+
+        Raises CacheMemoryError for one that never has room.
+        """
         ...
 
     def prefill(self, starting: Collection[Sequence]) -> None:
@@ -46,6 +50,10 @@ class Store(Protocol):
         """Use the model's new weights; free all that is saved of the old ones."""
         ...
 
+    def close(self) -> None:
+        """Free the memory of keys and values; the store is not used any more."""
+        ...
+
 
 class Scheduler:
     """Decodes the sequences of all jobs, as many at a time as the store has room for."""
@@ -62,11 +70,14 @@ class Scheduler:
         """Whether there are sequences that have not ended."""
         return bool(self.waiting or self.starting or self.running)
 
-    def add(self, job: Job) -> Job:
-        """Queue the sequences of a job; return the job."""
+    def add(self, job: Job, first: bool = False) -> Job:
+        """Queue the sequences of a job, with `first` before those that wait; return the job."""
         job.num_waiting = len(job.sequences)
         self._stamp(job.sequences)
-        self.waiting += job.sequences
+        if first:
+            self.waiting.extendleft(reversed(job.sequences))
+        else:
+            self.waiting += job.sequences
         return job
 
     def step(self) -> list[Sequence]:
@@ -81,7 +92,7 @@ class Scheduler:
 
     def admit(self) -> None:
         """Give waiting sequences room, in order, and compute their prompts."""
-        while self.waiting and self.store.start(self.waiting[0]):
+        while self.waiting and self.store.start(self.waiting):
             self.starting.append(self.waiting.popleft())
         self.store.prefill(self.starting)
         ready = [sequence for sequence in self.starting if not sequence.num_missing]
@@ -100,8 +111,15 @@ class Scheduler:
         return steps
 
     def preempt(self, sequence: Sequence) -> None:
-        """Put a sequence back to the front of the queue."""
+        """Put a sequence back to the front of the queue.
+
+        One that somebody watches continues after its tokens. Others begin again, because the keys
+        that a prefill computes differ from decoded ones by rounding.
+        """
         self.store.release([sequence])
+        if not sequence.job.is_watched:
+            sequence.restart()
+            self._stamp([sequence])
         sequence.job.num_waiting += 1
         self.waiting.appendleft(sequence)
 

@@ -3,18 +3,15 @@
 A sequence is one row, from the request to its completion, in a batch, a stream or a server.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
 from postgrad.rollout.native.sampling import (
-    BLOCK,
-    RowRandom,
     TopTokens,
     find_top_tokens,
     logprobs_at,
@@ -33,6 +30,7 @@ class Job:
         num_top: the most likely tokens to record at each position.
         scores_prompt: record the log-probs of the prompt's tokens from the second on; the first
             has no token before it.
+        is_watched: somebody reads the tokens while they are sampled.
         owner: whose job it is; for the caller.
         num_waiting: sequences that do not decode yet; their store may share the prompt.
     """
@@ -43,8 +41,8 @@ class Job:
     keys: Iterable[Hashable] = ()
     num_top: int = 0
     scores_prompt: bool = False
+    is_watched: bool = False
     owner: Any = None
-    version: int = 0  # of the weights that compute its prompt in pages
     prompt_logprobs: list[float] = field(default_factory=list)
     prompt_top_tokens: list[TopTokens] = field(default_factory=list)
     sequences: "list[Sequence]" = field(init=False)
@@ -118,10 +116,9 @@ class Sequence:
     num_read: int = 0
     finish: str = ""
 
-    def __post_init__(self) -> None:
-        self.random = RowRandom(self.job.request.seeds[self.index])
-        self.num_blocks = 0  # of random numbers that were drawn; `uniforms` is the last
-        self.uniforms = np.empty(0)
+    @property
+    def seed(self) -> int:
+        return self.job.request.seeds[self.index]
 
     @property
     def text(self) -> list[int]:
@@ -133,31 +130,46 @@ class Sequence:
         return self.tokens[-1] if self.tokens else self.job.request.prompt[-1]
 
     @property
+    def num_before(self) -> int:
+        """The tokens of the text before the last one, which the next decode step computes."""
+        return len(self.job.request.prompt) + self.num_tokens - 1
+
+    @property
     def num_missing(self) -> int:
-        """The tokens to compute before it can decode: a decode step computes the last one."""
-        return len(self.job.request.prompt) + self.num_tokens - 1 - self.num_computed
+        """The tokens to compute before it can decode."""
+        return self.num_before - self.num_computed
 
-    def uniform(self) -> float:
-        """Return the random number of the next token: token n always gets the seed's number n."""
-        block, place = divmod(self.num_tokens, BLOCK)
-        if block == self.num_blocks:
-            self.uniforms = self.random.block()
-            self.num_blocks += 1
-        return float(self.uniforms[place])
+    def append(self, tokens: list[int], logprobs: list[float], stop_ids: Collection[int]) -> None:
+        """Add sampled tokens, up to the one that ends the sequence.
 
-    def append(self, token: int, logprob: float, is_stop_id: bool) -> None:
-        """Add a sampled token; it may be the last one."""
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        self.num_tokens += 1
-        if is_stop_id or self._completes_stop_string():
-            self.finish = "stop"
-        elif self.num_tokens == self.job.limit:
-            self.finish = "length"
-
-    def _completes_stop_string(self) -> bool:
+        None but the last may be a stop id of the model or the last one that the job allows.
+        """
+        num_checked = len(self.tokens)
+        self.tokens += tokens
+        self.logprobs += logprobs
         stops = self.job.stops
-        return stops is not None and stops.find_end(self.tokens, self.num_tokens - 1) > 0
+        if stops is not None and (end := stops.find_end(self.tokens, num_checked)):
+            for column in (self.tokens, self.logprobs, self.top_tokens, self.kept_ids):
+                del column[end:]
+            self.finish = "stop"
+        elif self.tokens[-1] in stop_ids:
+            self.finish = "stop"
+        elif len(self.tokens) == self.job.limit:
+            self.finish = "length"
+        self.num_tokens = len(self.tokens)
+
+    def restart(self) -> None:
+        """Forget what was sampled; the seed gives the same tokens again."""
+        for column in (self.tokens, self.logprobs, self.top_tokens, self.kept_ids):
+            column.clear()
+        self.versions.clear()
+        self.num_tokens = 0
+
+    def read(self) -> int:
+        """Return the number of tokens since the last call; they are the last ones."""
+        num_new = self.num_tokens - self.num_read
+        self.num_read = self.num_tokens
+        return num_new
 
     def token_versions(self) -> list[int]:
         """Return the version of the weights that sampled each token."""

@@ -16,6 +16,8 @@ from torch import Tensor
 from postgrad.model.passes.head import Head, head_of, upcast_head, upcast_logits
 from postgrad.model.passes.support import LogitTransform, has_window
 from postgrad.rollout.native.sampling import (
+    DRAW,
+    SeededRandom,
     find_top_tokens,
     logprobs_at,
     sample_mixed_tokens,
@@ -172,6 +174,8 @@ class SlotStore:
         self.chunk = chunk
         self.cache = SlotCache(capacity, longest)
         self.stop_ids = frozenset(engine.stop_ids.tolist())
+        self.random = SeededRandom()
+        self.uniforms: dict[Sequence, np.ndarray] = {}  # the last random numbers of each row
         self.rows: list[Sequence] = []  # by slot, without gaps: decoding then copies nothing
         self.prompts: dict[Hashable, SavedText] = {}  # by job: waiting sequences share them
         self.turns: dict[Hashable, SavedText] = {}  # by key: ended ones, oldest first
@@ -179,9 +183,10 @@ class SlotStore:
 
     # ---- room
 
-    def start(self, sequence: Sequence) -> bool:
+    def start(self, waiting: Collection[Sequence]) -> bool:
         if len(self.rows) == self.capacity:
             return False
+        sequence = next(iter(waiting))
         self.cache.grow(len(sequence.job.request.prompt) + sequence.job.limit)
         sequence.slot = len(self.rows)
         self.rows.append(sequence)
@@ -206,6 +211,10 @@ class SlotStore:
         for sequence in leaving:
             sequence.slot = -1
             sequence.num_computed = 0
+            self.uniforms.pop(sequence, None)
+
+    def close(self) -> None:
+        """Do nothing: the slots are freed with the store."""
 
     # ---- saved texts
 
@@ -295,7 +304,7 @@ class SlotStore:
 
     def decode(self, running: Collection[Sequence], steps: int) -> None:
         samplings = [row.job.sampling for row in self.rows]
-        uniforms = torch.tensor([row.uniform() for row in self.rows], dtype=torch.float64)
+        uniforms = torch.tensor([self._uniform(row) for row in self.rows], dtype=torch.float64)
         logits = self._next_logits()
         tokens, logprobs = sample_mixed_tokens(logits, uniforms.to(logits.device), samplings)
         kept_ids = truncate(logits, logprobs, samplings)
@@ -307,7 +316,14 @@ class SlotStore:
             row.num_computed += 1
             token, logprob, kept = results[row.slot]
             row.kept_ids.append(kept)
-            row.append(token, logprob, token in self.stop_ids)
+            row.append([token], [logprob], self.stop_ids)
+
+    def _uniform(self, row: Sequence) -> float:
+        """Return the random number of a row's next token."""
+        place = row.num_tokens % DRAW
+        if not place or row not in self.uniforms:
+            self.uniforms[row] = self.random.draw(row.seed, row.num_tokens - place, DRAW)
+        return float(self.uniforms[row][place])
 
     def _next_logits(self) -> Tensor:
         """Return the logits (rows, vocabulary) after the last token of each row.

@@ -1,47 +1,74 @@
 """A stream over the scheduler: conversations join, pause between turns, and continue."""
 
 from collections.abc import Collection, Hashable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from postgrad.rollout.engine import Request, Sampling, check_requests
-from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.native.scheduler import Scheduler
+from postgrad.rollout.native.scheduler import Scheduler, Store
 from postgrad.rollout.native.sequence import Job
-from postgrad.rollout.native.store_slots import SlotStore
+from postgrad.rollout.native.sequence import Sequence as Row
 from postgrad.rollout.stops import make_stops
-from postgrad.rollout.streams import Finished, Stream, WaveStream
+from postgrad.rollout.streams import Finished
+
+if TYPE_CHECKING:
+    from postgrad.rollout.native.engine import NativeEngine
+    from postgrad.rollout.native.store_pages import PageStore
 
 
-class SlotStream:
-    """The stream of a native engine over the stock model; see streams.Stream.
+class NativeStream:
+    """The stream of a native engine; see streams.Stream.
+
+    While one over pages is open, no other has the engine's pages, and calls of generate decode
+    beside its rows.
 
     Args:
         engine: has the model.
         sampling: the same for all rows.
-        capacity: rows that decode at the same time, and rows that are saved between turns.
+        store: decodes the rows.
+        pages: the same store, if it has the engine's pages.
     """
 
     patience_s = 0.0
 
-    def __init__(self, engine: NativeEngine, sampling: Sampling, capacity: int) -> None:
+    def __init__(
+        self,
+        engine: "NativeEngine",
+        sampling: Sampling,
+        store: Store,
+        pages: "PageStore | None" = None,
+    ) -> None:
         self.engine = engine
         self.sampling = sampling
+        self.pages = pages
         self.stops = make_stops(engine.tokenizer, sampling)
-        self.scheduler = Scheduler(SlotStore(engine, capacity), engine.weights_version)
+        self.scheduler = Scheduler(store, engine.weights_version)
         self.jobs: dict[Hashable, Job] = {}  # of rows that have not ended, by key
+        self.ended: list[Row] = []  # while `generate` was called
 
-    def __enter__(self) -> "SlotStream":
+    def __enter__(self) -> "NativeStream":
         # In training mode a model with activation checkpointing ignores the cache.
+        self.was_training = self.engine.model.training
         self.engine.model.eval()
+        if self.pages is not None:
+            self.engine.stream = self
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.engine.model.train()
+        self.engine.model.train(self.was_training)
+        self.scheduler.store.close()
+        if self.pages is not None:
+            self.engine.stream = None
 
     @property
     def busy(self) -> bool:
-        return self.scheduler.busy
+        return bool(self.ended) or self.scheduler.busy
+
+    def has_room(self, jobs: Collection[Job]) -> bool:
+        """Return whether jobs can decode beside the stream's rows without larger buffers."""
+        return self.pages is not None and self.pages.has_room(jobs)
 
     def add(self, request: Request, keys: Sequence[Hashable]) -> None:
         check_requests([request], self.sampling, self.engine.max_context, self.engine.model.config)
@@ -50,18 +77,20 @@ class SlotStream:
 
     @torch.no_grad()
     def poll(self) -> list[Finished]:
-        """Decode a few tokens; return the rows that ended."""
-        if self.scheduler.version != self.engine.weights_version:
-            self.scheduler.weights_changed(self.engine.weights_version)
+        """Decode a few tokens; return the rows that ended, with a version of each token."""
+        ended, self.ended = self.ended, []
+        if self.scheduler.busy:
+            ended += self.engine.step(self.scheduler)
         finished: list[Finished] = []
-        for row in self.scheduler.step():
-            finished.append((row.key, row.completion()))
+        for row in ended:
+            finished.append((row.key, replace(row.completion(), versions=row.token_versions())))
             self.jobs.pop(row.key, None)
         return finished
 
     def cancel(self, keys: Collection[Hashable]) -> None:
         canceled = {self.jobs[key] for key in keys if key in self.jobs}
         self.scheduler.cancel(canceled)
+        self.ended = [row for row in self.ended if row.job not in canceled]
         self.jobs = {key: job for key, job in self.jobs.items() if job not in canceled}
         for key in keys:
             self.forget(key)
@@ -69,25 +98,6 @@ class SlotStream:
     def forget(self, key: Hashable) -> None:
         self.scheduler.store.forget(key)
 
-    def refresh_weights(self) -> dict[Hashable, int]:
+    def refresh_weights(self) -> int:
         self.engine.weights_version += 1
-        return {row.key: row.num_tokens for row in self.scheduler.running}
-
-    def take_restarted(self) -> list[Hashable]:
-        return []  # every row has its slot until it ends
-
-
-class StreamingNativeEngine(NativeEngine):
-    """The native engine with streams. With transformers' generate they are waves."""
-
-    def open_stream(self, sampling: Sampling, num_rows: int) -> Stream:
-        """Return a stream of at most `num_rows` rows at a time; see rollout/streams.py."""
-        if self.stock_engine is not None:
-            return WaveStream(self, sampling)
-        if (decoder := self.free_decoder(sampling)) is not None:
-            from postgrad.rollout.native.paged_stream import PagedStream
-
-            return PagedStream(self, decoder, sampling, num_rows)
-        if self.decoder is not None and sampling.filters:
-            return WaveStream(self, sampling)
-        return SlotStream(self, sampling, max(1, min(self.max_rows, num_rows)))
+        return self.engine.weights_version

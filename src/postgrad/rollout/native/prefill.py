@@ -15,6 +15,7 @@ from torch import Tensor
 
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import Segment, make_packing
+from postgrad.rollout.native.pages import num_pages
 from postgrad.rollout.native.tables import (
     ALIVE,
     FIELDS,
@@ -127,6 +128,19 @@ def prefill(decoder: "Decoder", spans: Sequence[Span], captured: bool = False) -
         _prefill_pass(decoder, parts[passed])
     if by_rows:  # after the passes, whose prompts they may continue
         prefill_by_rows(decoder, by_rows)
+
+
+def warm_up_prefill(decoder: "Decoder") -> None:
+    """Compile packed passes by made-up tokens in pages that must be free.
+
+    Kernels differ for numbers of tokens that 16 divides.
+    """
+    sizes = decoder.sizes
+    num_tokens = min(MAX_CAPTURED_TOKENS, sizes.positions, sizes.pages * PAGE) // 16 * 16
+    pages = list(range(num_pages(num_tokens)))
+    for count in (num_tokens, num_tokens - 1):
+        span = Span([0] * count, pages)
+        prefill(decoder, split_span(span, num_tokens // 2 or 1))
 
 
 def split_span(span: Span, max_tokens: int) -> list[Span]:
