@@ -127,24 +127,6 @@ def test_native_rows_go_on_with_new_weights_and_so_do_prompts_that_wait_for_a_sl
         assert (expected[0] - expected[1]).abs().min() > 1e-3, "the versions can be told apart"
 
 
-def test_canceled_native_rows_leave_their_slots_and_others_are_unchanged():
-    engine = make_native_engine(max_rows=4)
-    continuous = one_token_per_poll(engine, max_rows=4, max_response_tokens=8)
-    requests = {"a": Request([1, 2], [1, 2]), "b": Request([3], [5, 6]), "c": Request([4], [7])}
-    continuous.poll(0, ["a", "b", "c"], requests)
-    rows = {}
-    for _ in range(12):
-        rows |= rows_of(
-            continuous.poll(0, [n for n in ("b", "c") if n in continuous.unfinished], {})
-        )
-    assert set(rows) == {("b", 0), ("b", 1), ("c", 0)}
-    for name in ("b", "c"):
-        (alone,) = engine.generate([requests[name]], continuous.sampling)
-        for index, completion in enumerate(alone):
-            assert rows[name, index].tokens == completion.tokens
-    assert not continuous.stream.busy
-
-
 def test_an_engine_without_such_streams_is_refused():
     with pytest.raises(ConfigError, match=r"rollout\.stream=true"):
         ContinuousEngine(FakeEngine(lambda prompt, seed: [1]), RolloutConfig())

@@ -1,250 +1,21 @@
-"""The page tables of conversations on a GPU, with a decoder that records what each token sees."""
+"""What only pages have: a stream and calls beside it share them, and weights change meanwhile."""
 
-import importlib.util
-import random
+from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreted import run_interpreted
+from recording_decoder import RecordingDecoder, RecordingEngine, expected, nothing_is_lost
 
 from postgrad.config.schema import RolloutConfig
-from postgrad.rollout.engine import Completion, Request, Sampling
-
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("triton is not installed", allow_module_level=True)
-
-from recording_decoder import (
-    STOP_ID,
-    RecordingDecoder,
-    RecordingEngine,
-    expected,
-    nothing_is_lost,
-)
-
 from postgrad.rollout.continuous import ContinuousEngine
-from postgrad.rollout.native import store_pages
-from postgrad.rollout.native import tables as state_lines
+from postgrad.rollout.engine import Completion, Request, Sampling
+from postgrad.rollout.native import prefill, store_pages, tables
 from postgrad.rollout.native.scheduler import Scheduler
 from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.native.store_slots import SlotStore
-from postgrad.rollout.native.stream import NativeStream
-
-
-def open_stream(
-    num_pages: int, sampling: Sampling, num_rows: int, captures: bool = False
-) -> NativeStream:
-    stream: Any = RecordingEngine(num_pages, 16, captures).open_stream(sampling, num_rows)
-    assert isinstance(stream, NativeStream) and stream.pages is not None
-    return stream
-
-
-def play(num_pages: int, captures: bool) -> tuple[NativeStream, int]:
-    """Let three groups of four conversations take four turns each, with pauses, and check each.
-
-    Returns the closed stream and the number of tokens of all prompts together.
-    """
-    chance = random.Random(3)
-    sampling = Sampling(1.0, 300, stop=("!",))  # "!" is token 0
-    stream = open_stream(num_pages, sampling, 12, captures)
-    requests: dict[int, Request] = {}
-    paused: list[int] = []
-    turns = dict.fromkeys(range(12), 0)
-    num_tokens = 0
-    with stream:
-        for group, length in enumerate((1, 70, 129)):
-            prompt = [chance.randrange(1, STOP_ID) for _ in range(length)]
-            request = Request(prompt, [10 * group + i for i in range(4)], 250)
-            keys = list(range(4 * group, 4 * group + 4))
-            requests |= dict.fromkeys(keys, request)
-            stream.add(request, keys)
-        while stream.busy or paused:
-            for key, completion in stream.poll():
-                request = requests[key]
-                num_tokens += len(request.prompt)
-                index = key % 4 if turns[key] == 0 else 0
-                correct = expected(request, index, sampling)
-                assert completion.tokens == correct.tokens and completion.finish == correct.finish
-                assert completion.logprobs[0] == -len(request.prompt)
-                turns[key] += 1
-                if turns[key] == 4:
-                    stream.forget(key)
-                    continue
-                new = [chance.randrange(1, STOP_ID) for _ in range(chance.randrange(70))]
-                text = [*request.prompt, *completion.tokens, *new, 7]
-                requests[key] = Request(text, [100 * key + turns[key]], 60)
-                paused.append(key)
-            chance.shuffle(paused)
-            while paused and (not stream.busy or chance.random() < 0.4):
-                key = paused.pop()
-                stream.add(requests[key], [key])
-    return stream, num_tokens
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("captures", [False, True], ids=["passes", "captured"])
-@pytest.mark.parametrize("num_pages", [400, 24, 12])
-def test_each_turn_sees_exactly_its_conversation(num_pages, captures, monkeypatch):
-    monkeypatch.setattr(store_pages, "STEPS_PER_SYNC", 5)
-    stream, num_tokens = play(num_pages, captures)
-    assert nothing_is_lost(stream.pages.pool) and not stream.pages.pool.turns
-    share = sum(stream.engine.num_prefilled) / num_tokens
-    if num_pages == 400:
-        assert share < 0.25, "earlier turns are not computed again"
-    else:
-        assert share > 0.7, "there is no room to keep all of them"
-
 
 SAMPLING = Sampling(1.0, 30, stop_ids=(50,))
-
-
-def take_turn(stream: NativeStream, prompt: list[int], seed: int, key: str = "a") -> Completion:
-    request = Request(list(prompt), [seed], 30)
-    stream.add(request, [key])
-    found: list[Completion] = []
-    while stream.busy:
-        found += [completion for _, completion in stream.poll()]
-    (completion,) = found
-    correct = expected(request, 0, SAMPLING)
-    assert completion.tokens == correct.tokens and completion.finish == correct.finish
-    return completion
-
-
-def prefilled(stream: NativeStream) -> list[int]:
-    """Return the number of tokens of each prefill pass so far; the list is then empty."""
-    sizes = stream.engine.num_prefilled.copy()
-    stream.engine.num_prefilled.clear()
-    return sizes
-
-
-def test_new_weights_compute_a_prompt_again():
-    """Rows that wait, and rows that join, do not read keys of older weights."""
-    prompt = [5] * 100
-    seeds: list[int] = []
-    while len(seeds) < 11:
-        seed = seeds[-1] + 1 if seeds else 0
-        while len(expected(Request(prompt, [seed], 30), 0, SAMPLING).tokens) < 30:
-            seed += 1
-        seeds.append(seed)
-    with open_stream(200, SAMPLING, 8) as stream:
-        stream.add(Request(prompt, seeds[:9], 30), list(range(9)))  # 8 rows decode, one waits
-        stream.poll()
-        assert prefilled(stream) == [99]
-        stream.refresh_weights()
-        stream.add(Request(prompt, seeds[9:], 30), [9, 10])
-        found = dict(stream.poll())
-        while stream.busy:
-            found |= dict(stream.poll())
-        assert prefilled(stream) == [99], "one more time, for the three rows"
-        assert nothing_is_lost(stream.pages.pool)
-    assert len(found) == 11
-
-
-def test_a_turn_computes_only_its_new_tokens():
-    with open_stream(200, SAMPLING, 2) as stream:
-        prompt = [5] * 100
-        text = [*prompt, *take_turn(stream, prompt, 1).tokens, 8, 9, 10]
-        assert prefilled(stream) == [99]
-        text += take_turn(stream, text, 2).tokens
-        assert prefilled(stream) == [3], "the last sampled token and 8 and 9; then 10 is decoded"
-        take_turn(stream, [*text, 1, 2], 3, key="b")
-        assert prefilled(stream) == [len(text) + 1], "another key has nothing"
-        take_turn(stream, [6, *text], 4)
-        assert prefilled(stream) == [len(text)], "another text under the same key"
-        stream.forget("a")
-        take_turn(stream, [6, *text, 3], 5)
-        assert prefilled(stream) == [len(text) + 1]
-
-
-@pytest.mark.slow
-def test_a_long_stream_does_not_grow():
-    """Requests are dropped when no row needs them, and turns still continue kept pages."""
-    with open_stream(200, SAMPLING, 2) as stream:
-        for number in range(60):
-            prompt = [5 + number % 20] * (20 + number)
-            completion = take_turn(stream, prompt, number, key=f"{number}")
-            prefilled(stream)
-            take_turn(stream, [*prompt, *completion.tokens, 8, 9], number, key=f"{number}")
-            assert prefilled(stream) == [2]
-            stream.forget(f"{number}")
-        pool = stream.pages.pool
-        assert not stream.jobs and not pool.turns
-        assert sum(len(prompt.pages) for prompt in pool.prompts.values()) <= pool.num_pages
-
-
-def test_new_weights_drop_what_is_kept():
-    with open_stream(200, SAMPLING, 2) as stream:
-        prompt = [5] * 10
-        text = [*prompt, *take_turn(stream, prompt, 1).tokens, 8, 9]
-        stream.engine.weights_version += 1
-        prefilled(stream)
-        more = [*text, *take_turn(stream, text, 2).tokens, 8]
-        assert prefilled(stream) == [len(text) - 1]
-        take_turn(stream, more, 3)
-        assert prefilled(stream) == [1], "the new weights' own pages are kept"
-
-
-def test_new_weights_compute_the_same_prompt_again():
-    with open_stream(200, SAMPLING, 2) as stream:
-        prompt = [5] * 10
-        take_turn(stream, prompt, 1, key="a")
-        take_turn(stream, prompt, 2, key="b")
-        assert prefilled(stream) == [9], "the second row shares the prompt of the kept one"
-        stream.refresh_weights()
-        take_turn(stream, prompt, 3, key="c")
-        assert prefilled(stream) == [9]
-
-
-def test_a_row_that_decodes_while_weights_change_is_not_kept():
-    with open_stream(200, SAMPLING, 2) as stream:
-        request = Request([5] * 10, [2], 30)
-        stream.add(request, ["a"])
-        assert not stream.poll(), "it takes more than one poll"
-        stream.engine.weights_version += 1
-        ((_, completion),) = stream.poll()
-        prefilled(stream)
-        text = [*request.prompt, *completion.tokens, 8]
-        take_turn(stream, text, 3)
-        assert prefilled(stream) == [len(text) - 1]
-
-
-def test_one_stream_at_a_time_has_the_pages(monkeypatch):
-    engine = RecordingEngine(200)
-    with engine.open_stream(SAMPLING, 2) as first:
-        assert first.pages is not None
-        monkeypatch.setattr(SlotStore, "reload_weights", lambda store: None)
-        second = engine.open_stream(SAMPLING, 2)
-        assert isinstance(second.scheduler.store, SlotStore)
-        keeps_ids = Sampling(1.0, 2, top_p=0.5, record_kept=True)
-        scheduler = engine._scheduler_for([Job(Request([1, 2], [3], 2), keeps_ids)], keeps_ids)
-        assert isinstance(scheduler.store, SlotStore), "pages cannot tell the ids that are kept"
-    assert engine.open_stream(SAMPLING, 2).pages is not None
-
-
-def test_calls_of_generate_decode_beside_the_rows_of_a_stream():
-    """They have other sampling parameters; rows that end meanwhile are in the next poll."""
-    sampling = Sampling(0.0, 40, stop=("!",))
-    with open_stream(200, SAMPLING, 16) as stream:
-        requests = {key: Request([5] * (key + 3), [key], 30) for key in range(6)}
-        for key, request in requests.items():
-            stream.add(request, [key])
-        ended: dict[int, Completion] = dict(stream.poll())
-        asked = [Request([7] * 70, [1, 2], 25), Request([8], [], 9), Request([9], [3], 30)]
-        assert stream.has_room([Job(request, sampling) for request in asked])
-        assert not stream.has_room([Job(Request([7], [1]), Sampling(1.0, 600))]), (
-            "longer than buffers"
-        )
-        groups = stream.engine.generate(asked, sampling)
-        for request, completions in zip(asked, groups, strict=True):
-            assert len(completions) == len(request.seeds)
-            for index, completion in enumerate(completions):
-                correct = expected(request, index, sampling)
-                assert completion.tokens == correct.tokens and completion.finish == correct.finish
-        assert stream.ended and stream.busy
-        while stream.busy:
-            ended |= dict(stream.poll())
-        assert len(ended) == 6
-        for key, completion in ended.items():
-            assert completion.tokens == expected(requests[key], 0, SAMPLING).tokens
-        assert nothing_is_lost(stream.pages.pool)
 
 
 class VersionedDecoder(RecordingDecoder):
@@ -253,16 +24,17 @@ class VersionedDecoder(RecordingDecoder):
     version = 0
 
     def step(self, row: int) -> None:
-        slot = int(self.state[state_lines.SLOT, row])
-        num_sampled = int(self.state[state_lines.NUM_OWN, row])
+        slot = int(self.state[tables.SLOT, row])
+        place = int(self.state[tables.NUM_OWN, row]) % self.sizes.length
         super().step(row)
-        self.logprobs[slot, num_sampled] = -float(self.version)
+        self.logprobs[slot, place] = -float(self.version)
 
 
 def open_continuous(num_pages: int, limit: int) -> tuple[ContinuousEngine, VersionedDecoder]:
     inner = RecordingEngine(num_pages)
     inner.publish = lambda weights: None  # type: ignore[method-assign]
-    decoder = inner.decoder = VersionedDecoder()
+    decoder: Any = VersionedDecoder()
+    inner.decoder = decoder
     rollout = RolloutConfig(max_response_tokens=limit)
     return ContinuousEngine(inner, rollout, poll_s=0.0), decoder
 
@@ -321,3 +93,200 @@ def test_rows_go_on_while_weights_change_and_preempted_ones_begin_again(num_page
     store: Any = engine.stream.pages  # type: ignore[attr-defined]
     assert nothing_is_lost(store.pool), "no page is lost"
     assert len(set(store.free_slots)) == store.capacity, "no slot is lost"
+
+
+def test_one_stream_at_a_time_has_the_pages(monkeypatch):
+    engine = RecordingEngine(200)
+    with engine.open_stream(SAMPLING, 2) as first:
+        assert first.pages is not None
+        monkeypatch.setattr(SlotStore, "reload_weights", lambda store: None)
+        second = engine.open_stream(SAMPLING, 2)
+        assert isinstance(second.scheduler.store, SlotStore)
+        keeps_ids = Sampling(1.0, 2, top_p=0.5, record_kept=True)
+        scheduler = engine._scheduler_for([Job(Request([1, 2], [3], 2), keeps_ids)], keeps_ids)
+        assert isinstance(scheduler.store, SlotStore), "pages cannot tell the ids that are kept"
+    assert engine.open_stream(SAMPLING, 2).pages is not None
+
+
+def test_calls_of_generate_decode_beside_the_rows_of_a_stream():
+    """They have other sampling parameters; rows that end meanwhile are in the next poll."""
+    sampling = Sampling(0.0, 40, stop=("!",))
+    with RecordingEngine(200).open_stream(SAMPLING, 16) as stream:
+        requests = {key: Request([5] * (key + 3), [key], 30) for key in range(6)}
+        for key, request in requests.items():
+            stream.add(request, [key])
+        ended: dict[int, Completion] = dict(stream.poll())
+        asked = [Request([7] * 70, [1, 2], 25), Request([8], [], 9), Request([9], [3], 30)]
+        assert stream.has_room([Job(request, sampling) for request in asked])
+        assert not stream.has_room([Job(Request([7], [1]), Sampling(1.0, 600))]), (
+            "longer than buffers"
+        )
+        groups = stream.engine.generate(asked, sampling)
+        for request, completions in zip(asked, groups, strict=True):
+            assert len(completions) == len(request.seeds)
+            for index, completion in enumerate(completions):
+                correct = expected(request, index, sampling)
+                assert completion.tokens == correct.tokens and completion.finish == correct.finish
+        assert stream.ended and stream.busy
+        while stream.busy:
+            ended |= dict(stream.poll())
+        assert len(ended) == 6
+        for key, completion in ended.items():
+            assert completion.tokens == expected(requests[key], 0, SAMPLING).tokens
+        assert nothing_is_lost(stream.pages.pool)
+
+
+def test_jobs_with_the_same_prompt_share_its_pages():
+    engine = RecordingEngine(60)
+    scheduler = engine.open_server(4, 320, 60)
+    for seeds in ([1, 2, 3], [4]):
+        scheduler.add(Job(Request([3] * 70, seeds, 20), Sampling(), is_watched=True))
+        scheduler.step()
+    assert engine.num_prefilled == [69]
+
+
+@pytest.mark.parametrize(("max_keys", "by_rows"), [(69 * 69, True), (69 * 69 - 1, False)])
+def test_rows_that_would_read_too_many_keys_are_computed_in_a_pass(max_keys, by_rows, monkeypatch):
+    steps: list[int] = []
+    run_prefill = RecordingDecoder.run_prefill
+
+    def counted(decoder: RecordingDecoder) -> None:
+        steps.append(1)
+        run_prefill(decoder)
+
+    monkeypatch.setattr(RecordingDecoder, "run_prefill", counted)
+    monkeypatch.setattr(prefill, "MAX_CAPTURED_KEYS", max_keys)
+    engine = RecordingEngine(60, captures=True)
+    scheduler = engine.open_server(4, 320, 60)
+    scheduler.add(Job(Request([3] * 70, [1], 20), Sampling(), is_watched=True))
+    scheduler.step()
+    assert engine.num_prefilled == [69] and bool(steps) == by_rows
+
+
+def test_passes_are_compiled_before_requests_come():
+    """For counts of tokens that 16 divides and others, in pages that stay free."""
+    engine = RecordingEngine(60, captures=True)
+    engine.warm_up_server(4, 320, 60)
+    assert {count % 16 == 0 for count in engine.num_prefilled} == {True, False}
+    request = Request([3] * 70, [1, 2], 90)
+    job = Job(request, Sampling(), is_watched=True)
+    scheduler = engine.open_server(4, 320, 60)
+    scheduler.add(job)
+    while scheduler.busy:
+        scheduler.step()
+    for index, completion in enumerate(job.completions):
+        assert completion.tokens == expected(request, index, Sampling(1.0, 90)).tokens
+
+
+def test_larger_buffers_wait_until_no_row_decodes():
+    sampling = Sampling(1.0, 600)
+    requests = {"a": Request([3], [1], 200), "b": Request([4] * 300, [2], 600)}
+    found: dict[Any, Completion] = {}
+    with RecordingEngine(400).open_stream(sampling, 4) as stream:
+        for key, request in requests.items():
+            stream.add(request, [key])
+            found |= dict(stream.poll())
+            assert [row.key for row in stream.scheduler.running] == ["a"][: not found]
+            sizes = stream.pages.decoder.sizes
+        while stream.busy:
+            found |= dict(stream.poll())
+        assert stream.pages.decoder.sizes.length > sizes.length
+    for key, request in requests.items():
+        assert found[key].tokens == expected(request, 0, sampling).tokens
+
+
+SERVERS = """
+import json, socket, sys, threading
+import torch
+from postgrad.rollout.native import tables
+tables.PREFILL_ROWS = 32  # the interpreter is slow; the other modules copy it
+sys.path.insert(0, sys.argv[2])
+from serve_process import live, running, wait_for
+from postgrad.net import server as net_server
+from postgrad.model.kernels.install import install_kernels
+from postgrad.rollout.native.decoder import Decoder
+from postgrad.rollout.native.store_pages import PageStore
+from postgrad.serving.app import make_app
+from postgrad.serving.served_model import ServedModel
+from postgrad.serving.worker import DecodeWorker
+
+torch.set_num_threads(1)
+IDS = {"model": "tiny", "return_token_ids": True}
+REQUESTS = [
+    {"prompt": [1, 10, 2, 15], "max_tokens": 6, "temperature": 0, "logprobs": 3},
+    {"prompt": [1, 10, 2, 15], "max_tokens": 5, "seed": 5, "n": 2, "logprobs": 0},
+    {"prompt": [7, 15], "max_tokens": 5, "seed": 3, "temperature": 1.7, "top_p": 0.6},
+    {"prompt": [i * 7 % 16 for i in range(70)], "max_tokens": 3, "seed": 8, "top_k": 3,
+     "logprobs": 2, "echo": True},
+    {"prompt": [3, 12], "max_tokens": 8, "seed": 4, "stop": ["7", "+"], "stop_token_ids": [9]},
+]
+LONG = {"model": "tiny", "prompt": [1], "max_tokens": 400, "temperature": 0, "stream": True}
+
+def ask_all(server):
+    answers = {}
+    def ask(number):
+        status, answer, _ = server.ask("/v1/completions", REQUESTS[number] | IDS)
+        assert status == 200, answer
+        answers[number] = answer["choices"]
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(REQUESTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [answers[number] for number in range(len(REQUESTS))]
+
+def same(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return abs(a - b) < 1e-4 if isinstance(a, float) else a == b
+
+with live(sys.argv[1]) as server:
+    plain = ask_all(server)
+    engine = server.served.worker.engine
+install_kernels(engine.model)
+decoder = engine.decoder = Decoder(engine.model, engine.stop_ids)
+worker = DecodeWorker(engine, 8, 512, 64, 24 * decoder.page_bytes())
+served = ServedModel("tiny", sys.argv[1], engine.tokenizer, worker)
+joined = []
+add_column = PageStore._add_column
+
+def add_counted(store, *arguments):
+    joined.append(len(store.rooms))
+    add_column(store, *arguments)
+
+PageStore._add_column = add_counted
+num_steps = []
+run_prefill = decoder.run_prefill
+decoder.run_prefill = lambda: num_steps.append(1) or run_prefill()
+if sys.argv[3] == "captured":  # as where decode steps are captured
+    PageStore.prefills_by_rows = True
+with running(net_server.make_server(make_app([served]), grace_s=5), [served]) as server:
+    body = json.dumps(LONG).encode()
+    head = b"POST /v1/completions HTTP/1.1\\r\\nHost: localhost\\r\\n"
+    head += b"Content-Type: application/json\\r\\n"
+    with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
+        connection.sendall(head + f"Content-Length: {len(body)}\\r\\n\\r\\n".encode() + body)
+        assert b"200 OK" in connection.recv(1000)
+        paged = ask_all(server)  # they join the long one
+        scheduler = worker._scheduler
+        first = scheduler.running[0]
+        assert first.job.request.prompt == [1] and first.num_tokens < 400
+    wait_for(lambda: server.rows() == 0, "the rows to be freed")
+    pool = scheduler.store.pool
+    assert pool.make_free(pool.num_pages) and pool.num_pages == decoder.sizes.pages
+assert min(joined[1:]) > 0
+assert bool(num_steps) == (sys.argv[3] == "captured")
+for request, a, b in zip(REQUESTS, plain, paged, strict=True):
+    assert same(a, b), (request, a, b)
+assert any(choice["finish_reason"] == "stop" for choice in plain[4])
+print("same")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefill", ["passes", "captured"])
+def test_a_server_over_pages_gives_the_answers_of_one_over_slots(tiny, prefill):
+    """Over HTTP, in Triton's interpreter: text, token ids, log-probs and finish reasons."""
+    run_interpreted(SERVERS, tiny, Path(__file__).parents[1], prefill)
