@@ -337,8 +337,17 @@ def test_new_weights_use_nothing_of_the_old_ones(kind):
             found |= dict(stream.poll())
         assert house.take_computed() == [69], "once more, for the rows that waited"
         assert len(found) == 13 and len(set(found[0].versions)) == 2
-        take_turn(house, stream, [*[5] * 70, *found[0].tokens, 8], 4, key=0)
-        assert house.take_computed() == [70 + len(found[0].tokens)]
+        seed = long_seeds([6] * 30, 40, 1)[0] if kind == "pages" else 1
+        stream.add(Request([6] * 30, [seed], 40), ["both"])
+        assert not stream.poll()
+        stream.refresh_weights()
+        while stream.busy:
+            found |= dict(stream.poll())
+        assert len(set(found["both"].versions)) == 2
+        text = [*[6] * 30, *found["both"].tokens, 8]
+        house.take_computed()
+        take_turn(house, stream, text, 4, key="both")
+        assert house.take_computed() == [len(text) - 1]
 
 
 @pytest.mark.parametrize("kind", ["slots", "pages"])
