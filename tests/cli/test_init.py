@@ -59,7 +59,7 @@ def test_the_written_files_pass_their_own_test(arguments, command, tmp_path, mon
         (["there"], "there.py"),
         (["half"], "test_half.py"),
         (["there", "--verifier"], "there.py"),
-        (["a", "--loss", "--verifier"], "not allowed with"),
+        (["a", "--loss", "--verifier"], "write one at a time"),
         (["my-method"], "my-method"),
         (["class"], "class"),
         (["../up"], "../up"),

@@ -1,48 +1,42 @@
 """`postgrad analyze entropy MODEL data=... key=value ...`"""
 
-from postgrad.cli.arguments import Parser
-from postgrad.errors import ConfigError, did_you_mean
+from typing import Literal
 
-DESCRIPTION = """\
-Measures the entropy of a model's internal policies: after every block, and of what attention and
-FFN add to the residual stream. Reports the boundary layer, the last layer whose FFN raises the
-entropy. BuPO trains that layer's policy first (method.num_blocks)."""
-
-EPILOG = """\
-data= is a run folder (its rollouts), a parquet file of rollouts, a folder or .jsonl file of
-postgrad eval, or problems as training reads them. The model first answers problems; the token
-ids are stored.
-
-settings and their defaults:
-  rows=64 step=0 tolerance=0.05 token_budget=4096 dtype=float32 device=auto out=FOLDER
-  for problems: samples=1 temperature=1 max_response_tokens=1024 template=auto prompt_style=own
-                template_options.enable_thinking=false seed=0
-  The model of a run takes these from its run.
-
-Writes entropy.json and five figures (PNG and PDF) to RUN/eval/entropy or entropy-MODEL."""
+from postgrad.errors import ConfigError
 
 
-def make_parser() -> Parser:
-    parser = Parser("analyze entropy MODEL data=DATA [key=value ...]", DESCRIPTION, EPILOG)
-    parser.add_argument("analysis", metavar="entropy")
-    parser.add_model()
-    parser.add_overrides("settings, see below")
-    return parser
+def analyze(analysis: Literal["entropy"], model: str, *overrides: str) -> int:
+    """Measure the entropy of a model's internal policies: after every block, and of what attention
+    and FFN add to the residual stream. Reports the boundary layer, the last layer whose FFN raises
+    the entropy. BuPO trains that layer's policy first (method.num_blocks).
 
+    Args:
+        analysis [entropy]: what is measured
+        model: run folder (its newest checkpoint), checkpoint, model folder, GGUF file, hub id,
+            smollm2 or tiny
+        overrides: settings, see below
 
-def run(argv: list[str]) -> int:
-    if argv and not argv[0].startswith("-") and argv[0] != "entropy":
-        raise ConfigError(f"unknown analysis {argv[0]}; {did_you_mean(argv[0], ['entropy'])}")
-    arguments = make_parser().parse(argv, help_if_empty=True)
-    if "=" in arguments.model:
+    data= is a run folder (its rollouts), a parquet file of rollouts, a folder or .jsonl file of
+    postgrad eval, or problems as training reads them. The model first answers problems; the token
+    ids are stored.
+
+    settings and their defaults:
+      rows=64 step=0 tolerance=0.05 token_budget=4096 dtype=float32 device=auto out=FOLDER
+      for problems: samples=1 temperature=1 max_response_tokens=1024 template=auto prompt_style=own
+                    template_options.enable_thinking=false seed=0
+      The model of a run takes these from its run.
+
+    Writes entropy.json and five figures (PNG and PDF) to RUN/eval/entropy or entropy-MODEL.
+    """
+    if "=" in model:
         raise ConfigError("the model is missing; write postgrad analyze entropy MODEL data=...")
     from postgrad.analysis.entropy import internal_depth
     from postgrad.analysis.run import analyze_entropy
     from postgrad.analysis.settings import read_settings
     from postgrad.evaluation.model import find_model
 
-    target = find_model(arguments.model)
-    config = read_settings(target.path, arguments.overrides, target.config)
+    target = find_model(model)
+    config = read_settings(target.path, list(overrides), target.config)
     report, folder, figures = analyze_entropy(config, target)
     entropy = report["full_policy"]["mean"]
     print(
@@ -59,7 +53,7 @@ def run(argv: list[str]) -> int:
         depth = internal_depth(layer, report["num_layers"])
         print(
             f"boundary layer: {layer} of {report['num_layers']}; postgrad train bupo "
-            f"model.path={arguments.model} method.num_blocks={depth} ..."
+            f"model.path={model} method.num_blocks={depth} ..."
         )
     pictures = [file.name for file in figures if file.suffix == ".png"]
     print(f"results: {folder}/entropy.json and {', '.join(pictures)} (also as PDF)")

@@ -3,49 +3,38 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from postgrad.cli.arguments import Parser, whole_number
+from postgrad.cli.arguments import Count, CountFrom1
 from postgrad.config.compose import compose
 from postgrad.errors import ConfigError
-
-DESCRIPTION = """\
-Fine-tunes a model on two-digit addition with SFT until it is right sometimes, then trains it with
-GRPO. The same command continues an interrupted demo."""
-
-EPILOG = """models:
-  tiny     a 0.3M-parameter transformer made in code; a few minutes on a CPU, no download
-  smollm2  SmolLM2-135M-Instruct, which learns to box its answers; the README has times"""
 
 # model -> the two recipes it runs
 MODELS = {"tiny": ("demo_sft", "demo_grpo"), "smollm2": ("demo_smollm2_sft", "demo_smollm2_grpo")}
 MAX_DEMOS = 1000
 
 
-def run(argv: list[str]) -> int:
-    parser = Parser(
-        "demo [model=tiny|smollm2] [seed=N] [runs=FOLDER] [steps=N]", DESCRIPTION, EPILOG
-    )
-    parser.add_setting(
-        "model", choices=tuple(MODELS), default="tiny", metavar="tiny|smollm2", help="see below"
-    )
-    parser.add_setting(
-        "seed", type=whole_number(0), default=0, metavar="N", help="random seed (default 0)"
-    )
-    parser.add_setting(
-        "runs", default="runs", metavar="FOLDER", help="folder of the runs (default: runs)"
-    )
-    parser.add_setting(
-        "steps",
-        type=whole_number(1),
-        metavar="N",
-        help="steps of SFT and of GRPO, to try the installation; the model does not learn in a few",
-    )
-    arguments = parser.parse(argv)
-    return _demo(arguments.model, arguments.seed, arguments.runs, arguments.steps)
+def demo(
+    *,
+    model: Literal["tiny", "smollm2"] = "tiny",
+    seed: Count = 0,
+    runs: str = "runs",
+    steps: CountFrom1 | None = None,
+) -> int:
+    """Fine-tune a model on two-digit addition with SFT until it is right sometimes, then train it
+    with GRPO. The same command continues an interrupted demo.
 
+    Args:
+        model: see below
+        seed [N]: random seed
+        runs [FOLDER]: folder of the runs
+        steps [N]: steps of SFT and of GRPO, to try the installation; the model does not learn in
+            a few
 
-def _demo(model: str, seed: int, runs: str, steps: int | None) -> int:
+    models:
+      tiny     a 0.3M-parameter transformer made in code; a few minutes on a CPU, no download
+      smollm2  SmolLM2-135M-Instruct, which learns to box its answers; the README has times
+    """
     print("loading torch and transformers ...", flush=True)
     from postgrad.methods import find_method
     from postgrad.training import checkpoint

@@ -1,64 +1,35 @@
 """`postgrad export SOURCE OUT key=value ...`: writes a Hugging Face model folder."""
 
 from pathlib import Path
+from typing import Literal
 
-from postgrad.cli.arguments import Parser, positive_number
-
-DESCRIPTION = """\
-Writes a folder that from_pretrained reads: weights as safetensors, configuration, generation
-settings and tokenizer."""
-
-DTYPES = ("float32", "bfloat16", "float16")
+from postgrad.cli.arguments import Positive
 
 
-def make_parser() -> Parser:
-    parser = Parser(
-        "export SOURCE OUT [step=latest] [dtype=bfloat16] [shard_gib=5] [lora=merge]", DESCRIPTION
-    )
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="run folder, checkpoint, adapter, model folder, or verl's FSDP shards (the folder "
-        "with model_world_size_W_rank_R.pt, its global_step_N, or the folder above)",
-    )
-    parser.add_argument("out", metavar="OUT", help="folder to write; must be new or empty")
-    parser.add_setting(
-        "step", default="latest", help="checkpoint of a run: latest, best or a number"
-    )
-    parser.add_setting(
-        "dtype",
-        choices=DTYPES,
-        metavar="DTYPE",
-        help=f"type of the weights: {', '.join(DTYPES)}; without it they keep their type",
-    )
-    parser.add_setting(
-        "shard_gib",
-        type=positive_number,
-        default=5.0,
-        metavar="5",
-        help="largest weight file, in GiB",
-    )
-    parser.add_setting(
-        "lora",
-        choices=("merge", "keep"),
-        default="merge",
-        metavar="merge|keep",
-        help="merge adds adapters to the weights; keep writes the adapter alone, in peft's format",
-    )
-    return parser
+def export(
+    source: str,
+    out: Path,
+    *,
+    step: str = "latest",
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    shard_gib: Positive = 5.0,
+    lora: Literal["merge", "keep"] = "merge",
+) -> int:
+    """Write a folder that from_pretrained reads: weights as safetensors, configuration, generation
+    settings and tokenizer.
 
+    Args:
+        source: run folder, checkpoint, adapter, model folder, or verl's FSDP shards (the folder
+            with model_world_size_W_rank_R.pt, its global_step_N, or the folder above)
+        out: folder to write; must be new or empty
+        step: checkpoint of a run: latest, best or a number
+        dtype: type of the weights; without it they keep their type
+        shard_gib: largest weight file, in GiB
+        lora: merge adds adapters to the weights; keep writes the adapter alone, in peft's format
+    """
+    from postgrad.publish.export import ExportRequest
+    from postgrad.publish.export import export as write_export
 
-def run(argv: list[str]) -> int:
-    arguments = make_parser().parse(argv, help_if_empty=True)
-    from postgrad.publish.export import ExportRequest, export
-
-    request = ExportRequest(
-        arguments.source,
-        Path(arguments.out),
-        arguments.step,
-        arguments.dtype,
-        arguments.shard_gib,
-        arguments.lora,
-    )
-    print(f"written: {export(request, print)}")
+    request = ExportRequest(source, out, step, dtype, shard_gib, lora)
+    print(f"written: {write_export(request, print)}")
     return 0

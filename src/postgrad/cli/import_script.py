@@ -4,29 +4,23 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from postgrad.cli.arguments import Parser
 from postgrad.errors import ConfigError
 
-DESCRIPTION = """\
-Prints the postgrad train command that equals a launch script of verl, LUFFY, BuPO or Classmate-CoT,
-or the config of a TRL script, and lists the settings without an equivalent. Nothing is executed."""
 REQUIRED = {"model.path": "tiny", "data.train": "arithmetic:1"}
 
 
-def make_parser() -> Parser:
-    parser = Parser("import SCRIPT", DESCRIPTION)
-    parser.add_argument(
-        "script", metavar="SCRIPT", help="shell script, or Python file with a config"
-    )
-    return parser
+def import_script(script: str) -> int:
+    """Print the postgrad train command that equals a launch script of verl, LUFFY, BuPO or
+    Classmate-CoT, or the config of a TRL script, and list the settings without an equivalent.
+    Nothing is executed.
 
-
-def run(argv: list[str]) -> int:
-    arguments = make_parser().parse(argv, help_if_empty=True)
+    Args:
+        script: shell script, or Python file with a config
+    """
     from postgrad.methods import find_method
     from postgrad.translate import SET_IT, defaults_of, has_variable, read_settings, translate
 
-    path = Path(arguments.script).expanduser()
+    path = Path(script).expanduser()
     kind, settings, notes = read_settings(_read(path), path.suffix == ".py", path.parent)
     result = translate(kind, settings, notes)
     defaults = defaults_of(kind, result.recipe, result.overrides)

@@ -4,54 +4,78 @@ Exit codes: 0 success, 1 the run failed, 2 wrong input and nothing was written,
 130 interrupted and resumable.
 """
 
-import importlib
 import os
 import signal
 import sys
 
-from postgrad.cli.arguments import HelpPrinted
+from postgrad.cli.arguments import HelpPrinted, Parser
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.log_level import DEBUG, QUIET, VARIABLE, log_level, set_up_logging, take_option
 from postgrad.phases import PhaseLines, Show, shown_by
+from postgrad.user_code import import_named
 from postgrad.version import __version__
 
-# name -> (module with run(argv) -> exit code, one-line description)
+# name -> (the command's function, one-line description); `run` parses its arguments itself
 COMMANDS = {
-    "demo": ("postgrad.cli.demo", "train a tiny model on addition, on a CPU, no download"),
-    "train": ("postgrad.cli.train", "train RECIPE key=value ...: start a run, or continue it"),
-    "eval": ("postgrad.cli.eval", "eval MODEL data=SET n=16 ...: avg@k, pass@k and maj@k"),
+    "demo": ("postgrad.cli.demo:demo", "train a tiny model on addition, on a CPU, no download"),
+    "train": ("postgrad.cli.train:run", "train RECIPE key=value ...: start a run, or continue it"),
+    "eval": ("postgrad.cli.eval:run", "eval MODEL data=SET n=16 ...: avg@k, pass@k and maj@k"),
     "generate": (
-        "postgrad.cli.generate",
+        "postgrad.cli.generate:generate",
         "generate MODEL data=SET out=FILE: responses without scores",
     ),
-    "score": ("postgrad.cli.score", "score FILE ...: score responses that a file already has"),
+    "score": (
+        "postgrad.cli.score:score",
+        "score FILE ...: score responses that a file already has",
+    ),
     "analyze": (
-        "postgrad.cli.analyze",
+        "postgrad.cli.analyze:analyze",
         "analyze entropy MODEL data=...: entropy after every block",
     ),
-    "doctor": ("postgrad.cli.doctor", "show the machine; --fit RECIPE: estimate memory and time"),
+    "doctor": (
+        "postgrad.cli.doctor:doctor",
+        "show the machine; --fit RECIPE: estimate memory and time",
+    ),
     "recipes": (
-        "postgrad.cli.recipes",
+        "postgrad.cli.recipes:recipes",
         "recipes [NAME]: list the recipes, or one recipe's settings",
     ),
-    "runs": ("postgrad.cli.runs", "runs [FOLDER]: list the runs and their states"),
-    "view": ("postgrad.cli.view", "view [RUNS]: web page with curves, rollouts and evaluations"),
-    "data": ("postgrad.cli.data", "data prepare gsm8k: prepare, show, check and export data sets"),
-    "serve": ("postgrad.cli.serve", "serve MODEL ...: an OpenAI-compatible server"),
-    "chat": ("postgrad.cli.chat", "chat MODEL: talk to a model in the terminal"),
-    "sandbox": ("postgrad.cli.sandbox", "serve the code sandbox over HTTP"),
-    "plot": ("postgrad.cli.plot", "plot RUN [RUN ...] [FILE.png]: training curves as a picture"),
-    "export": ("postgrad.cli.export", "export SOURCE OUT: write a Hugging Face model folder"),
-    "push": ("postgrad.cli.push", "push FOLDER|RUN user/name: upload a model with a model card"),
+    "runs": ("postgrad.cli.runs:runs", "runs [FOLDER]: list the runs and their states"),
+    "view": (
+        "postgrad.cli.view:view",
+        "view [RUNS]: web page with curves, rollouts and evaluations",
+    ),
+    "data": (
+        "postgrad.cli.data:run",
+        "data prepare gsm8k: prepare, show, check and export data sets",
+    ),
+    "serve": ("postgrad.cli.serve:serve", "serve MODEL ...: an OpenAI-compatible server"),
+    "chat": ("postgrad.cli.chat:chat", "chat MODEL: talk to a model in the terminal"),
+    "sandbox": ("postgrad.cli.sandbox:sandbox", "serve the code sandbox over HTTP"),
+    "plot": (
+        "postgrad.cli.plot:plot",
+        "plot RUN [RUN ...] [FILE.png]: training curves as a picture",
+    ),
+    "export": (
+        "postgrad.cli.export:export",
+        "export SOURCE OUT: write a Hugging Face model folder",
+    ),
+    "push": (
+        "postgrad.cli.push:push",
+        "push FOLDER|RUN user/name: upload a model with a model card",
+    ),
     "import": (
-        "postgrad.cli.import_script",
+        "postgrad.cli.import_script:import_script",
         "import SCRIPT: the command that equals a script of verl or TRL",
     ),
     "launch": (
-        "postgrad.cli.launch",
+        "postgrad.cli.launch:launch",
         "launch slurm|kuberay|skypilot|ssh train ...: job files for several nodes",
     ),
-    "init": ("postgrad.cli.init", "init NAME [--verifier]: start a method or verifier of your own"),
+    "init": (
+        "postgrad.cli.init:init",
+        "init NAME [--verifier]: start a method or verifier of your own",
+    ),
 }
 
 # Commands that say what they are doing.
@@ -127,7 +151,7 @@ def run(argv: list[str], ends_process: bool = False) -> int:
             raise ConfigError(f"unknown command {argv[0]}; {_suggest_command(argv[0])}")
         set_up_logging()
         with shown_by(_phase_lines(argv)):
-            return importlib.import_module(COMMANDS[argv[0]][0]).run(argv[1:])
+            return _run_command(argv[0], argv[1:])
     except HelpPrinted:
         return 0
     except ConfigError as error:
@@ -147,11 +171,19 @@ def run(argv: list[str], ends_process: bool = False) -> int:
         return 130
 
 
+def _run_command(name: str, argv: list[str]) -> int:
+    place = COMMANDS[name][0]
+    function = import_named(place)
+    return function(argv) if place.endswith(":run") else Parser(function, name).call(argv)
+
+
 def _phase_lines(argv: list[str]) -> Show | None:
     """Return what shows the phases of a command that may take minutes; None for a program."""
     if argv[0] not in LONG_COMMANDS or "--json" in argv or log_level() == QUIET:
         return None
-    return PhaseLines().show
+    lines = PhaseLines()
+    lines.is_patient = argv[0] == "data"  # its output is a table for programs, too
+    return lines.show
 
 
 # Commands of other programs -> the one that does this here.

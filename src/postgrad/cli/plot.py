@@ -2,56 +2,12 @@
 
 import argparse
 from pathlib import Path
+from typing import Annotated
 
-from postgrad.cli.arguments import Parser
 from postgrad.errors import ConfigError
-
-DESCRIPTION = """\
-Draws the charts of `postgrad view` into one picture, for one run or for several runs overlaid.
-FILE is curves.png in the first run folder unless given; its suffix chooses the format: .png,
-.svg or .pdf.
-postgrad plot --bars FOLDER [FOLDER ...] [FILE] draws evaluations instead, models by data sets:
-FILE is bars.png in the first folder unless given, or a table as .md or .csv."""
 
 SUFFIXES = (".png", ".svg", ".pdf")
 TABLE_SUFFIXES = (".md", ".csv")
-
-
-def make_parser() -> Parser:
-    parser = Parser(
-        "plot RUN [RUN ...] [FILE] [--poster] [--title TITLE] [--smoothing 0.6] [--bars] "
-        "[--metric avg]",
-        DESCRIPTION,
-    )
-    parser.add_argument("paths", nargs="+", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument(
-        "--poster",
-        action="store_true",
-        help="one summary picture instead: reward, validation accuracy, and answers of the first "
-        "and the last step",
-    )
-    parser.add_argument(
-        "--title",
-        default="",
-        help="title of the poster; default: the run's name, method and data",
-    )
-    parser.add_argument(
-        "--smoothing",
-        type=smoothing_weight,
-        default=0.6,
-        help="weight of the exponential moving average, from 0 to below 1 (default 0.6)",
-    )
-    parser.add_argument(
-        "--bars",
-        action="store_true",
-        help="bars of evaluations below the folders, one group per data set, one bar per model",
-    )
-    parser.add_argument(
-        "--metric",
-        default="avg",
-        help="of the bars: avg, best, maj, format, answer, score or length (default avg)",
-    )
-    return parser
 
 
 def smoothing_weight(text: str) -> float:
@@ -65,25 +21,44 @@ def smoothing_weight(text: str) -> float:
     return weight
 
 
-def run(argv: list[str]) -> int:
-    arguments = make_parser().parse(argv, help_if_empty=True)
-    if arguments.title and not arguments.poster:
+def plot(
+    paths: list[Path],
+    *,
+    poster: bool = False,
+    title: str = "",
+    smoothing: Annotated[float, smoothing_weight] = 0.6,
+    bars: bool = False,
+    metric: str = "avg",
+) -> int:
+    """Draw the charts of `postgrad view` into one picture, for one run or for several runs
+    overlaid. FILE is curves.png in the first run folder unless given; its suffix chooses the
+    format: .png, .svg or .pdf.
+    postgrad plot --bars FOLDER [FOLDER ...] [FILE] draws evaluations instead, models by data sets:
+    FILE is bars.png in the first folder unless given, or a table as .md or .csv.
+
+    Args:
+        paths [RUN]: run folders, and at last the file to write
+        --poster: one summary picture instead: reward, validation accuracy, and answers of the
+            first and the last step
+        --title: title of the poster; default: the run's name, method and data
+        --smoothing: weight of the exponential moving average, from 0 to below 1
+        --bars: bars of evaluations below the folders, one group per data set, one bar per model
+        --metric: of the bars: avg, best, maj, format, answer, score or length
+    """
+    if title and not poster:
         raise ConfigError("--title needs --poster; the other charts have their own titles")
-    if arguments.bars:
-        if arguments.poster:
+    if bars:
+        if poster:
             raise ConfigError("--bars shows evaluations, --poster a run; use one of them")
-        return draw_evaluations(arguments.paths, arguments.metric)
-    if arguments.metric != "avg":
+        return draw_evaluations(paths, metric)
+    if metric != "avg":
         raise ConfigError("--metric needs --bars; a run's charts show all its metrics")
-    runs, file = split_paths(arguments.paths)
-    if arguments.poster and len(runs) > 1:
+    runs, file = split_paths(paths)
+    if poster and len(runs) > 1:
         raise ConfigError("--poster shows one run; name one run, or leave --poster out")
     from postgrad.view.picture import draw_panels, draw_poster
 
-    if arguments.poster:
-        print(draw_poster(runs[0], file, arguments.title))
-    else:
-        print(draw_panels(runs, file, arguments.smoothing))
+    print(draw_poster(runs[0], file, title) if poster else draw_panels(runs, file, smoothing))
     return 0
 
 

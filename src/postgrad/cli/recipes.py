@@ -7,13 +7,9 @@ from typing import Any
 
 import yaml
 
-from postgrad.cli.arguments import Parser
 from postgrad.config.compose import RECIPES, compose, recipe_names
 from postgrad.errors import ConfigError, did_you_mean
 
-DESCRIPTION = (
-    "Lists the recipes, or shows one recipe: its origin, and the settings that people change."
-)
 WIDTH = 110  # columns of the list
 MOST_USED = ("grpo", "sft", "dpo", "ppo", "dapo", "gspo", "luffy", "bupo", "distill", "kto")
 # The settings that people change.
@@ -41,16 +37,15 @@ COMMON = (
 )
 
 
-def run(argv: list[str]) -> int:
-    parser = Parser("recipes [NAME|FILE.yaml] [--all]", DESCRIPTION)
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="the recipe to show, or your own file"
-    )
-    parser.add_argument("--all", action="store_true", help="show every setting of the recipe")
-    arguments = parser.parse(argv)
-    name = arguments.name
+def recipes(name: str | None = None, *, all_: bool = False) -> int:
+    """List the recipes, or show one recipe: its origin, and the settings that people change.
+
+    Args:
+        name: the recipe to show, or your own file (FILE.yaml)
+        --all: show every setting of the recipe
+    """
     if name is None:
-        if arguments.all:
+        if all_:
             raise ConfigError("--all shows the settings of a recipe; name one")
         print(list_recipes())
         return 0
@@ -63,7 +58,7 @@ def run(argv: list[str]) -> int:
     )
     print("\n".join(f"# {line}" for line in _comment(name)))
     lines = _setting_lines(config, "")
-    shown = [key for key in lines if arguments.all or key in COMMON]
+    shown = [key for key in lines if all_ or key in COMMON]
     for key in shown:
         print(lines[key])
     if len(shown) < len(lines):

@@ -4,28 +4,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-from postgrad.cli.arguments import Parser
-
-DESCRIPTION = "Lists the runs below a folder, the newest first."
 HEADER = ("run", "method", "model", "step", "last value", "state", "age")
 MAX_WIDTH = 40  # characters of a column
 MAX_REASON = 200  # characters
 
 
-def make_parser() -> Parser:
-    parser = Parser("runs [FOLDER]", DESCRIPTION)
-    parser.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="default: runs")
-    return parser
+def runs(folder: Path = Path("runs")) -> int:
+    """List the runs below a folder, the newest first.
 
-
-def run(argv: list[str]) -> int:
-    arguments = make_parser().parse(argv)
+    Args:
+        folder: folder of runs
+    """
     from postgrad.view.folder import Folder
     from postgrad.view.runs import Runs
 
-    overviews = Runs(Folder(Path(arguments.folder))).all()
+    overviews = Runs(Folder(folder)).all()
     if not overviews:
-        print(f"no runs in {arguments.folder}; postgrad train RECIPE key=value ... starts one")
+        print(f"no runs in {folder}; postgrad train RECIPE key=value ... starts one")
         return 0
     newest_first = sorted(overviews, key=lambda run: run["changed"], reverse=True)
     rows = [HEADER, *(_row(run) for run in newest_first)]

@@ -13,14 +13,7 @@ from postgrad.errors import ConfigError
 if TYPE_CHECKING:
     from postgrad.training.result import Result
 
-DESCRIPTION = """\
-Runs a recipe. The same command continues an interrupted run: after Ctrl-C, a crash or
-kill -9."""
-
-EPILOG = """recipes:
-{recipes}
-
-postgrad recipes says what each recipe is; postgrad recipes NAME --all shows its settings.
+MORE = """postgrad recipes says what each recipe is; postgrad recipes NAME --all shows its settings.
 method=package.module:Class uses a method of your own."""
 
 
@@ -36,33 +29,27 @@ def compose_arguments(argv: list[str]) -> Config:
     return compose(argv[0], argv[1:], lambda name: find_method(name).Settings)
 
 
-def make_parser() -> Parser:
+def run(argv: list[str]) -> int:
     names = textwrap.fill(
         ", ".join(recipe_names()), 90, initial_indent="  ", subsequent_indent="  "
     )
-    parser = Parser(
-        "train RECIPE [key=value ...] [--show]", DESCRIPTION, EPILOG.format(recipes=names)
-    )
-    parser.add_argument(
-        "recipe",
-        metavar="RECIPE",
-        help="name of a recipe, or a YAML file, e.g. the config.yaml of a run",
-    )
-    parser.add_overrides(
-        "any setting, e.g. model.path=Qwen/Qwen3-0.6B data.train=gsm8k.jsonl optimizer.lr=1e-6"
-    )
-    parser.add_argument(
-        "--show", action="store_true", help="print the resolved configuration and stop"
-    )
-    return parser
+    return Parser(train, "train", f"recipes:\n{names}\n\n{MORE}").call(argv)
 
 
-def run(argv: list[str]) -> int:
-    arguments = make_parser().parse(argv, help_if_empty=True)
-    if not arguments.show:
+def train(recipe: str, *overrides: str, show: bool = False) -> int:
+    """Run a recipe. The same command continues an interrupted run: after Ctrl-C, a crash or
+    kill -9.
+
+    Args:
+        recipe: name of a recipe, or a YAML file, e.g. the config.yaml of a run
+        overrides: any setting, e.g. model.path=Qwen/Qwen3-0.6B data.train=gsm8k.jsonl
+            optimizer.lr=1e-6
+        --show: print the resolved configuration and stop
+    """
+    if not show:
         phases.begin("loading torch and transformers")
-    config = compose_arguments([arguments.recipe, *arguments.overrides])
-    if arguments.show:
+    config = compose_arguments([recipe, *overrides])
+    if show:
         print(to_yaml(config), end="")
         return 0
     from postgrad.training.display import make_reporter
