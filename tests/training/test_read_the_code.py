@@ -30,5 +30,5 @@ def test_the_way_to_the_loss_and_back_is_short():
             assert abs(lines - int(stated)) <= 5, f"{file}: {name} has {lines} lines"
             total += lines
     names = re.findall(r"`([\w.]+)` \(", " ".join(functions for _, functions in stops))
-    assert {"run", "Driver.step", "PolicyObjective.loss"} <= set(names)
+    assert {"train", "Driver.step", "PolicyObjective.loss"} <= set(names)
     assert total <= 1000
