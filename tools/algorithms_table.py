@@ -110,7 +110,7 @@ def loss_sections(recipes: list[Recipe]) -> list[Section]:
 
 
 def other_sections() -> list[Section]:
-    """What is combined with a loss."""
+    """Return what is combined with a loss."""
     return [
         Section(
             "Distillation (`method.divergence`)",
@@ -140,7 +140,7 @@ def other_sections() -> list[Section]:
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     recipes = [read_recipe(name) for name in recipe_names()]
     shown = [recipe for recipe in recipes if recipe.shown]
     rows = [recipe_row(recipe) for recipe in recipes]
@@ -234,9 +234,9 @@ def recipe_row(recipe: Recipe) -> list[str]:
 
 
 def describe(function: Callable[..., Any]) -> str:
-    """A docstring's first paragraph without the shape, and the formulas that follow it."""
+    """Return a docstring's first paragraph without the shape, and the formulas that follow it."""
     first, *others = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-    cell = [re.sub(r"^\((rows|tokens|pairs),\) ", "", " ".join(first.split()))]
+    cell = [re.sub(r"^(Return |\((rows|tokens|pairs),\) )", "", " ".join(first.split()))]
     for paragraph in others:
         lines = paragraph.splitlines()
         is_indented = all(line.startswith("    ") for line in lines)
@@ -246,7 +246,10 @@ def describe(function: Callable[..., Any]) -> str:
 
 
 def listed(thing: Any, name: str) -> tuple[str, str]:
-    """Formula and notes of the line `name   formula   notes` of a docstring. Raises KeyError."""
+    """Return formula and notes of the line `name   formula   notes` of a docstring.
+
+    Raises KeyError.
+    """
     text = inspect.cleandoc(thing.__doc__ or "")
     match = re.search(rf"^ +{re.escape(name)} {{2,}}(.+)$", text, re.MULTILINE)
     if match is None:
@@ -256,7 +259,10 @@ def listed(thing: Any, name: str) -> tuple[str, str]:
 
 
 def terms(thing: Any) -> str:
-    """The sentence "With x = ...:" of a docstring, which defines its symbols. Raises KeyError."""
+    """Return the sentence "With x = ...:" of a docstring, which defines its symbols.
+
+    Raises KeyError.
+    """
     text = inspect.cleandoc(thing.__doc__ or "")
     match = re.search(r"\b(With\s.+?):\n\n", text, re.DOTALL)
     if match is None:
@@ -265,7 +271,7 @@ def terms(thing: Any) -> str:
 
 
 def options(declaration: Advantage | Loss) -> str:
-    """The declared options with their defaults."""
+    """Return the declared options with their defaults."""
     parameters = inspect.signature(declaration.function).parameters
     shown: list[str] = []
     for name in declaration.options:
@@ -277,7 +283,7 @@ def options(declaration: Advantage | Loss) -> str:
 
 
 def source_of(name: str, users: list[Recipe]) -> str:
-    """The paper: from the recipe of the same name, or from the only recipe that uses it."""
+    """Return the paper: from the recipe of the same name, or from the only recipe that uses it."""
     same_name = [recipe for recipe in users if recipe.name == name]
     candidates = same_name or users
     return candidates[0].source if len(candidates) == 1 else "-"
@@ -288,7 +294,7 @@ def code(text: str) -> str:
 
 
 def table(columns: Iterable[str], rows: Iterable[list[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     header = list(columns)
     lines = [header, ["---"] * len(header)]
     for row in rows:

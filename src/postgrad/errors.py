@@ -33,13 +33,13 @@ class CacheMemoryError(RunError):
 
 
 def first_line(error: BaseException, max_chars: int = 300) -> str:
-    """Returns the first line of an error's text; the name of its type if it has none."""
+    """Return the first line of an error's text; the name of its type if it has none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:max_chars] if lines else type(error).__name__
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """Returns the end of an error message: the most similar known name, or all known names."""
+    """Return the end of an error message: the most similar known name, or all known names."""
     names = sorted(known)
     swapped = [name for name in names if sorted(name) == sorted(wrong)]
     similar = difflib.get_close_matches(wrong, swapped or names, n=1, cutoff=0.5)

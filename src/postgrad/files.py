@@ -21,13 +21,13 @@ IO_ERROR = re.compile(r"I/O error: (.+?) \(os error|(No space left on device)")
 
 
 def temporary_path(path: Path) -> Path:
-    """Returns the path beside `path` that an atomic write fills; a kill may leave it behind."""
+    """Return the path beside `path` that an atomic write fills; a kill may leave it behind."""
     return path.with_name(f".{path.name}.partial")
 
 
 @contextmanager
 def atomic_file(path: Path, fsync: bool = True) -> Iterator[Path]:
-    """Yields the temporary path to write; renames it to `path` if the block succeeds.
+    """Yield the temporary path to write; rename it to `path` if the block succeeds.
 
     If the block raises, the temporary file is removed and `path` stays as it was.
     `fsync=False` skips the wait for the disk, for callers that sync later.
@@ -43,18 +43,18 @@ def atomic_file(path: Path, fsync: bool = True) -> Iterator[Path]:
 
 
 def atomic_write_text(path: Path, text: str) -> None:
-    """Writes `text` as UTF-8 to `path` atomically. Raises OSError."""
+    """Write `text` as UTF-8 to `path` atomically. Raises OSError."""
     atomic_write_bytes(path, text.encode())
 
 
 def atomic_write_bytes(path: Path, data: bytes) -> None:
-    """Writes `data` to `path` atomically. Raises OSError."""
+    """Write `data` to `path` atomically. Raises OSError."""
     with atomic_file(path) as temporary:
         temporary.write_bytes(data)
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Appends `data` to `path` and waits for the disk. A kill may leave only a part of it."""
+    """Append `data` to `path` and wait for the disk. A kill may leave only a part of it."""
     with path.open("ab") as stream:
         stream.write(data)
         stream.flush()
@@ -63,7 +63,7 @@ def append_bytes(path: Path, data: bytes) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yields an empty temporary folder to fill; renames it to `folder` if the block succeeds.
+    """Yield an empty temporary folder to fill; rename it to `folder` if the block succeeds.
 
     If the block raises, the temporary folder is removed. `folder` must be absent or empty.
     """
@@ -81,7 +81,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def create_folder_once(folder: Path, fill: Callable[[Path], object]) -> Path:
-    """Returns `folder`; if it does not exist, `fill` fills a temporary folder that is then renamed.
+    """Return `folder`; if it does not exist, `fill` fills a temporary folder that is then renamed.
 
     Several processes may call this at the same time: each fills its own, the first rename wins.
     """
@@ -110,7 +110,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """Waits until the disk has the file or the folder's list of names."""
+    """Wait until the disk has the file or the folder's list of names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -119,13 +119,13 @@ def fsync_path(path: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Waits until the disk has every file and folder below `folder`, then `folder` itself."""
+    """Wait until the disk has every file and folder below `folder`, then `folder` itself."""
     for path in [*folder.rglob("*"), folder]:
         fsync_path(path)
 
 
 def sample_files(files: Iterable[Path], num_samples: int, num_bytes: int) -> Iterator[bytes]:
-    """Yields names, sizes and samples of files to hash that are too large to read whole.
+    """Yield names, sizes and samples of files to hash that are too large to read whole.
 
     Each file has `num_samples` samples of `num_bytes` at equal distances: the first at its start,
     the last at its end. Raises OSError.
@@ -140,7 +140,7 @@ def sample_files(files: Iterable[Path], num_samples: int, num_bytes: int) -> Ite
 
 
 def acquire_lock(path: Path, timeout_s: float = 0.0) -> IO[str]:
-    """Returns `path` opened for writing and locked for this process alone.
+    """Return `path` opened for writing and locked for this process alone.
 
     Closing the file frees the lock; the system frees it when the process ends, even by a kill.
     Opening the file empties it.
@@ -166,7 +166,7 @@ def acquire_lock(path: Path, timeout_s: float = 0.0) -> IO[str]:
 
 
 def is_locked(path: Path) -> bool:
-    """Returns whether a process holds the lock of `acquire_lock` on this file.
+    """Return whether a process holds the lock of `acquire_lock` on this file.
 
     The test itself holds a shared lock for a moment. Raises OSError if the file cannot be opened.
     """

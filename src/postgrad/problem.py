@@ -51,7 +51,7 @@ class Problem:
     if not TYPE_CHECKING:  # a type checker would then accept every name
 
         def __getattr__(self, name: str) -> Any:
-            """Raises AttributeError that says where a column of the row is."""
+            """Raise AttributeError that says where a column of the row is."""
             if name.startswith("_") or name in Problem.__dataclass_fields__:
                 raise AttributeError(name)  # copies and unpickling ask before the fields are set
             where = "the answer is problem.ground_truth, other columns are in problem.extra"
@@ -61,13 +61,13 @@ class Problem:
 
 
 def named(problem: Problem) -> str:
-    """The name of a problem in messages, with its place: most files have no uids to look for."""
+    """Return a problem's name in messages, with its place: most files have no uids to look for."""
     place = f" ({problem.read_from})" if problem.read_from else ""
     return f"problem {problem.uid}{place}"
 
 
 def sent_fields(problem: Problem) -> dict[str, Any]:
-    """The fields of a problem that are sent to other processes: all but the row and its place."""
+    """Return what of a problem is sent to other processes: all but the row and its place."""
     kept_here = ("row", "read_from")
     return {name: value for name, value in vars(problem).items() if name not in kept_here}
 

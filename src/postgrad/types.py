@@ -57,7 +57,7 @@ class Ragged:
 
     @staticmethod
     def of(rows: Iterable[Sequence[Any]], dtype: torch.dtype = torch.int64) -> "Ragged":
-        """Returns the rows concatenated into one tensor."""
+        """Return the rows concatenated into one tensor."""
         rows = list(rows)
         flat = [value for row in rows for value in row]
         lengths = [len(row) for row in rows]
@@ -72,7 +72,7 @@ class Ragged:
         return int(self.lengths.numel())
 
     def split(self) -> list[Tensor]:
-        """Returns one tensor per row."""
+        """Return one tensor per row."""
         return list(self.values.split(self.lengths.tolist()))
 
     @cached_property
@@ -81,7 +81,7 @@ class Ragged:
         return torch.arange(len(self)).repeat_interleave(self.lengths)
 
     def positions(self, indices: Tensor) -> Tensor:
-        """Returns the positions in `values` of all values of the given rows, row after row."""
+        """Return the positions in `values` of all values of the given rows, row after row."""
         lengths = self.lengths[indices]
         new_offsets = lengths.cumsum(0) - lengths
         shift = self.offsets[:-1][indices] - new_offsets
@@ -151,7 +151,7 @@ _TOKEN_FIELDS = ("loss_mask", "behavior_logprobs", "token_source")
 
 
 def _take(column: Any, indices: Tensor) -> Any:
-    """Returns the entries of a tensor or list at the given indices."""
+    """Return the entries of a tensor or list at the given indices."""
     if isinstance(column, Tensor):
         return column[indices.to(column.device)]
     return [column[i] for i in indices.tolist()]
@@ -177,7 +177,7 @@ class Batch:
 
     @staticmethod
     def of(trajectories: Sequence[Trajectory]) -> "Batch":
-        """Returns the table of these trajectories, which must have the same extra columns."""
+        """Return the table of these trajectories, which must have the same extra columns."""
         trajectories = list(trajectories)
         tokens: dict[str, Tensor] = {
             "loss_mask": _flatten(
@@ -219,7 +219,7 @@ class Batch:
 
     @staticmethod
     def concat(batches: Sequence["Batch"]) -> "Batch":
-        """Returns the rows of all batches in one. Raises ColumnError if their columns differ."""
+        """Return the rows of all batches in one. Raises ColumnError if their columns differ."""
         _check_same_columns("tokens", [set(batch.tokens) for batch in batches])
         _check_same_columns("rows", [set(batch.rows) for batch in batches])
         first = batches[0]
@@ -231,7 +231,7 @@ class Batch:
         )
 
     def trajectories(self) -> list[Trajectory]:
-        """Returns the rows one by one, to change them; `Batch.of` makes a batch of them again.
+        """Return the rows one by one, to change them; `Batch.of` makes a batch of them again.
 
         Change `response` together with the columns of its tokens, which have one entry each.
         """
@@ -261,23 +261,23 @@ class Batch:
         ]
 
     def mask(self, spans: Sequence[tuple[int, int]]) -> Tensor:
-        """Returns (tokens,) true on the tokens [start, end) of each response; one span per row."""
+        """Return (tokens,) true on the tokens [start, end) of each response; one span per row."""
         mask = torch.zeros(self.num_tokens, dtype=torch.bool)
         for offset, (start, end) in zip(self.response.offsets[:-1].tolist(), spans, strict=True):
             mask[offset + start : offset + end] = True
         return mask
 
     def expand(self, column: Tensor) -> Tensor:
-        """Returns (tokens,) the value of each token's row, from a (rows,) column."""
+        """Return (tokens,) the value of each token's row, from a (rows,) column."""
         return column[self.row_index.to(column.device)]
 
     def sum_tokens(self, column: Tensor) -> Tensor:
-        """Returns (rows,) the sum of a token column over each row."""
+        """Return (rows,) the sum of a token column over each row."""
         zeros = torch.zeros(len(self), dtype=column.dtype, device=column.device)
         return zeros.index_add(0, self.row_index.to(column.device), column)
 
     def select(self, indices: Tensor | Sequence[int]) -> "Batch":
-        """Returns the given rows, in the given order, with all their columns."""
+        """Return the given rows, in the given order, with all their columns."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         prompt_positions = self.prompt.positions(chosen)
         positions = self.response.positions(chosen)
@@ -289,11 +289,11 @@ class Batch:
         )
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Returns the batch with all tensor columns on the device."""
+        """Return the batch with all tensor columns on the device."""
         return self.map_tensors(lambda column: column.to(device))
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        """Returns the batch with `function` applied to every column that is a tensor."""
+        """Return the batch with `function` applied to every column that is a tensor."""
         rows = {
             name: function(column) if isinstance(column, Tensor) else column
             for name, column in self.rows.items()
@@ -307,7 +307,7 @@ class Batch:
 
 
 def _trajectory(batch: Batch) -> Trajectory:
-    """Returns the only row of a batch."""
+    """Return the only row of a batch."""
     tokens = {name: column.tolist() for name, column in batch.tokens.items()}
     rows: dict[str, Any] = {}
     for name, column in batch.rows.items():
@@ -328,14 +328,14 @@ def _concat_ragged(parts: Sequence[Ragged]) -> Ragged:
 
 
 def _concat_column(parts: Sequence[Any]) -> Any:
-    """Returns one tensor or one list from the parts of a column."""
+    """Return one tensor or one list from the parts of a column."""
     if isinstance(parts[0], Tensor):
         return torch.cat(list(parts))
     return [value for part in parts for value in part]
 
 
 def _check_same_columns(kind: str, names: Sequence[set[str]]) -> None:
-    """Raises ColumnError if a column is missing in some of the batches."""
+    """Raise ColumnError if a column is missing in some of the batches."""
     missing = set.union(*names) - set.intersection(*names)
     if missing:
         raise ColumnError(f"{kind} column {min(missing)!r} is missing in some of the batches")
@@ -358,7 +358,7 @@ def _flatten(
     default: Any,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Returns (tokens,) the values of all trajectories; `default` where `get` returns None."""
+    """Return (tokens,) the values of all trajectories; `default` where `get` returns None."""
     flat: list[Any] = []
     for trajectory in trajectories:
         num_tokens = len(trajectory.response)
@@ -377,7 +377,7 @@ def _flatten(
 def _shared_names(
     trajectories: Sequence[Trajectory], get: Callable[[Trajectory], dict[str, Any]]
 ) -> list[str]:
-    """Returns the names of the extra columns. Raises ColumnError if a trajectory lacks one."""
+    """Return the names of the extra columns. Raises ColumnError if a trajectory lacks one."""
     names = [set(get(trajectory)) for trajectory in trajectories]
     all_names: set[str] = set().union(*names)
     for name in all_names:

@@ -74,7 +74,7 @@ def is_path(name: str) -> bool:
 
 
 def load_object(path: str, label: str, is_valid: Callable[[Any], bool], kind: str) -> Any:
-    """The object at `file.py:name` or `package.module:name`.
+    """Return the object at `file.py:name` or `package.module:name`.
 
     Args:
         path: a file or module, a colon, and a name defined in it. A relative file is looked up in
@@ -131,7 +131,10 @@ def describe_error(error: BaseException) -> str:
 
 
 def load_module(place: str, label: str) -> ModuleType:
-    """The module of a file or of a dotted name. Raises ConfigError, which starts with `label`."""
+    """Return the module of a file or of a dotted name.
+
+    Raises ConfigError, which starts with `label`.
+    """
     refuse_object_name(f"{place}:", label)
     add_current_folder()
     try:
@@ -181,7 +184,7 @@ def add_current_folder() -> None:
 
 
 def find_file(place: str) -> Path:
-    """The absolute path of a Python file. Raises FileNotFoundError.
+    """Return the absolute path of a Python file. Raises FileNotFoundError.
 
     Worker processes may run in another folder. They get the driver's sys.path, so that they find
     the same file.

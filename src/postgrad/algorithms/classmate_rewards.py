@@ -51,7 +51,7 @@ def gate(main: Tensor, classmate: Tensor, condition: str) -> Tensor:
 
 
 def pair(names: Sequence[str], random: Random) -> dict[str, str]:
-    """The partner of each name: one random cycle through all distinct names.
+    """Return the partner of each name: one random cycle through all distinct names.
 
     Only a single name is its own partner.
     """

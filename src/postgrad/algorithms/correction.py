@@ -188,7 +188,7 @@ def reject(
     num_rows: int,
     rules: Mapping[str, float | str],
 ) -> Rejection:
-    """The loss mask of the tokens, or whole rows, that pass every rule.
+    """Return the loss mask of the tokens, or whole rows, that pass every rule.
 
     Use the mask for the loss and for its denominators. Per token k1 = log rho, k2 = (log rho)^2 / 2
     and k3 = rho - 1 - log rho. `rules` maps these names to bounds:

@@ -71,7 +71,7 @@ def _wide(part: Tensor) -> Tensor:
 def _by_slice(
     function: Callable[..., Tensor], logits: Tensor, chunk: int, *others: Tensor
 ) -> Tensor:
-    """`function` over slices of the flattened leading dimensions of `logits` and of `others`."""
+    """Return `function` over slices of the leading dimensions of `logits` and of `others`."""
     if chunk < 1:
         raise ValueError(f"chunk={chunk} is too small; a slice has at least one position")
     shape = logits.shape[:-1]

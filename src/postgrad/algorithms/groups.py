@@ -51,21 +51,21 @@ class Groups:
         return Groups(index, int(unique.numel()))
 
     def sum(self, values: Tensor) -> Tensor:
-        """(groups,) sums of a row column."""
+        """Return (groups,) sums of a row column."""
         zeros = torch.zeros(self.num, dtype=values.dtype, device=values.device)
         return zeros.index_add(0, self.index, values)
 
     def expand(self, values: Tensor) -> Tensor:
-        """A group column as a row column."""
+        """Return a group column as a row column."""
         return values[self.index]
 
     def max(self, values: Tensor) -> Tensor:
-        """(groups,) maxima of a row column."""
+        """Return (groups,) maxima of a row column."""
         low = torch.full((self.num,), -torch.inf, dtype=values.dtype, device=values.device)
         return low.scatter_reduce(0, self.index, values, "amax")
 
     def all_equal(self, values: Tensor) -> Tensor:
-        """(groups,) bool: every member has the same value."""
+        """Return (groups,) bool: every member has the same value."""
         return self.max(values) == -self.max(-values)
 
 

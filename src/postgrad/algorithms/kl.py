@@ -76,7 +76,7 @@ def kl_in_reward(
 def adapt_kl_coef(
     coef: float, kl: float, num_rows: int, *, target: float, horizon: float = 10000.0
 ) -> float:
-    """The coefficient of the KL penalty for the next step, steered towards a KL of `target`.
+    """Return the coefficient of the KL penalty for the next step, steered towards a KL of `target`.
 
         coef · (1 + clip(kl / target - 1, -0.2, 0.2) · num_rows / horizon)
 

@@ -88,7 +88,7 @@ def ppo_clip(
 
 
 def policy_gradient(logprobs: Tensor, advantages: Tensor) -> TokenLoss:
-    """-A · logprobs: REINFORCE, with a baseline if the advantages are centered. GPG uses it too."""
+    """Return -A · logprobs: REINFORCE, with a baseline if advantages are centered; also GPG."""
     return TokenLoss(-advantages * logprobs, {})
 
 
@@ -237,7 +237,7 @@ def kl_cov(
 def _dppo(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, keep: Tensor, max_ratio: float
 ) -> TokenLoss:
-    """-A · sg(min(r, max_ratio)) · logprobs on the tokens of `keep`, 0 on the others."""
+    """Return -A · sg(min(r, max_ratio)) · logprobs on the tokens of `keep`, 0 on the others."""
     weight = log_ratio(logprobs, old_logprobs).exp().clamp(max=max_ratio).detach()
     values = torch.where(keep, -advantages * weight * logprobs, 0.0)
     return TokenLoss(values, _metrics(logprobs, old_logprobs, clip_fraction=~keep))

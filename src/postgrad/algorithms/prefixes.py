@@ -25,7 +25,7 @@ def prefix_ratio(
     peak: float = 0.8,
     steps: int = 1000,
 ) -> float:
-    """The share of a demonstration's tokens that a row is given.
+    """Return the share of a demonstration's tokens that a row is given.
 
         random          low + (high - low) · uniform
         fixed           evenly from low to high over the copies of a group; a single copy gets low

@@ -10,7 +10,7 @@ BUCKET_WEIGHTS = ("normal", "linear", "sqrt", "linear_clip", "none")
 
 
 def bucket_weight(kind: str, successes: int, samples: int) -> float:
-    """The weight of the bucket of problems with `successes` successes among `samples` responses.
+    """Return the weight of the bucket of problems with `successes` among `samples` responses.
 
         normal       exp(-(successes - samples / 2)^2 / 2), largest at half of the samples
         linear       successes / samples
@@ -54,7 +54,7 @@ def draw_from_buckets(
 
 
 def _draw_bucket(keys: list[int], weights: Mapping[int, float], uniform: float) -> int:
-    """The key whose interval of the summed weights contains `uniform` times the sum."""
+    """Return the key whose interval of the summed weights contains `uniform` times the sum."""
     point = uniform * sum(weights[key] for key in keys)
     for key in keys[:-1]:
         if point < weights[key]:

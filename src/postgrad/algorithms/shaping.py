@@ -48,7 +48,7 @@ def overlong_penalty(
 
 
 def _check(shape: str, gamma: float) -> None:
-    """Raises ConfigError for an unknown shape or gamma <= 0."""
+    """Raise ConfigError for an unknown shape or gamma <= 0."""
     if shape not in SHAPES:
         raise ConfigError(f"unknown shaping {shape!r}; {did_you_mean(shape, SHAPES)}")
     if shape == "p_div_p" and not gamma > 0:
@@ -58,7 +58,7 @@ def _check(shape: str, gamma: float) -> None:
 def check_options(
     key: str, options: Mapping[str, float], known: Sequence[str], read: Sequence[str], reason: str
 ) -> None:
-    """Raises ConfigError for shape options that are unknown, out of range or without effect.
+    """Raise ConfigError for shape options that are unknown, out of range or without effect.
 
     Args:
         key: the setting that holds the options, for error messages.

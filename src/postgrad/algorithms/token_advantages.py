@@ -67,7 +67,7 @@ def turn_end_rewards(
 
 
 def _trainable(token_rewards: Tensor, mask: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The trainable tokens: positions, rewards, and 1.0 where the next one is in the same row.
+    """Return trainable tokens: positions, rewards, and 1.0 where the next is in the same row.
 
     Raises: ValueError for a reward on a masked token.
     """
@@ -115,7 +115,7 @@ def _cumulative(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def _scatter(values: Tensor, where: Tensor, like: Tensor) -> Tensor:
-    """A column of all tokens, shaped as `like`: `values` at the positions `where`, 0 elsewhere."""
+    """Return a column of all tokens, shaped as `like`: `values` at `where`, 0 elsewhere."""
     zeros = torch.zeros(like.shape, dtype=values.dtype, device=values.device)
     return zeros.index_copy(0, where, values)
 
@@ -246,7 +246,10 @@ def _token_baseline(
     importance_weights: Tensor | None,
     time: Tensor,
 ) -> TokenAdvantages:
-    """The optimal token baseline. Tokens of a group with the same `time` (tokens,) share it."""
+    """Return the optimal token baseline.
+
+    Tokens of a group with the same `time` (tokens,) share it.
+    """
     where, rewards, continues = _trainable(token_rewards, mask, rows)
     returns = _scan_back(rewards, continues)
     energy = 1 - 2 * old_logprobs[where].exp() + sum_probs_squared[where]

@@ -24,7 +24,7 @@ IDS = pa.list_(pa.int64())
 
 
 def stored_pairs(config: EntropyConfig, tokenizer: Any) -> list[Pair] | None:
-    """Returns the prompt and response ids stored in `data`; None if `data` is problems.
+    """Return the prompt and response ids stored in `data`; None if `data` is problems.
 
     Raises:
         ConfigError: the data exists but cannot be used.
@@ -45,7 +45,7 @@ def stored_pairs(config: EntropyConfig, tokenizer: Any) -> list[Pair] | None:
 
 
 def _rollout_file(run: Path, step: int) -> Path:
-    """Returns the rollout file of a run's step; step 0 is the latest."""
+    """Return the rollout file of a run's step; step 0 is the latest."""
     files = rollout_files(run / "rollouts")
     if not files:
         raise ConfigError(f"data={run} has no rollouts yet; train it first, or give problems")
@@ -56,7 +56,7 @@ def _rollout_file(run: Path, step: int) -> Path:
 
 
 def _has_token_ids(file: Path) -> bool:
-    """Returns whether the columns prompt and response are lists of integers."""
+    """Return whether the columns prompt and response are lists of integers."""
     try:
         schema = pq.read_schema(file)
     except (pa.ArrowInvalid, OSError) as error:
@@ -80,14 +80,14 @@ def _parquet_pairs(file: Path) -> list[Pair]:
 
 
 def _is_eval_file(file: Path) -> bool:
-    """Returns whether the first line has the response's token ids, as postgrad eval writes."""
+    """Return whether the first line has the response's token ids, as postgrad eval writes."""
     for _, row in read_rows(file):
         return "tokens" in row
     return False
 
 
 def _eval_pairs(file: Path, tokenizer: Any) -> Iterator[Pair]:
-    """Yields the pairs of a result file of postgrad eval.
+    """Yield the pairs of a result file of postgrad eval.
 
     The file has the response's ids and the prompt's text, so the prompt is encoded again.
     """
@@ -108,14 +108,14 @@ def _eval_pairs(file: Path, tokenizer: Any) -> Iterator[Pair]:
 
 
 def evenly_spaced(items: list[T], count: int) -> list[T]:
-    """Returns `count` items at even intervals; all of them if `count` is 0."""
+    """Return `count` items at even intervals; all of them if `count` is 0."""
     if not count or count >= len(items):
         return items
     return [items[i * len(items) // count] for i in range(count)]
 
 
 def make_batch(pairs: Sequence[Pair], vocabulary: int, context: int, data: str) -> Batch:
-    """Returns the pairs as a batch, without those that have no prompt or no response.
+    """Return the pairs as a batch, without those that have no prompt or no response.
 
     `vocabulary` and `context` are the model's limits in tokens.
 
@@ -145,7 +145,7 @@ def make_batch(pairs: Sequence[Pair], vocabulary: int, context: int, data: str) 
 
 
 def read_problems(config: EntropyConfig, encoder: Encoder, context: int) -> list[Problem]:
-    """Returns as many problems, evenly spaced in the data, as `rows` responses need.
+    """Return as many problems, evenly spaced in the data, as `rows` responses need.
 
     Raises ConfigError if a prompt and a response do not fit the model's context.
     """
@@ -167,7 +167,7 @@ def read_problems(config: EntropyConfig, encoder: Encoder, context: int) -> list
 def sample_pairs(
     config: EntropyConfig, engine: Engine, encoder: Encoder, problems: Sequence[Problem]
 ) -> list[Pair]:
-    """Returns `samples` responses per problem, sampled from the model."""
+    """Return `samples` responses per problem, sampled from the model."""
     requests: list[Request] = []
     for problem in problems:
         seeds = [trajectory_seed(config.seed, 0, problem.uid, i) for i in range(config.samples)]
@@ -180,7 +180,7 @@ def sample_pairs(
 
 
 def store_pairs(pairs: Sequence[Pair], file: Path) -> None:
-    """Writes the pairs as a parquet file of rollouts, which the command accepts as `data`."""
+    """Write the pairs as a parquet file of rollouts, which the command accepts as `data`."""
     columns = {
         "prompt": pa.array([prompt for prompt, _ in pairs], IDS),
         "response": pa.array([response for _, response in pairs], IDS),

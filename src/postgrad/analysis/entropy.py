@@ -53,7 +53,7 @@ def state_entropy(
     head_chunk: int = HEAD_CHUNK,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Returns (tokens,) entropies in nats of softmax(hidden @ weight.T + bias), float32.
+    """Return (tokens,) entropies in nats of softmax(hidden @ weight.T + bias), float32.
 
     `hidden` is (tokens, width), `weight` (vocabulary, width), `bias` (vocabulary,). The logits are
     computed in pieces of token_chunk x head_chunk.
@@ -64,7 +64,7 @@ def state_entropy(
 
 
 def _chunk_entropy(hidden: Tensor, head: Head, head_chunk: int) -> Tensor:
-    """Returns the (tokens,) entropies, from an online softmax over pieces of the vocabulary.
+    """Return the (tokens,) entropies, from an online softmax over pieces of the vocabulary.
 
     Per token it keeps the largest logit m so far, s = sum of exp(z - m) and
     t = sum of (z - m) exp(z - m). The entropy is log s - t / s. No large numbers are
@@ -92,7 +92,7 @@ def _chunk_entropy(hidden: Tensor, head: Head, head_chunk: int) -> Tensor:
 
 
 def measure(model: Any, batch: Batch, token_budget: int) -> dict[str, Tensor]:
-    """Returns the entropies of every internal policy at every response token of the batch.
+    """Return the entropies of every internal policy at every response token of the batch.
 
     Each value is (tokens,); all have the same order of tokens. The keys are `full` (the model's
     policy), `layer/0` (the embedding) to `layer/L` (before the final norm), and for l in 1..L
@@ -142,7 +142,7 @@ class EntropyProbe:
         self._residual = torch.zeros(0)  # block input + module outputs so far, (tokens, width)
 
     def record(self, name: str, states: Tensor) -> Tensor:
-        """Stores the entropy of the (rows, positions, width) states; returns those at `gather`."""
+        """Store the entropy of the (rows, positions, width) states; return those at `gather`."""
         selected = self._select(states)
         entropy = state_entropy(selected, self.head.weight, bias=self.head.bias)
         self.entropies.setdefault(name, []).append(entropy.cpu())
@@ -189,7 +189,7 @@ class EntropyProbe:
             self._residual = self._residual + selected
 
     def _on_block_output(self, number: int, states: Any) -> None:
-        """Records the block's output; refuses a block that is not H^l = H^(l-1) + A^l + F^l.
+        """Record the block's output; refuse a block that is not H^l = H^(l-1) + A^l + F^l.
 
         A model that norms or scales the outputs of its modules adds other values than measured.
         """
@@ -205,7 +205,7 @@ class EntropyProbe:
 
 
 def summarize(entropies: dict[str, Tensor], tolerance: float) -> dict[str, Any]:
-    """Returns statistics per layer (from 1) and module, of the full policy, and the boundary layer.
+    """Return statistics per layer (from 1) and module, of the full policy, and the boundary layer.
 
     Each module has mean, std, min, max and median of input, output and change. The boundary
     layer is None if no layer's FFN raises the entropy.
@@ -245,7 +245,7 @@ def _module_stats(inputs: Tensor, outputs: Tensor) -> dict[str, dict[str, float]
 
 
 def stats(values: Tensor) -> dict[str, float]:
-    """Returns mean, population std, min, max and median."""
+    """Return mean, population std, min, max and median."""
     array = values.double().numpy()
     return {
         "mean": float(np.mean(array)),
@@ -257,7 +257,7 @@ def stats(values: Tensor) -> dict[str, float]:
 
 
 def boundary_layer(changes: Sequence[float], tolerance: float = 0.05) -> int:
-    """Returns the last layer (from 1) whose FFN raises the entropy, given the mean FFN changes.
+    """Return the last layer (from 1) whose FFN raises the entropy, given the mean FFN changes.
 
     A change counts if it is above `tolerance` times the largest absolute change.
 
@@ -278,7 +278,7 @@ def boundary_layer(changes: Sequence[float], tolerance: float = 0.05) -> int:
 
 
 def internal_depth(boundary: int, num_layers: int) -> int:
-    """Returns the blocks of BuPO's internal policy: the boundary layer, never all blocks.
+    """Return the blocks of BuPO's internal policy: the boundary layer, never all blocks.
 
     After all of them the internal policy would be the full one without its last norm. Where even
     the last FFN raises the entropy, BuPO's authors take the block before it.

@@ -49,7 +49,7 @@ class Point(NamedTuple):
 
 
 def flow_points(report: dict[str, Any]) -> list[Point]:
-    """Returns the 3L + 1 points of the entropy flow, in the order of computation.
+    """Return the 3L + 1 points of the entropy flow, in the order of computation.
 
     Each block has three: its input, its attention's output, its FFN's output. A block's output
     is the next block's input. The last point is the model's policy, after the final norm.
@@ -64,7 +64,7 @@ def flow_points(report: dict[str, Any]) -> list[Point]:
 
 
 def draw(report: dict[str, Any], folder: Path) -> list[Path]:
-    """Writes all figures of the report into the folder; returns the files."""
+    """Write all figures of the report into the folder; return the files."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -152,6 +152,6 @@ def _draw_change(axes: Any, report: dict[str, Any], module: str) -> None:
 
 
 def tick_layers(num_layers: int) -> Sequence[int]:
-    """Returns the layer numbers to label on an axis: layer 1 and at most 20 others."""
+    """Return the layer numbers to label on an axis: layer 1 and at most 20 others."""
     interval = -(-num_layers // 20)
     return [1, *(number for number in range(2, num_layers + 1) if number % interval == 0)]

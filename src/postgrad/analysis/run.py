@@ -38,7 +38,7 @@ MAX_ROWS = 64  # rows decoded at once when the model answers problems
 def analyze_entropy(
     config: EntropyConfig, target: Target
 ) -> tuple[dict[str, Any], Path, list[Path]]:
-    """Returns the report, its folder and the figures written there.
+    """Return the report, its folder and the figures written there.
 
     Raises: ConfigError for a model or data that cannot be analyzed; nothing is written then.
     """
@@ -102,7 +102,7 @@ def _write_results(folder: Path, report: dict[str, Any], sampled: list[Pair] | N
 
 
 def output_folder(config: EntropyConfig, target: Target) -> Path:
-    """Returns `out`; if empty, eval/entropy of the data's or the model's run, else entropy-MODEL.
+    """Return `out`; if empty, eval/entropy of the data's or the model's run, else entropy-MODEL.
 
     Raises: ConfigError when it is a file.
     """

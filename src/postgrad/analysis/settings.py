@@ -78,7 +78,7 @@ MODEL_KEYS = ("device", "dtype", "threads", "trust_remote_code")  # short for mo
 def read_settings(
     model_path: str, overrides: Sequence[str], run_config: dict[str, Any] | None
 ) -> EntropyConfig:
-    """Returns the checked settings.
+    """Return the checked settings.
 
     `run_config` is the configuration the model was trained with, or None. It sets the defaults
     of the prompt and the response length; `overrides` (key=value) take precedence.

@@ -46,19 +46,22 @@ class Callback:
     """
 
     def on_train_begin(self, trainer: TrainerControl) -> None:
-        """The first step is next; `trainer.step` is the step that a resumed run continues after."""
+        """Act before the first step.
+
+        `trainer.step` is the step that a resumed run continues after.
+        """
 
     def on_step_end(self, trainer: TrainerControl, step: StepResult) -> None:
-        """A step is done, before its validation and its checkpoint."""
+        """Act after a step, before its validation and its checkpoint."""
 
     def on_evaluate(self, trainer: TrainerControl, step: int, metrics: dict[str, float]) -> None:
-        """The model after step `step` was validated."""
+        """Act after the validation of step `step`."""
 
     def on_save(self, trainer: TrainerControl, checkpoint: Path) -> None:
-        """A checkpoint is complete."""
+        """Act when a checkpoint is complete."""
 
     def on_train_end(self, trainer: TrainerControl) -> None:
-        """The run ended without an error: at its last step, at its goal, or on request."""
+        """Act when the run ends without an error: at its last step, at its goal, or on request."""
 
 
 class _FunctionCallback(Callback):

@@ -87,7 +87,7 @@ class Run:
         return frame.set_index(frame["step"].astype(int)).drop(columns="step")
 
     def rollouts(self, step: int | None = None) -> pandas.DataFrame:
-        """The trajectories of a step, one per row; the last step unless given.
+        """Return the trajectories of a step, one per row; the last step unless given.
 
         Columns: first text and reward, then question, uid, group, and per-token lists such as
         response, advantages and behavior_logprobs. Raises ConfigError if the step has none.
@@ -110,7 +110,9 @@ class Run:
         return table.select([*first, *others]).to_pandas()
 
     def checkpoint(self, step: int | str = "latest") -> Path:
-        """The checkpoint of a step, of `latest` or of `best`. Its folder `policy` is the model.
+        """Return the checkpoint of a step, of `latest` or of `best`.
+
+        Its folder `policy` is the model.
 
         Raises ConfigError if there is no such checkpoint.
         """
@@ -163,7 +165,7 @@ class Run:
         )
 
     def load(self, step: int | str = "latest") -> tuple[Any, Any]:
-        """The transformers model and the tokenizer of a checkpoint."""
+        """Return the transformers model and the tokenizer of a checkpoint."""
         from transformers import AutoConfig, AutoTokenizer
 
         from postgrad.model.load.formats import auto_class_of

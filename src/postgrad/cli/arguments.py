@@ -56,7 +56,7 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def positive_number(text: str) -> float:
-    """An argparse type: a finite number above 0."""
+    """Return an argparse type: a finite number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -67,7 +67,7 @@ def positive_number(text: str) -> float:
 
 
 def true_or_false(text: str) -> bool:
-    """An argparse type: the words true and false."""
+    """Return an argparse type: the words true and false."""
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text} is neither true nor false")
     return text == "true"

@@ -58,7 +58,7 @@ def chat(
 
 
 def _lines() -> Iterator[str]:
-    """Yields the lines that are not empty, until the end of the input."""
+    """Yield the lines that are not empty, until the end of the input."""
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401  input() then has the arrow keys and a history

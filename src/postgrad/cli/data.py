@@ -47,7 +47,7 @@ def _data_sets() -> str:
 
 @contextmanager
 def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Shows a progress bar on a terminal; yields the function that advances it by a count."""
+    """Show a progress bar on a terminal; yield the function that advances it by a count."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

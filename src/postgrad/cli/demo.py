@@ -78,7 +78,7 @@ def _interrupted(name: str) -> int:
 
 
 def _run_name(runs: Path, name: str) -> str:
-    """Returns the name of the last demo if it was interrupted, otherwise a new name."""
+    """Return the name of the last demo if it was interrupted, otherwise a new name."""
     for number in range(1, MAX_DEMOS):
         candidate = name if number == 1 else f"{name}-{number}"
         if not (runs / candidate / "demo.png").is_file():
@@ -87,7 +87,7 @@ def _run_name(runs: Path, name: str) -> str:
 
 
 def _print_accuracy(folder: Path, seconds: float) -> None:
-    """Prints accuracy and reward before and after GRPO."""
+    """Print accuracy and reward before and after GRPO."""
     from rich.console import Console
     from rich.table import Table
 
@@ -109,7 +109,7 @@ def _add_accuracy(table: Any, label: str, validations: list[dict[str, float]], k
 
 
 def _print_answers(folder: Path) -> None:
-    """Prints sample answers of the first and the last step, wrong ones in red."""
+    """Print sample answers of the first and the last step, wrong ones in red."""
     from rich.console import Console
 
     from postgrad.view.picture import read_sample_answers

@@ -55,7 +55,7 @@ def doctor(
 
 
 def show(report: "Report", as_json: bool = False) -> None:
-    """Prints the report: a table on a terminal, aligned lines elsewhere; problems come last.
+    """Print the report: a table on a terminal, aligned lines elsewhere; problems come last.
 
     `as_json` prints one JSON object instead.
     """

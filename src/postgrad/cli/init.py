@@ -58,7 +58,7 @@ def init(
 
 
 def check_name(name: str, files: list[Path]) -> None:
-    """Raises ConfigError if Python cannot import the name, a module has it, or a file exists."""
+    """Raise ConfigError if Python cannot import the name, a module has it, or a file exists."""
     if not name.isidentifier() or keyword.iskeyword(name) or not name.strip("_"):
         raise ConfigError(
             f"{name} is not a valid name of a Python module; use letters, digits and _, "

@@ -92,7 +92,7 @@ HOW_TO_CONTINUE = {
 
 
 def usage() -> str:
-    """Returns the help text of `postgrad` itself."""
+    """Return the help text of `postgrad` itself."""
     commands = [f"  {name:<13}{help_line}" for name, (_, help_line) in COMMANDS.items()]
     lines = [
         f"postgrad {__version__}: RL post-training for language models",
@@ -111,7 +111,7 @@ def usage() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command and returns its exit code.
+    """Run a command and return its exit code.
 
     Without `argv` this is the program itself: it reads sys.argv, and SIGTERM acts as Ctrl-C.
     """
@@ -124,13 +124,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _ignore_signals() -> None:
-    """A second Ctrl-C must not print a traceback while the interpreter shuts down."""
+    """Ignore a second Ctrl-C, which would print a traceback while the interpreter shuts down."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def run(argv: list[str], ends_process: bool = False) -> int:
-    """Finds the command and runs it; an error becomes one line and an exit code.
+    """Find the command and run it; an error becomes one line and an exit code.
 
     `ends_process` says that the process ends after this call.
     """
@@ -197,7 +197,7 @@ OTHER_NAMES = {
 
 
 def _suggest_command(name: str) -> str:
-    """Returns a hint for a command that does not exist: it may be a recipe, as in `trl grpo`."""
+    """Return a hint for a command that does not exist: it may be a recipe, as in `trl grpo`."""
     from postgrad.config.compose import recipe_names
 
     if name in OTHER_NAMES:
@@ -229,7 +229,7 @@ def _report_user_error(error: BaseException) -> int:
 
 
 def _print_error(error: BaseException, text: str = "") -> None:
-    """Prints an error as one line; at log level debug, with its traceback before it."""
+    """Print an error as one line; at log level debug, with its traceback before it."""
     if os.environ.get(VARIABLE) == DEBUG:
         import traceback
 

@@ -11,7 +11,7 @@ TABLE_SUFFIXES = (".md", ".csv")
 
 
 def smoothing_weight(text: str) -> float:
-    """An argparse type: a number from 0 to below 1."""
+    """Return an argparse type: a number from 0 to below 1."""
     try:
         weight = float(text)
     except ValueError:
@@ -63,7 +63,7 @@ def plot(
 
 
 def draw_evaluations(paths: list[Path], metric: str) -> int:
-    """Writes the evaluations below the folders as bars or as a table. Raises ConfigError."""
+    """Write the evaluations below the folders as bars or as a table. Raises ConfigError."""
     from postgrad.evaluation.pivot import METRICS, make_pivot, read_summaries, write_pivot
 
     if metric not in METRICS:
@@ -77,7 +77,7 @@ def draw_evaluations(paths: list[Path], metric: str) -> int:
 def split_paths(
     paths: list[Path], suffixes: tuple[str, ...] = SUFFIXES, default: str = "curves.png"
 ) -> tuple[list[Path], Path]:
-    """Returns the folders and the file to write. Raises ConfigError."""
+    """Return the folders and the file to write. Raises ConfigError."""
     runs = list(paths)
     file = None
     if runs[-1].suffix in suffixes and not runs[-1].is_dir():

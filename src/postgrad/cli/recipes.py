@@ -116,7 +116,7 @@ def _setting_lines(section: Any, prefix: str) -> dict[str, str]:
 
 
 def _comment(name: str) -> list[str]:
-    """Returns the comment lines of a recipe's file; `name` may be a file of the user."""
+    """Return the comment lines of a recipe's file; `name` may be a file of the user."""
     file = Path(name) if name.endswith(".yaml") else RECIPES / f"{name}.yaml"
     lines = file.read_text().splitlines()
     return [line.removeprefix("# ") for line in lines if line.startswith("#")] or [""]

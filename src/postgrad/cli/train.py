@@ -18,7 +18,7 @@ method=package.module:Class uses a method of your own."""
 
 
 def compose_arguments(argv: list[str]) -> Config:
-    """Returns the checked configuration of `RECIPE key=value ...`. Raises ConfigError."""
+    """Return the checked configuration of `RECIPE key=value ...`. Raises ConfigError."""
     from postgrad.methods import find_method
 
     if not argv or "=" in argv[0]:

@@ -28,7 +28,7 @@ TOKEN_PREFIX = "postgrad-ray-"  # of the folders with token files
 
 @contextmanager
 def connect(config: Config | EngineConfig) -> Iterator[Any]:
-    """Yields the ray module, connected: to cluster.address, or to a new cluster on this machine.
+    """Yield the ray module, connected: to cluster.address, or to a new cluster on this machine.
 
     The block's end disconnects, and stops a cluster that was started here. If this process is
     connected already, that connection is used and kept.
@@ -55,7 +55,7 @@ def connect(config: Config | EngineConfig) -> Iterator[Any]:
 
 
 def import_ray() -> Any:
-    """Returns the ray module, configured before its import: token on, quiet, no usage reports.
+    """Return the ray module, configured before its import: token on, quiet, no usage reports.
 
     Raises: ConfigError if Ray is not installed.
     """
@@ -78,7 +78,7 @@ def import_ray() -> Any:
 
 
 def start_local(ray: Any, num_cpus: int | None = None) -> None:
-    """Starts a cluster on this machine: loopback only, no dashboard, its own token.
+    """Start a cluster on this machine: loopback only, no dashboard, its own token.
 
     Raises: RunError.
     """
@@ -107,7 +107,7 @@ def start_local(ray: Any, num_cpus: int | None = None) -> None:
 
 
 def join(ray: Any, address: str) -> None:
-    """Connects to the cluster at host:port. Raises ConfigError."""
+    """Connect to the cluster at host:port. Raises ConfigError."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(
@@ -132,7 +132,7 @@ def join(ray: Any, address: str) -> None:
 
 @cache
 def token_file() -> Path:
-    """Returns the file with this process's token, which only this user can read.
+    """Return the file with this process's token, which only this user can read.
 
     One per process: Ray reads the token once, so all clusters of a process share it.
     """
@@ -149,7 +149,7 @@ def token_file() -> Path:
 
 
 def _remove_stale_tokens() -> None:
-    """Removes the token folders of killed processes: not locked, and older than START_S.
+    """Remove the token folders of killed processes: not locked, and older than START_S.
 
     A younger file may belong to a process that has not locked it yet.
     """

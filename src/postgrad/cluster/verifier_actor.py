@@ -26,11 +26,11 @@ class VerifierActor:
         self.pool = VerifierPool(workers, timeout_s)
 
     def ready(self) -> bytes:
-        """Returns as soon as the actor runs."""
+        """Return as soon as the actor runs."""
         return b""
 
     def verify(self, message: bytes) -> bytes:
-        """Returns ["ok", verdicts] of an encoded chunk, or ["config" | "error", message]."""
+        """Return ["ok", verdicts] of an encoded chunk, or ["config" | "error", message]."""
         chunk = json.loads(message)
         problems = [problem_from(data) for data in chunk["problems"]]
         items = [(response, problems[index]) for index, response, _ in chunk["items"]]
@@ -51,7 +51,7 @@ def _verdict_to_json(verdict: Score | Failure) -> list[object]:
 
 
 def encode_chunk(items: list[tuple[str, Problem]], names: list[str]) -> bytes:
-    """Returns the message for (response, problem) items; a shared problem is sent once."""
+    """Return the message for (response, problem) items; a shared problem is sent once."""
     problems = {id(problem): problem for _, problem in items}
     index_of = {key: index for index, key in enumerate(problems)}
     rows: list[list[object]] = []
@@ -63,7 +63,7 @@ def encode_chunk(items: list[tuple[str, Problem]], names: list[str]) -> bytes:
 
 
 def decode_verdicts(message: bytes) -> list[Score | Failure]:
-    """Returns the verdicts of an actor. Raises the actor's ConfigError or RunError."""
+    """Return the verdicts of an actor. Raises the actor's ConfigError or RunError."""
     status, verdicts = json.loads(message)
     if status != "ok":
         raise to_exception(status, verdicts)

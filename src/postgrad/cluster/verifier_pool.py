@@ -71,7 +71,7 @@ class RayVerifierPool(ActorPool):
         super().close()
 
     def verify(self, items: Items, verifier_names: Sequence[str]) -> list[Score | Failure]:
-        """Returns a Score or a Failure per (response, problem), in order."""
+        """Return a Score or a Failure per (response, problem), in order."""
         for name in set(verifier_names) - set(self.time_limits):
             limit_s = find_verifier(name).time_limit_s
             self.time_limits[name] = max(self.timeout_s, limit_s)
@@ -107,7 +107,7 @@ class RayVerifierPool(ActorPool):
         return [results[index] for index in range(len(items))]
 
     def _next_chunk(self, waiting: deque[int]) -> list[int]:
-        """Removes and returns the next responses to score; empty if none are waiting."""
+        """Remove and return the next responses to score; empty if none are waiting."""
         share = -(-len(waiting) // (CHUNKS_PER_WORKER * len(self.workers)))
         size = min(MAX_CHUNK * self.num_children, share)
         return [waiting.popleft() for _ in range(size)]
@@ -115,7 +115,7 @@ class RayVerifierPool(ActorPool):
     def _assign(
         self, worker: Worker, indices: list[int], items: Items, names: Sequence[str]
     ) -> tuple[Any, Assignment]:
-        """Sends responses to a worker; returns the reference of its verdicts.
+        """Send responses to a worker; return the reference of its verdicts.
 
         The actor enforces the limit of each response, so the driver waits for their sum and
         cluster.wait_s.
@@ -127,7 +127,7 @@ class RayVerifierPool(ActorPool):
         return reference, Assignment(worker, indices, limit_s, time.monotonic() + limit_s)
 
     def _wait_any(self, busy: dict[Any, Assignment]) -> tuple[Any, bool]:
-        """Returns (first finished reference, True), or (one past its deadline, False)."""
+        """Return (first finished reference, True), or (one past its deadline, False)."""
         earliest = min(busy, key=lambda reference: busy[reference].deadline)
         timeout_s = max(0.0, busy[earliest].deadline - time.monotonic())
         ready, _ = self.ray.wait(list(busy), num_returns=1, timeout=timeout_s)

@@ -33,7 +33,7 @@ def _encode_all(_: Any) -> None:
 
 
 def encode(value: Any, store: Store = _encode_all) -> bytes:
-    """Returns a nested value as bytes. Raises TypeError for a type that cannot be sent."""
+    """Return a nested value as bytes. Raises TypeError for a type that cannot be sent."""
     tensors: dict[str, Tensor] = {}
     plain = json.dumps(_to_json(value, tensors, store)).encode()
     tensor_bytes = save_tensors(tensors) if tensors else b""
@@ -41,7 +41,7 @@ def encode(value: Any, store: Store = _encode_all) -> bytes:
 
 
 def decode(data: bytes, load: Load | None = None) -> Any:
-    """Returns the value that `encode` was given; `load` is needed if that had a `store`."""
+    """Return the value that `encode` was given; `load` is needed if that had a `store`."""
     start = 8
     end = start + int.from_bytes(data[:start], "little")
     tensors = load_tensors(data[end:]) if len(data) > end else {}
@@ -49,7 +49,7 @@ def decode(data: bytes, load: Load | None = None) -> Any:
 
 
 def _to_json(value: Any, tensors: dict[str, Tensor], store: Store) -> Any:
-    """Returns the value as JSON data; moves its tensors to `tensors`."""
+    """Return the value as JSON data; move its tensors to `tensors`."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     stored = store(value)

@@ -51,7 +51,7 @@ def _is_known(setting: str, known: list[str]) -> bool:
 
 
 def _similar_key(key: str, known: list[str]) -> str:
-    """A key that is spelled much like this one; where there are few keys, all of them."""
+    """Return a key that is spelled much like this one; where there are few keys, all of them."""
     similar = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     if not similar and "." not in key:  # the section was left out
         names = {name.rpartition(".")[2]: name for name in known}

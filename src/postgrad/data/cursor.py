@@ -38,7 +38,7 @@ class Cursor:
         return self._epoch + self._position / self.num_items
 
     def take(self, n: int) -> list[int]:
-        """Returns the next n indices.
+        """Return the next n indices.
 
         Raises:
             ConfigError: the data have fewer than n rows.

@@ -22,11 +22,11 @@ class Feed:
         self.index = {problem.uid: i for i, problem in enumerate(problems)}
 
     def draw(self, count: int) -> list[Problem]:
-        """Returns the next `count` problems."""
+        """Return the next `count` problems."""
         return [self.problems[i] for i in self.cursor.take(count)]
 
     def find(self, uid: str) -> Problem:
-        """Returns the problem with this uid."""
+        """Return the problem with this uid."""
         return self.problems[self.index[uid]]
 
     def retire(self, uids: Iterable[str]) -> None:

@@ -61,7 +61,7 @@ class Condition:
 
 
 def parse_where(text: str) -> list[Condition]:
-    """The conditions of `reward>0.9 and finish=stop`; all must hold. Raises ConfigError."""
+    """Return the conditions of `reward>0.9 and finish=stop`; all must hold. Raises ConfigError."""
     conditions: list[Condition] = []
     for part in re.split(r"\s+and\s+", text.strip()) if text.strip() else []:
         match = CONDITION.fullmatch(part)
@@ -123,7 +123,7 @@ def select_rollouts(
 
 
 def _read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a file of rollouts. Raises ConfigError."""
+    """Return the rows of a file of rollouts. Raises ConfigError."""
     try:
         table = parquet.read_table(file)
     except (pa.ArrowException, OSError) as error:
@@ -135,7 +135,7 @@ def _read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _messages(row: dict[str, Any], problem: Problem | None) -> list[Message]:
-    """The whole conversation: the prompt, then the turns."""
+    """Return the whole conversation: the prompt, then the turns."""
     prompt: list[Message] = list(problem.messages) if problem else []
     question = {"role": "user", "content": row["question"]}
     if prompt and prompt[-1]["role"] == "user":
@@ -148,7 +148,10 @@ def _messages(row: dict[str, Any], problem: Problem | None) -> list[Message]:
 
 
 def _problems_of(run: Path, on_note: Callable[[str], None]) -> dict[str, Problem]:
-    """The run's training problems by uid; empty, with a note, if they cannot be read any more."""
+    """Return the run's training problems by uid.
+
+    Empty, with a note, if they cannot be read any more.
+    """
     data = read_stored_config(run).get("data")
     source = data.get("train") if isinstance(data, dict) else None
     try:

@@ -10,7 +10,7 @@ VERL_COLUMN = "reward_model"  # an object; its field ground_truth is the truth
 
 
 def with_ground_truth(problem: Problem, truth: str) -> Problem:
-    """The problem with this ground truth, also in the columns of its row that hold the truth.
+    """Return the problem with this ground truth, also in the columns of its row that hold it.
 
     A verifier reads the field, verl's functions read `extra`, and TRL's functions read the row.
     """

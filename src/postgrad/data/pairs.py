@@ -9,7 +9,7 @@ from postgrad.problem import Problem, named
 
 
 def paired_problem(problem: Problem) -> Problem:
-    """The similar problem that the data give for this one: its question and its ground truth.
+    """Return the similar problem that the data give for this one: question and ground truth.
 
     Raises:
         ConfigError: the problem has no paired one.
@@ -39,6 +39,6 @@ def paired_problem(problem: Problem) -> Problem:
 
 
 def _with_question(problem: Problem, question: str) -> dict[str, Any]:
-    """The columns of the problem's row; those with its question have this one."""
+    """Return the columns of the problem's row; those with its question have this one."""
     old = problem.messages[-1]["content"]
     return {name: question if value == old else value for name, value in problem.row.items()}

@@ -10,7 +10,7 @@ FILE_NAME = re.compile(r"step-([0-9]{6,})\.parquet")
 
 
 def rollout_files(folder: Path) -> dict[int, Path]:
-    """Returns the file of each step in `folder`, in order of steps.
+    """Return the file of each step in `folder`, in order of steps.
 
     Files with other names, such as step-mine.parquet, are the user's and are left out. `folder`
     may be missing.

@@ -20,7 +20,7 @@ FORMATS = (".parquet", ".jsonl", ".csv")
 
 
 def add_uids(path: Path, out: Path) -> int:
-    """Copies a file with `uid` as its first column; returns the number of rows.
+    """Copy a file with `uid` as its first column; return the number of rows.
 
     The uids are those that a run gives the problems of this file.
 
@@ -42,7 +42,7 @@ def add_uids(path: Path, out: Path) -> int:
 
 
 def _add_parquet_column(path: Path, out: Path, uids: list[str]) -> None:
-    """Copies a parquet file with its column types and its metadata."""
+    """Copy a parquet file with its column types and its metadata."""
     table = parquet.read_table(path)
     with_uids = table.add_column(0, "uid", pa.array(uids, pa.string()))
     with _new_file(out) as temporary:
@@ -50,7 +50,7 @@ def _add_parquet_column(path: Path, out: Path, uids: list[str]) -> None:
 
 
 def export(path: Path, out: Path, columns: list[str] | None = None) -> int:
-    """Writes the rows of a file in the format of `out`; returns the number of rows.
+    """Write the rows of a file in the format of `out`; return the number of rows.
 
     Raises:
         ConfigError: a column does not exist, or `out` cannot be written.
@@ -73,7 +73,7 @@ def export(path: Path, out: Path, columns: list[str] | None = None) -> int:
 
 
 def write_rows(out: Path, rows: Iterable[Row]) -> None:
-    """Writes rows as parquet, jsonl or csv. In csv, nested values are JSON and null is empty."""
+    """Write rows as parquet, jsonl or csv. In csv, nested values are JSON and null is empty."""
     writers: dict[str, Callable[[Path, Iterator[Row]], None]] = {
         ".parquet": _write_parquet,
         ".jsonl": _write_jsonl,
@@ -88,7 +88,7 @@ def write_rows(out: Path, rows: Iterable[Row]) -> None:
 
 @contextmanager
 def _new_file(out: Path) -> Iterator[Path]:
-    """Yields the temporary path of an atomic write of `out`; an error names the option out=."""
+    """Yield the temporary path of an atomic write of `out`; an error names the option out=."""
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"out={out}: no folder {out.parent}; make it first")
     try:

@@ -38,7 +38,7 @@ class Span:
 def split_cot(
     ids: Sequence[int], length: int, start: Sequence[int], end: Sequence[int], opened: bool = False
 ) -> Span:
-    """Finds the thought in the first `length` token ids by the ids of its markers.
+    """Find the thought in the first `length` token ids by the ids of its markers.
 
         start and end      between them                       output after end
         start, no end      after start, to the last token     no output
@@ -86,7 +86,7 @@ def split_text(pieces: Sequence[str], start: str, end: str, opened: bool = False
 
 
 def find_ids(ids: Sequence[int], pattern: Sequence[int], low: int, high: int) -> int:
-    """The first position of `pattern` in ids[low:high], or -1. An empty pattern is never found."""
+    """Return the first position of `pattern` in ids[low:high], or -1; also for an empty pattern."""
     size = len(pattern)
     if not size:
         return -1
@@ -97,7 +97,7 @@ def find_ids(ids: Sequence[int], pattern: Sequence[int], low: int, high: int) ->
 
 
 def check_keep(spec: str, unit: str = "tokens") -> None:
-    """Raises ConfigError unless `spec` is a valid method.keep.
+    """Raise ConfigError unless `spec` is a valid method.keep.
 
     Valid are a share above 0 and at most 1, and with unit `tokens` also first-K-tokens and
     last-K-tokens.
@@ -121,7 +121,7 @@ def check_keep(spec: str, unit: str = "tokens") -> None:
 
 
 def keep(start: int, end: int, spec: str) -> tuple[int, int]:
-    """The part of [start, end) that `spec` keeps.
+    """Return the part of [start, end) that `spec` keeps.
 
     A share r keeps the first max(1, int(n * r)) of n tokens. K is limited to n.
     """
@@ -137,12 +137,15 @@ def keep(start: int, end: int, spec: str) -> tuple[int, int]:
 
 
 def keep_words(text: str, share: float) -> str:
-    """The first int(n * share) of n words with the white space after them; all if that is 0."""
+    """Return the first int(n * share) of n words with the white space after them.
+
+    All if that is 0.
+    """
     ends = [match.end() for match in re.finditer(r"\S+\s*", text)]
     count = int(len(ends) * share)
     return text[: ends[count - 1]] if count else text
 
 
 def draw_share(random: Random, low: float, high: float) -> float:
-    """The share of one thought that random_truncate keeps."""
+    """Return the share of one thought that random_truncate keeps."""
     return random.uniform(low, high)

@@ -64,14 +64,14 @@ class ThoughtSplitter:
         self._token_texts: dict[int, str] = {}
 
     def split_batch(self, batch: "Batch") -> list[Thought]:
-        """The thought of every row."""
+        """Return the thought of every row."""
         prompts = [ids.tolist() for ids in batch.prompt.split()]
         responses = [ids.tolist() for ids in batch.response.split()]
         stopped = [finish == "stop" for finish in batch.rows["finish"]]
         return [self.split(*row) for row in zip(prompts, responses, stopped, strict=True)]
 
     def split(self, prompt: Sequence[int], response: list[int], stopped: bool) -> Thought:
-        """The thought of one response.
+        """Return the thought of one response.
 
         Args:
             prompt: token ids of the prompt, which may have opened the thought.
@@ -114,7 +114,7 @@ class ThoughtSplitter:
         return self._token_texts[token]
 
     def truncate(self, thought: Thought, spec: str, unit: str) -> Thought:
-        """The part of a thought that `spec` keeps; see thought_spans.keep.
+        """Return the part of a thought that `spec` keeps; see thought_spans.keep.
 
         Args:
             thought: what to truncate.
@@ -130,7 +130,7 @@ class ThoughtSplitter:
         return replace(thought, start=start, end=end, text=text)
 
     def _truncate_words(self, thought: Thought, share: float) -> Thought:
-        """Ends at the first token after which the decoded text holds all words that are kept."""
+        """End at the first token after which the decoded text holds all words that are kept."""
         text = keep_words(thought.text, share)
         first = thought.start
         lead = thought.text.find(self.text.decode(thought.response[first : thought.end]))

@@ -20,7 +20,7 @@ def content_uid(data_source: str, messages: Sequence[dict[str, str]], ground_tru
 
 
 def assign_uids(problems: Sequence[Problem], locations: Sequence[str]) -> list[Problem]:
-    """Gives each problem without a uid its content uid; repeated problems get `-2`, `-3`, ...
+    """Give each problem without a uid its content uid; repeated problems get `-2`, `-3`, ...
 
     Args:
         problems: problems that have a uid keep it.

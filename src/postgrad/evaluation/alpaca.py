@@ -11,7 +11,7 @@ from postgrad.problem import Problem
 
 
 def is_alpaca(problems: Sequence[Problem]) -> bool:
-    """Returns whether every problem is a row of an AlpacaEval file.
+    """Return whether every problem is a row of an AlpacaEval file.
 
     The output of such a row is the reference's answer.
     """
@@ -25,7 +25,7 @@ def write_answers(
     generator: str,
     name: str,
 ) -> None:
-    """Writes the first response to each problem.
+    """Write the first response to each problem.
 
     `generator` names the model. `name` is the dataset of problems that have none. Another
     evaluation can use the file as its set; these outputs are then its reference answers.
@@ -46,6 +46,6 @@ def write_answers(
 
 
 def _row_fields(problem: Problem) -> dict[str, Any]:
-    """Returns the row's extra fields; a prepared file has them in `extra_info`."""
+    """Return the row's extra fields; a prepared file has them in `extra_info`."""
     info = problem.extra.get("extra_info")
     return problem.extra | (info if isinstance(info, dict) else {})

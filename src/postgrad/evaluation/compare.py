@@ -38,7 +38,7 @@ Values = dict[str, list[float]]  # uid -> one value per sample
 
 
 def compare(first: Path, second: Path) -> dict[str, Any]:
-    """Returns per set both means, the difference second - first with its interval, and counts.
+    """Return per set both means, the difference second - first with its interval, and counts.
 
     Only problems that both evaluations have are used.
 
@@ -67,7 +67,7 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
 def compare_set(
     a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], name: str = "set"
 ) -> dict[str, Any]:
-    """Returns the paired comparison of two mappings from uid to one value per sample.
+    """Return the paired comparison of two mappings from uid to one value per sample.
 
     A value is 1 for a right response and 0 for a wrong one, or the response's win rate.
     A problem's value is the mean of its samples.
@@ -97,7 +97,7 @@ def compare_set(
 
 
 def bootstrap_interval(difference: np.ndarray) -> tuple[float, float]:
-    """Returns the 95% percentile interval of the mean; draws problems with replacement."""
+    """Return the 95% percentile interval of the mean; draws problems with replacement."""
     random = np.random.Generator(np.random.Philox(key=SEED))
     size = len(difference)
     chunk = max(1, MAX_NUMBERS // size)
@@ -110,14 +110,14 @@ def bootstrap_interval(difference: np.ndarray) -> tuple[float, float]:
 
 
 def sign_test(num_a: int, num_b: int) -> float:
-    """Returns the two-sided exact p-value that a fair coin gives a split this uneven."""
+    """Return the two-sided exact p-value that a fair coin gives a split this uneven."""
     total = num_a + num_b
     smaller = min(num_a, num_b)
     return min(1.0, 2 * sum(comb(total, i) for i in range(smaller + 1)) / 2**total)
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the comparison as text: a table of the sets and notes."""
+    """Return the comparison as text: a table of the sets and notes."""
     rows = [HEADER, *(_table_row(name, one) for name, one in result["sets"].items())]
     lines = [
         f"A  {result['a']}",
@@ -175,7 +175,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _compare_files(name: str, first: Path, second: Path) -> dict[str, Any]:
-    """Compares win rates if both evaluations have them, otherwise right and wrong responses."""
+    """Compare win rates if both evaluations have them, otherwise right and wrong responses."""
     a = _read_values(first / f"{name}.jsonl")
     b = _read_values(second / f"{name}.jsonl")
     for uid, truth in a.truths.items():

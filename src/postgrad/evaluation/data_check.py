@@ -93,7 +93,7 @@ class _Trial:
 
 
 def gold_response(verifier: str, problem: Problem) -> str:
-    """Returns a response with the gold answer in the form this verifier expects.
+    """Return a response with the gold answer in the form this verifier expects.
 
     For code verifiers it is the problem's first demonstration.
     """
@@ -103,7 +103,7 @@ def gold_response(verifier: str, problem: Problem) -> str:
 
 
 def near_miss(verifier: str, problem: Problem) -> str | None:
-    """Returns a response that is certainly wrong but similar to the gold answer, or None.
+    """Return a response that is certainly wrong but similar to the gold answer, or None.
 
     A number is increased by one, an option or a yes/no answer is replaced by another one. The
     answer of a worked solution follows its last #### or is in its last box.
@@ -132,7 +132,7 @@ def check_data(
     test_set: Iterable[Problem] = (),
     on_progress: Callable[[int], None] = lambda num_problems: None,
 ) -> DataReport:
-    """Checks problems against their verifier, each other and a test set.
+    """Check problems against their verifier, each other and a test set.
 
     Args:
         problems: the data to check.
@@ -195,7 +195,7 @@ def _make_trials(
 
 
 def _verifier_name(problem: Problem, scorer: Scorer, report: DataReport) -> str | None:
-    """Returns the problem's verifier; None, counted in `unchecked`, if it cannot be checked."""
+    """Return the problem's verifier; None, counted in `unchecked`, if it cannot be checked."""
     name = None
     if (
         asks_judge(scorer.verifier)
@@ -248,7 +248,7 @@ def _find_duplicates(
 
 
 def question_key(problem: Problem) -> str:
-    """Returns the question in a form that is equal for questions that must count as the same.
+    """Return the question in a form that is equal for questions that must count as the same.
 
     Prompt style, letter case, whitespace and final punctuation are removed.
     """

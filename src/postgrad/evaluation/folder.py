@@ -30,7 +30,7 @@ UNFINISHED = (LOCK_FILE, ".settings.json.partial")
 
 
 def stored_settings(folder: Path) -> dict[str, Any] | None:
-    """Returns the settings the folder's results depend on; None if the folder is new or empty.
+    """Return the settings the folder's results depend on; None if the folder is new or empty.
 
     Raises:
         ConfigError: the folder is not an evaluation.
@@ -49,7 +49,7 @@ def stored_settings(folder: Path) -> dict[str, Any] | None:
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file. Raises ConfigError."""
+    """Return the JSON object in a file. Raises ConfigError."""
     try:
         value = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -98,7 +98,7 @@ def locked_folder(folder: Path, identity: dict[str, Any]) -> Iterator[None]:
 
 
 def write(file: Path, text: str) -> None:
-    """Writes the file atomically. Raises RunError."""
+    """Write the file atomically. Raises RunError."""
     try:
         atomic_write_text(file, text)
     except (OSError, ValueError) as error:  # ValueError: a path without a file name
@@ -106,7 +106,7 @@ def write(file: Path, text: str) -> None:
 
 
 def append(file: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Appends one line per row and waits for the disk. Raises RunError."""
+    """Append one line per row and wait for the disk. Raises RunError."""
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     try:
         append_bytes(file, lines.encode())
@@ -117,7 +117,7 @@ def append(file: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (byte offset of the line's end, row) per line; stops at an incomplete last line.
+    """Yield (byte offset of the line's end, row) per line; stop at an incomplete last line.
 
     Raises:
         ConfigError: a complete line is not JSON.
@@ -138,12 +138,12 @@ def read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def set_names(folder: Path) -> list[str]:
-    """Returns the sets of which the folder has results."""
+    """Return the sets of which the folder has results."""
     return sorted(path.stem for path in folder.glob("*.jsonl") if path.stem != RATINGS_STEM)
 
 
 def resume(file: Path, problems: Sequence[Problem], samples: int, batch: int) -> int:
-    """Truncates the file after its last complete batch; returns the number of problems in it.
+    """Truncate the file after its last complete batch; return the number of problems in it.
 
     Raises:
         ConfigError: a line is not the response expected at its position.

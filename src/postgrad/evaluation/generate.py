@@ -22,7 +22,7 @@ FORMATS = (".parquet", ".jsonl")
 
 
 def make_generate_plan(config: EvalConfig, target: Target) -> Plan:
-    """Returns the checked plan of `postgrad generate`; `config.out` is the file to write.
+    """Return the checked plan of `postgrad generate`; `config.out` is the file to write.
 
     Raises: ConfigError for a setting or a problem that cannot be used, or a file that exists.
     """
@@ -40,7 +40,7 @@ def make_generate_plan(config: EvalConfig, target: Target) -> Plan:
 
 
 def generate_file(plan: Plan, progress: Progress) -> int:
-    """Generates the responses of a plan and writes its file; returns the number of responses.
+    """Generate the responses of a plan and write its file; return the number of responses.
 
     Finished batches are kept in FILE.partial/ until the file is complete, so the same command
     continues after a kill. A kill after the file was written leaves FILE.partial/ behind; then the
@@ -77,12 +77,12 @@ def generate_file(plan: Plan, progress: Progress) -> int:
 
 
 def num_responses(plan: Plan) -> int:
-    """Returns how many responses the file of a plan has."""
+    """Return how many responses the file of a plan has."""
     return sum(len(problems) for problems in plan.sets.values()) * plan.config.rollout.samples
 
 
 def _partial_folder(out: Path) -> Path:
-    """Returns the folder that holds the finished batches until the file is complete."""
+    """Return the folder that holds the finished batches until the file is complete."""
     return out.with_name(f"{out.name}.partial")
 
 
@@ -91,7 +91,7 @@ def _exists_error(out: Path) -> ConfigError:
 
 
 def _has_all_responses(out: Path, plan: Plan) -> bool:
-    """Returns whether a file has the plan's problems, each with all its responses."""
+    """Return whether a file has the plan's problems, each with all its responses."""
     expected: list[tuple[str, int]] = []
     for problems in plan.sets.values():
         expected += [(problem.uid, plan.config.rollout.samples) for problem in problems]
@@ -103,7 +103,7 @@ def _has_all_responses(out: Path, plan: Plan) -> bool:
 
 
 def _remove(partial: Path) -> None:
-    """Removes the folder; its settings last, so that a kill leaves a folder that is recognized."""
+    """Remove the folder; its settings last, so that a kill leaves a folder that is recognized."""
     settings = partial / "settings.json"
     for file in partial.iterdir():
         if file != settings:
@@ -113,7 +113,7 @@ def _remove(partial: Path) -> None:
 
 
 def _output_rows(plan: Plan, partial: Path) -> Iterator[Row]:
-    """Yields one row per problem: the problem in verl's schema, and its responses."""
+    """Yield one row per problem: the problem in verl's schema, and its responses."""
     samples = plan.config.rollout.samples
     for name, problems in plan.sets.items():
         lines = [line for _, line in files.read_rows(partial / f"{name}.jsonl")]
@@ -122,7 +122,7 @@ def _output_rows(plan: Plan, partial: Path) -> Iterator[Row]:
 
 
 def output_row(problem: Problem, responses: Sequence[dict[str, Any]]) -> Row:
-    """Returns a row that training, `postgrad score` and verl read.
+    """Return a row that training, `postgrad score` and verl read.
 
     `responses` are objects with `response`, `finish` and `length`.
     """

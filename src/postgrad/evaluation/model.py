@@ -29,7 +29,7 @@ class Target:
 
 
 def find_model(text: str) -> Target:
-    """Returns the model that a command-line argument names.
+    """Return the model that a command-line argument names.
 
     A run folder means its latest checkpoint; checkpoints/best and checkpoints/latest mean the
     checkpoint they point to.
@@ -67,12 +67,12 @@ def _checkpoint_target(folder: Path) -> Target:
 
 
 def weights_fingerprint(path: str, seed: int) -> str:
-    """Returns `folder_fingerprint` of the model at a path or name; "" for a hub id."""
+    """Return `folder_fingerprint` of the model at a path or name; "" for a hub id."""
     return folder_fingerprint(Path(resolve_path(path, seed)))
 
 
 def folder_fingerprint(folder: Path) -> str:
-    """Returns a hash of a model folder or GGUF file; "" if there is none.
+    """Return a hash of a model folder or GGUF file; "" if there is none.
 
     It covers names, sizes and samples of the bytes of the weights, the configuration, the tokenizer
     and the chat template. Training changes every weight a little, so samples are enough, and they

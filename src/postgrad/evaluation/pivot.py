@@ -16,7 +16,7 @@ Pivot = dict[str, dict[str, float | None]]  # model -> set -> value
 
 
 def read_summaries(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Returns the summaries of evaluation folders, and of all evaluations below other folders.
+    """Return the summaries of evaluation folders, and of all evaluations below other folders.
 
     Each has its folder as `folder`.
 
@@ -40,7 +40,7 @@ def read_summaries(folders: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def make_pivot(summaries: Sequence[dict[str, Any]], metric: str = "avg") -> Pivot:
-    """Returns the metric by model and set.
+    """Return the metric by model and set.
 
     avg is avg@k, best is pass@k and maj is maj@k, each of the set's own k. Evaluations of one model
     share a row; if they have a set in common, each has a row of its own that names its folder.
@@ -58,7 +58,7 @@ def make_pivot(summaries: Sequence[dict[str, Any]], metric: str = "avg") -> Pivo
 
 
 def sets_of(pivot: Pivot) -> list[str]:
-    """Returns the sets of all models, in the order in which they occur first."""
+    """Return the sets of all models, in the order in which they occur first."""
     return list(dict.fromkeys(name for row in pivot.values() for name in row))
 
 
@@ -78,7 +78,7 @@ def _value(result: dict[str, Any], metric: str) -> float | None:
 
 
 def table_rows(pivot: Pivot, metric: str) -> list[list[str]]:
-    """Returns a header and one row per model, as text."""
+    """Return a header and one row per model, as text."""
     sets = sets_of(pivot)
     rows = [["model", *sets]]
     for model, values in pivot.items():
@@ -105,7 +105,7 @@ def as_markdown(pivot: Pivot, metric: str) -> str:
 
 
 def as_csv(pivot: Pivot) -> str:
-    """Returns the table as CSV with full numbers; empty where there is none."""
+    """Return the table as CSV with full numbers; empty where there is none."""
     sets = sets_of(pivot)
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
@@ -140,7 +140,7 @@ def draw_bars(pivot: Pivot, metric: str, file: Path) -> None:
 
 
 def write_pivot(pivot: Pivot, metric: str, out: Path) -> None:
-    """Writes FILE.md, FILE.csv or a picture. Raises ConfigError for another ending."""
+    """Write FILE.md, FILE.csv or a picture. Raises ConfigError for another ending."""
     try:
         if out.suffix == ".md":
             out.write_text(as_markdown(pivot, metric))

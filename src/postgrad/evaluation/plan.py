@@ -96,7 +96,7 @@ class Plan:
 
 
 def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Plan:
-    """Returns the checked plan; `auto` settings remain until `resolve_auto_settings`.
+    """Return the checked plan; `auto` settings remain until `resolve_auto_settings`.
 
     With `is_scored=False` the problems need no ground truth and no verifier.
 
@@ -145,7 +145,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
 
 
 def make_encoder(config: EvalConfig, tool_schemas: Any, may_be_empty: bool = False) -> Encoder:
-    """Returns the prompts of the model; they must fit its context beside the response."""
+    """Return the prompts of the model; they must fit its context beside the response."""
     tokenizer = load_tokenizer(config.model, config.seed)
     context = context_length(model_config(config.model, config.seed))
     max_tokens = context - config.rollout.max_response_tokens
@@ -170,7 +170,7 @@ def make_encoder(config: EvalConfig, tool_schemas: Any, may_be_empty: bool = Fal
 
 
 def _check_context(config: EvalConfig, encoder: Encoder, problems: list[Problem]) -> None:
-    """Raises ConfigError for a prompt that the model's context, and no setting, is too short for.
+    """Raise ConfigError for a prompt that the model's context, and no setting, is too short for.
 
     Only if such prompts are neither dropped nor truncated.
     """
@@ -189,7 +189,7 @@ def _check_context(config: EvalConfig, encoder: Encoder, problems: list[Problem]
 
 
 def _check_settings(config: EvalConfig) -> None:
-    """Raises ConfigError for settings that an evaluation does not use."""
+    """Raise ConfigError for settings that an evaluation does not use."""
     check_cluster(config.cluster)
     defaults = EvalConfig()
     for key in TRAINING_ONLY:
@@ -212,7 +212,7 @@ def _value_at(config: EvalConfig, key: str) -> Any:
 
 
 def _check_judge(config: EvalConfig, problems: list[Problem], set_names: list[str]) -> None:
-    """Raises ConfigError for settings and problems that a judge cannot score usefully."""
+    """Raise ConfigError for settings and problems that a judge cannot score usefully."""
     reward = config.reward
     lowest = reward.judge.lowest
     suggestion = reward.judge.highest - 2
@@ -233,7 +233,7 @@ def _check_judge(config: EvalConfig, problems: list[Problem], set_names: list[st
 
 
 def resolve_auto_settings(plan: Plan) -> None:
-    """Replaces `auto` settings by values for this machine.
+    """Replace `auto` settings by values for this machine.
 
     Unlike in training, no value depends on a measured time, so that results can be repeated.
     """
@@ -245,7 +245,7 @@ def resolve_auto_settings(plan: Plan) -> None:
 
 
 def resolve_engine_settings(config: EvalConfig) -> None:
-    """Replaces the `auto` settings of model and engine by values for this machine."""
+    """Replace the `auto` settings of model and engine by values for this machine."""
     model = config.model
     check_engine(engine_config(config))
     device = choose_device(model.device)
@@ -257,7 +257,7 @@ def resolve_engine_settings(config: EvalConfig) -> None:
 
 
 def engine_config(config: EvalConfig) -> EngineConfig:
-    """Returns the settings that the engine of an evaluation is built from."""
+    """Return the settings that the engine of an evaluation is built from."""
     rollout = _base_section(RolloutConfig, config.rollout)
     rollout.temperature = 1.0  # unused: each call of the engine names its own, which may be 0
     model = _base_section(ModelConfig, config.model)
@@ -268,13 +268,13 @@ def engine_config(config: EvalConfig) -> EngineConfig:
 
 
 def _base_section(kind: type[Section], section: Any) -> Section:
-    """Returns a section of training without the keys that evaluation adds."""
+    """Return a section of training without the keys that evaluation adds."""
     values = {f.name: getattr(section, f.name) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     return kind(**values)
 
 
 def _identity(config: EvalConfig, sets: dict[str, list[Problem]]) -> dict[str, Any]:
-    """Returns the settings and versions that the result files depend on.
+    """Return the settings and versions that the result files depend on.
 
     Sets are identified by their content, so a file may be moved.
     """
@@ -302,7 +302,7 @@ def _identity(config: EvalConfig, sets: dict[str, list[Problem]]) -> dict[str, A
 
 
 def _content_hash(problems: list[Problem]) -> str:
-    """Returns a hash of all that prompts and verifiers may read of these problems."""
+    """Return a hash of all that prompts and verifiers may read of these problems."""
     digest = hashlib.blake2b(digest_size=8)
     for problem in problems:
         digest.update(json.dumps(sent_fields(problem), default=str).encode())

@@ -23,13 +23,13 @@ class Progress:
     def __exit__(self, *_: object) -> None: ...
 
     def loading(self, plan: Plan) -> None:
-        """The model is about to be loaded."""
+        """Say that the model is about to be loaded."""
 
     def note(self, text: str) -> None:
-        """A line about the data, at the start."""
+        """Say something about the data, at the start."""
 
     def begin(self, name: str, total: int, done: int) -> None:
-        """A set of `total` problems begins; `done` of them have results already."""
+        """Say that a set of `total` problems begins; `done` of them have results already."""
 
     def advance(
         self, name: str, done: int, accuracy: float | None, tokens_per_second: float
@@ -46,7 +46,7 @@ def _status(accuracy: float | None, tokens_per_second: float) -> str:
 
 
 def describe(plan: Plan) -> str:
-    """Returns the evaluation in one line."""
+    """Return the evaluation in one line."""
     config = plan.config
     model = config.model
     num_problems = sum(len(problems) for problems in plan.sets.values())
@@ -132,7 +132,7 @@ class BarProgress(Progress):
 
 
 def make_progress() -> Progress:
-    """Returns bars if stdout is a terminal, otherwise lines; nothing at log level quiet."""
+    """Return bars if stdout is a terminal, otherwise lines; nothing at log level quiet."""
     if log_level() == QUIET:
         return Progress()
     return BarProgress() if sys.stdout.isatty() else PlainProgress()

@@ -15,12 +15,12 @@ CLASS_NAMES = {
 
 
 def table(summary: dict[str, Any]) -> str:
-    """Returns the summary as aligned columns, one line per set."""
+    """Return the summary as aligned columns, one line per set."""
     return align(_table_rows(summary))
 
 
 def warnings(summary: dict[str, Any]) -> list[str]:
-    """Returns one line per problem of the evaluation that makes its numbers misleading."""
+    """Return one line per problem of the evaluation that makes its numbers misleading."""
     settings = summary["settings"]
     if "rollout" not in settings:  # scored from a file: nothing was generated
         return []
@@ -43,7 +43,7 @@ def warnings(summary: dict[str, Any]) -> list[str]:
 
 
 def align(rows: list[list[str]]) -> str:
-    """Returns rows as text columns: the first column left-aligned, the others right-aligned."""
+    """Return rows as text columns: the first column left-aligned, the others right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines: list[str] = []
     for first, *others in rows:
@@ -54,7 +54,7 @@ def align(rows: list[list[str]]) -> str:
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """Returns the text of report.md."""
+    """Return the text of report.md."""
     lines = [
         f"# Evaluation of {summary['model']}",
         "",
@@ -74,7 +74,7 @@ def markdown(summary: dict[str, Any]) -> str:
 
 
 def _describe(settings: dict[str, Any]) -> str:
-    """Returns a sentence about the model and the sampling, or about the file of responses."""
+    """Return a sentence about the model and the sampling, or about the file of responses."""
     verifier = f"verifier {settings['reward']['verifier']}."
     if "rollout" not in settings:
         return f"Responses of {', '.join(settings['data']['files'])}, {verifier}"
@@ -92,7 +92,7 @@ def _describe(settings: dict[str, Any]) -> str:
 
 
 def _table_rows(summary: dict[str, Any]) -> list[list[str]]:
-    """Returns the header and one row per set."""
+    """Return the header and one row per set."""
     results = summary["sets"]
     pass_ks = sorted({int(k) for result in results.values() for k in result["pass"]} - {1})
     has_majority = any(result["maj"] for result in results.values())
@@ -127,17 +127,17 @@ def _table_rows(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def _is_graded(result: dict[str, Any]) -> bool:
-    """Returns whether the mean score says more than the share of right responses."""
+    """Return whether the mean score says more than the share of right responses."""
     return abs(result["score"] - result["avg"]["value"]) > 1e-9
 
 
 def _value_at(by_k: dict[str, Any] | None, k: int) -> float | None:
-    """Returns the value of pass@k or maj@k; None if the set does not have it."""
+    """Return the value of pass@k or maj@k; None if the set does not have it."""
     return (by_k or {}).get(str(k), {}).get("value")
 
 
 def _details(result: dict[str, Any]) -> list[str]:
-    """Returns the list items of one set in report.md."""
+    """Return the list items of one set in report.md."""
     lines: list[str] = []
     for k, value in result["pass"].items():
         if k != "1" or "win" not in result:
@@ -214,14 +214,14 @@ def _markdown_table(rows: list[list[str]]) -> list[str]:
 
 
 def percent(value: float | None) -> str:
-    """Returns a fraction as a percentage with one decimal; "-" if it is unknown."""
+    """Return a fraction as a percentage with one decimal; "-" if it is unknown."""
     if value is None:
         return "-"
     return f"{100 * value:.1f}%"
 
 
 def _with_interval(mean: dict[str, float] | None) -> str:
-    """Returns a mean with its interval in brackets; "-" if there is none."""
+    """Return a mean with its interval in brackets; "-" if there is none."""
     if not mean:
         return "-"
     return f"{percent(mean['value'])} [{100 * mean['low']:.1f}, {100 * mean['high']:.1f}]"

@@ -39,7 +39,7 @@ class Responded:
 
 
 def read_responses(path: str | Path, column: str = "") -> list[Responded]:
-    """Returns the problems of a file with their responses, in the order of first appearance.
+    """Return the problems of a file with their responses, in the order of first appearance.
 
     Args:
         path: a .parquet, .jsonl, .jsonl.gz, .json, .csv or .tsv file.
@@ -99,7 +99,7 @@ def _find_column(row: Row) -> str:
 
 
 def _texts(value: Any, name: str, is_csv: bool) -> list[str]:
-    """The responses of a row: one text, a list of texts, or in a csv such a list as JSON."""
+    """Return the responses of a row: one text, a list of texts, or in a csv such a list as JSON."""
     if is_csv and isinstance(value, str) and value.startswith("["):
         try:
             parsed = json.loads(value)

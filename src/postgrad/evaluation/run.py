@@ -50,7 +50,7 @@ class TimedEngine:
         self.engine.publish(weights)
 
     def speed(self) -> dict[str, Any]:
-        """Returns tokens, seconds and tokens per second of this process."""
+        """Return tokens, seconds and tokens per second of this process."""
         return {
             "tokens": self.tokens,
             "seconds": round(self.seconds, 3),
@@ -67,7 +67,7 @@ class TimedEngine:
 
 
 def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
-    """Generates and scores the missing responses; returns the summary and writes it to the folder.
+    """Generate and score the missing responses; return the summary and write it to the folder.
 
     Raises:
         ConfigError: the folder has results of other settings, or is in use, or the verifier can
@@ -207,13 +207,13 @@ def _result_row(plan: Plan, answer: Answer) -> dict[str, Any]:
 
 
 def _prompt_text(plan: Plan, problem: Problem) -> str:
-    """Returns the prompt as the model gets it, special tokens included."""
+    """Return the prompt as the model gets it, special tokens included."""
     ids = plan.encoder.prompt(problem)
     return plan.encoder.tokenizer.decode(ids, clean_up_tokenization_spaces=False)  # type: ignore[return-value]
 
 
 def _summarize_set(plan: Plan, name: str) -> dict[str, Any]:
-    """Returns the metrics of a set; writes SET.outputs.json for AlpacaEval and pairwise judges."""
+    """Return the metrics of a set; write SET.outputs.json for AlpacaEval and pairwise judges."""
     problems = plan.sets[name]
     rows = [row for _, row in files.read_rows(plan.folder / f"{name}.jsonl")]
     result = summarize(rows)

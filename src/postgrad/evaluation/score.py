@@ -73,7 +73,7 @@ class ScoreConfig:
 
 
 def read_score_settings(source: str, overrides: Sequence[Override]) -> ScoreConfig:
-    """Returns the checked settings of `postgrad score FILE key=value ...`. Raises ConfigError."""
+    """Return the checked settings of `postgrad score FILE key=value ...`. Raises ConfigError."""
     base: dict[str, Any] = {"data": {"sets": source}}
     renamed = [rename(override, lambda key: SHORT_KEYS.get(key, key)) for override in overrides]
     config: ScoreConfig = compose_section(ScoreConfig, renamed, base)
@@ -127,7 +127,9 @@ def score_files(config: ScoreConfig) -> dict[str, Any]:
 
 
 def _equal_samples(name: str, entries: list[Responded]) -> dict[str, list[Responded]]:
-    """The sets of a file. If its problems have different numbers of responses, one per source.
+    """Return the sets of a file.
+
+    If its problems have different numbers of responses, one per source.
 
     A file such as LUFFY's, which repeats the rows of some sources, becomes one set per source.
     """
@@ -151,7 +153,7 @@ def _equal_samples(name: str, entries: list[Responded]) -> dict[str, list[Respon
 def _score_set(
     config: ScoreConfig, name: str, entries: Sequence[Responded], scorer: Scorer
 ) -> list[dict[str, Any]]:
-    """Returns the result rows of a set, ordered by problem, then by response."""
+    """Return the result rows of a set, ordered by problem, then by response."""
     problems = [entry.problem for entry in entries for _ in entry.texts]
     texts = [text for entry in entries for text in entry.texts]
     verdicts = iter(scorer.score(problems, texts))
@@ -194,7 +196,7 @@ def _open_judge(config: ScoreConfig) -> Any:
 
 
 def _identity(config: ScoreConfig, sets: dict[str, list[Responded]]) -> dict[str, Any]:
-    """Returns what the results depend on. Files are identified by their content."""
+    """Return what the results depend on. Files are identified by their content."""
     values = dataclasses.asdict(config)
     for key in ("out", "name"):
         del values[key]
@@ -214,5 +216,5 @@ def _identity(config: ScoreConfig, sets: dict[str, list[Responded]]) -> dict[str
 
 
 def _safe(text: str) -> str:
-    """Returns the text as a part of a file name."""
+    """Return the text as a part of a file name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "none"

@@ -138,7 +138,7 @@ def read_settings(
     run_config: dict[str, Any] | None = None,
     command: str = "eval",
 ) -> EvalConfig:
-    """Returns the checked settings of `postgrad eval MODEL key=value ...`, or of `generate`.
+    """Return the checked settings of `postgrad eval MODEL key=value ...`, or of `generate`.
 
     `run_config` is the configuration the model was trained with, or None. It sets the defaults
     of prompts, tools and verifier; `overrides` take precedence.
@@ -169,7 +169,7 @@ def read_settings(
 
 
 def _run_defaults(run_config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of the run that also hold for its evaluation, by section."""
+    """Return the settings of the run that also hold for its evaluation, by section."""
     defaults: dict[str, Any] = {}
     for key in DEFAULTS_FROM_RUN:
         section, leaf = key.split(".")
@@ -180,7 +180,7 @@ def _run_defaults(run_config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _set_temperature(rollout: EvalRollout) -> None:
-    """Replaces a temperature of null; refuses several samples at temperature 0."""
+    """Replace a temperature of null; refuse several samples at temperature 0."""
     if rollout.temperature is None:
         rollout.temperature = 0.0 if rollout.samples == 1 else 1.0
     if rollout.temperature == 0.0 and rollout.samples > 1:
@@ -191,7 +191,7 @@ def _set_temperature(rollout: EvalRollout) -> None:
 
 
 def full_key(key: str) -> str:
-    """Returns a key with its section: rollout.temperature for temperature, rollout.samples for n.
+    """Return a key with its section: rollout.temperature for temperature, rollout.samples for n.
 
     Unknown and ambiguous keys are returned unchanged.
     """

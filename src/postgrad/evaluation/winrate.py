@@ -26,7 +26,7 @@ CONVERGED = 1e-10
 
 
 def win_rates(rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns the win rates of rows that a pairwise judge has scored.
+    """Return the win rates of rows that a pairwise judge has scored.
 
     A tie is half a win. A response without a verdict is counted in `failed` and nowhere else.
     A problem's value is the mean of its samples. Lengths are in characters.
@@ -64,7 +64,7 @@ def win_rates(rows: Sequence[Row]) -> dict[str, Any]:
 def length_controlled(
     rates: Sequence[float], length_differences: Sequence[float]
 ) -> dict[str, float] | None:
-    """Returns the win rate at equal lengths with its 95% interval, or None if it is undetermined.
+    """Return the win rate at equal lengths with its 95% interval, or None if it is undetermined.
 
     A logistic regression predicts the preference from a constant and from
     tanh(length difference / its standard deviation). At difference zero the prediction is the
@@ -101,7 +101,7 @@ def length_controlled(
 
 
 def _fit_logistic(features: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns coefficients (constant, length) and covariance of a penalized logistic regression.
+    """Return coefficients (constant, length) and covariance of a penalized logistic regression.
 
     Newton's method with bounded steps.
     """

@@ -46,7 +46,7 @@ METHODS = {
 
 
 def find_method(name: str) -> "type[Method]":
-    """The class of a built-in method, or of a user's own.
+    """Return the class of a built-in method, or of a user's own.
 
     Args:
         name: a key of METHODS, `package.module:Class` or `file.py:Class`.
@@ -79,7 +79,7 @@ def _is_method(value: Any) -> bool:
 
 
 def _check_settings(method: "type[Method]") -> None:
-    """Raises ConfigError if a user's Settings is not a dataclass, so its fields would be lost."""
+    """Raise ConfigError if a user's Settings is not a dataclass, so its fields would be lost."""
     settings = method.Settings
     label = f"{method.__name__}.Settings, the class {settings.__name__},"
     if not dataclasses.is_dataclass(settings):

@@ -159,7 +159,7 @@ class Classmate(Thinking):
     # ---- stages, on the driver
 
     def enrich(self, batch: Batch, step: Step) -> Batch:
-        """Splits the thoughts and lets the classmates continue what they are shown of them."""
+        """Split the thoughts and let the classmates continue what they are shown of them."""
         random_share = self.settings.reward_type == "random_truncate"
         thoughts = self.split_thoughts(batch, step)
         shown = self.shown_thoughts(batch, thoughts, step, random_share)
@@ -178,7 +178,7 @@ class Classmate(Thinking):
         return batch
 
     def targets(self, batch: Batch, step: Step) -> list[Problem]:
-        """The problem per row that classmates answer: its own, its partner's or a similar one."""
+        """Return the problem of each row's classmates: its own, its partner's or a similar one."""
         if self.settings.reward_type == HELP_OTHER:
             return [step.data.find(uid) for uid in batch.rows["partner"]]
         problems = step.problems(batch)
@@ -187,7 +187,7 @@ class Classmate(Thinking):
         return problems
 
     def score(self, batch: Batch, step: Step) -> Batch:
-        """The main reward, then the classmates' reward where the condition lets it count."""
+        """Return the main reward, then the classmates' reward where the condition lets it count."""
         batch = super().score(batch, step)
         if not self.classmates.generators:
             batch.rows["reward/classmate"] = torch.zeros(len(batch))
@@ -204,7 +204,7 @@ class Classmate(Thinking):
         return batch
 
     def score_classmates(self, batch: Batch, step: Step) -> Batch:
-        """Sets `reward/classmate`, the mean over classmates and samples.
+        """Set `reward/classmate`, the mean over classmates and samples.
 
         Rows with a continuation that could not be scored leave the batch.
         """
@@ -246,7 +246,7 @@ class Classmate(Thinking):
 
 
 def open_panel(settings: ClassmateSettings, generators: Sequence[Generator], seed: int) -> Panel:
-    """The classmates, each with its markers of a thought."""
+    """Return the classmates, each with its markers of a thought."""
     count = len(generators)
     return Panel(
         "classmate",

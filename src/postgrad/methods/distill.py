@@ -74,7 +74,7 @@ class DistillObjective(PolicyObjective):
         return self.settings.divergence != "sampled" or super().needs_all_rows()
 
     def target_ids(self, batch: Batch) -> Tensor:
-        """The sampled tokens, and in the next columns the teacher's top tokens if compared."""
+        """Return the sampled tokens, then in columns the teacher's top tokens if compared."""
         if self.settings.divergence == "sampled":
             return super().target_ids(batch)
         return torch.cat([batch.response.values[:, None], batch.tokens["teacher_top_ids"]], 1)
@@ -167,15 +167,15 @@ class Distill(Grpo):
         return self.settings.divergence == "sampled" or super().needs_old_logprobs()
 
     def teacher(self) -> Any:
-        """The model that is imitated."""
+        """Return the model that is imitated."""
         return self.ports.models["teacher"]
 
     def teacher_batch(self, batch: Batch, step: Step) -> Batch:
-        """The rows as the teacher sees them: the same responses, here to the same prompts."""
+        """Return the rows as the teacher sees them: the same responses to the same prompts."""
         return batch
 
     def compare(self, batch: Batch, step: Step) -> Batch:
-        """Adds the teacher's log-probs of the sampled tokens, or of its own top tokens."""
+        """Add the teacher's log-probs of the sampled tokens, or of its own top tokens."""
         shown = self.teacher_batch(batch, step)
         if self.settings.divergence == "sampled":
             batch.tokens["teacher_logprobs"] = self.teacher().logprobs(shown)["logprobs"]
@@ -186,7 +186,7 @@ class Distill(Grpo):
         return batch
 
     def estimate(self, batch: Batch, step: Step) -> Batch:
-        """Sets `advantages`, unless the divergence alone is trained on."""
+        """Set `advantages`, unless the divergence alone is trained on."""
         settings = self.settings
         if settings.reward_coef:
             batch = super().estimate(batch, step)

@@ -78,7 +78,7 @@ class ExGrpoSettings(MixedPolicySettings):
 
 class ExGrpoObjective(MixedPolicyObjective):
     def loss_options(self, batch: Batch) -> dict[str, float]:
-        """The ratio is clipped until the run is mixed."""
+        """Clip the ratio until the run is mixed."""
         if not is_mixed(batch):
             return super().loss_options(batch)
         return dict.fromkeys(("clip_low", "clip_high", "dual_clip"), math.inf)
@@ -174,7 +174,7 @@ class ExGrpo(MixedPolicy):
         )
 
     def collect(self, batch: Batch, step: Step) -> Batch:
-        """Updates the pool once the run is mixed, and decides whether it becomes mixed."""
+        """Update the pool once the run is mixed, and decide whether it becomes mixed."""
         success = batch.rows["reward"] >= self.settings.success_reward
         batch.rows["mixed"] = torch.full((len(batch),), self.is_mixed)  # read beside the model
         success_share = float(success.double().mean())
@@ -192,7 +192,7 @@ class ExGrpo(MixedPolicy):
         return batch
 
     def store(self, batch: Batch, success: Tensor, successes: Tensor, step: Step) -> None:
-        """Adds the policy's successes of problems that some rows solve, but not all."""
+        """Add the policy's successes of problems that some rows solve, but not all."""
         is_partly_solved = successes < self.config.rollout.samples
         is_new = success & is_partly_solved & (batch.rows["source"] == POLICY)
         indices = torch.nonzero(is_new)[:, 0]
@@ -203,7 +203,7 @@ class ExGrpo(MixedPolicy):
         step.metrics["replay/stored"] = float(self.pool.num_experiences - before)
 
     def retire(self, batch: Batch, successes: Tensor, step: Step) -> None:
-        """Removes fully solved problems from the pool, and from the data if others are left."""
+        """Remove fully solved problems from the pool, and from the data if others are left."""
         fewest = self.config.training.problems_per_step + self.settings.retire_margin
         for uid, number in zip(batch.rows["uid"], successes.tolist(), strict=True):
             if number < self.config.rollout.samples:

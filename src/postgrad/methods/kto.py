@@ -54,7 +54,7 @@ class KtoSettings(ReferenceSettings):
 
 class KtoObjective(Objective):
     def prepare(self, batch: Batch) -> Batch:
-        """Sets the weight of a row: 1 / number of rows of the optimizer step."""
+        """Set the weight of a row: 1 / number of rows of the optimizer step."""
         batch.rows["row_weight"] = torch.full((len(batch),), 1.0 / max(1, len(batch)))
         return batch
 
@@ -145,7 +145,7 @@ class Kto(GivenResponses):
         return groups
 
     def compute_kl(self, batch: Batch, step: Step) -> Batch:
-        """Sets the row column `kl`: one estimate for all rows, before the step's updates."""
+        """Set the row column `kl`: one estimate for all rows, before the step's updates."""
         mismatched = mismatch(batch)
         policy = self.ports.policy.logprobs(mismatched)["logprobs"]
         reference = self.ports.reference.logprobs(mismatched)["logprobs"]
@@ -157,7 +157,7 @@ class Kto(GivenResponses):
         return batch
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
-        """The share of responses on the right side of the KL: desirable above, others below."""
+        """Return the share of rows on the right side of the KL: desirable above, others below."""
         batch = self.sample(self.compose(problems, Step(0)), Step(0))
         batch = self.compute_kl(self.compute_reference_logprobs(batch, Step(0)), Step(0))
         outputs = TokenOutputs(**self.ports.policy.logprobs(batch))
@@ -177,13 +177,13 @@ def mismatch(batch: Batch) -> Batch:
 
 
 def _only_label(problems: Sequence[Problem]) -> bool | None:
-    """Returns the label of all responses; None if there are both labels, as in a pair."""
+    """Return the label of all responses; None if there are both labels, as in a pair."""
     labels = {None if is_pair(problem) else label_of(problem) for problem in problems}
     return labels.pop() if len(labels) == 1 else None
 
 
 def _one_label_note(label: bool, count: int) -> str:
-    """Returns a warning that all responses have one label: the loss pulls in one direction."""
+    """Return a warning that all responses have one label: the loss pulls in one direction."""
     if label:
         return (
             f"warning: all {count} responses of data.train are desirable, so KTO only raises their "

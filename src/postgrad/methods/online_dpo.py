@@ -18,7 +18,7 @@ from postgrad.types import Batch, Problem
 
 class OnlineDpoObjective(DpoObjective):
     def prepare(self, batch: Batch) -> Batch:
-        """Keeps the rows of pairs, with index 0 for chosen and 1 for rejected."""
+        """Keep the rows of pairs, with index 0 for chosen and 1 for rejected."""
         pairs = batch.select(torch.nonzero(batch.rows["preference"] != 0)[:, 0])
         pairs.rows["index"] = (pairs.rows["preference"] < 0).long()
         return super().prepare(pairs)
@@ -38,7 +38,7 @@ class OnlineDpo(Dpo):
             )
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
-        """Accepts every problem that has a verifier."""
+        """Accept every problem that has a verifier."""
 
     check_validation_problems = check_problems
 
@@ -55,7 +55,7 @@ class OnlineDpo(Dpo):
         return Method.compose(self, problems, step)
 
     def estimate(self, batch: Batch, step: Step) -> Batch:
-        """Sets `preference` per row: 1 chosen, -1 rejected, 0 neither; `advantages` repeat it."""
+        """Set `preference` per row: 1 chosen, -1 rejected, 0 neither; `advantages` repeat it."""
         preference = torch.zeros(len(batch))
         rewards = batch.rows["reward"]
         groups = batch.rows["group"]

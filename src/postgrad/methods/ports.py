@@ -62,7 +62,7 @@ class Role:
 
 
 def _check_synced_role(role: Role) -> None:
-    """Raises ConfigError for a synced role that cannot follow the policy."""
+    """Raise ConfigError for a synced role that cannot follow the policy."""
     if role.path:
         raise ConfigError(
             f'Role("synced", {role.path!r}): a synced model is a copy of the policy; '
@@ -106,7 +106,7 @@ class Ports:
 
 
 def sync_copies(method: Any, step: "Step") -> None:
-    """Moves the synced models of a method to the policy, in the steps when they are due."""
+    """Move the synced models of a method to the policy, in the steps when they are due."""
     synced = {name: role for name, role in method.roles().items() if role.kind == "synced"}
     due = [name for name, role in synced.items() if step.number % role.sync_every == 0]
     if due:
@@ -118,7 +118,7 @@ def sync_copies(method: Any, step: "Step") -> None:
 
 
 def check_synced(method: Any, step: "Step") -> None:
-    """Raises RunError if a step has ended without sync_copies, which the stage publish calls."""
+    """Raise RunError if a step has ended without sync_copies, which the stage publish calls."""
     for name, role in method.roles().items():
         if role.kind == "synced" and f"{name}/synced" not in step.metrics:
             raise RunError(

@@ -52,11 +52,11 @@ class PpoSettings(GrpoSettings):
 
 class PpoObjective(PolicyObjective):
     def prepare_values(self, batch: Batch) -> Batch:
-        """Sets `loss_weight` for the value loss, from global counts."""
+        """Set `loss_weight` for the value loss, from global counts."""
         return Objective.prepare(self, batch)
 
     def value_loss(self, batch: Batch, values: Tensor, metrics: MetricAccumulator) -> Tensor:
-        """The weighted sum of value losses over a micro-batch, a scalar."""
+        """Return the weighted sum of value losses over a micro-batch, a scalar."""
         tokens = batch.tokens
         clip = self.settings.critic_clip
         result = value_loss(values, tokens["values"], tokens["returns"], clip=clip)
@@ -87,7 +87,7 @@ class Ppo(Grpo):
     # ---- stages, on the driver
 
     def compute_values(self, batch: Batch, step: Step) -> Batch:
-        """The critic's value before each token."""
+        """Return the critic's value before each token."""
         batch.tokens["values"] = self.ports.critic.values(batch)
         return batch
 

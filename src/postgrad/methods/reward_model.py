@@ -79,7 +79,7 @@ class RewardModel(GivenPairs):
         return [Group(problem, 0, self.pair_rows(problem)) for problem in problems]
 
     def pair_rows(self, problem: Problem) -> list[Trajectory]:
-        """The chosen row, then the rejected one.
+        """Return the chosen row, then the rejected one.
 
         A row's last token is never read by the model: scores are computed before each response
         token, so one token is added, and the score before it is the score of the response.
@@ -120,7 +120,7 @@ def response_scores(batch: Batch, scores: Tensor) -> Tensor:
 
 
 def margin_of(problem: Problem) -> float:
-    """The optional column `margin`: how much better the chosen response is; 0 without it."""
+    """Return the optional column `margin`: how much better the chosen response is; 0 without it."""
     margin = problem.extra.get("margin", 0.0)
     is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
     if not is_number or not math.isfinite(margin):

@@ -128,7 +128,7 @@ class Sft(Method):
         return [Group(problem, 0, [self.conversation_row(problem)]) for problem in problems]
 
     def conversation_row(self, problem: Problem) -> Trajectory:
-        """The conversation as a row whose loss mask selects the trained turns.
+        """Return the conversation as a row whose loss mask selects the trained turns.
 
         Raises:
             RunError: it is longer than rollout.max_response_tokens.
@@ -150,7 +150,7 @@ class Sft(Method):
         )
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
-        """The loss on held-out demonstrations, and the accuracy if method.validate_accuracy."""
+        """Return the loss on held-out rows, and the accuracy if method.validate_accuracy."""
         metrics: dict[str, float] = {}
         with_response = [problem for problem in problems if conversation_of(problem)]
         rows = [self.conversation_row(problem) for problem in with_response]

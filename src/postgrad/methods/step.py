@@ -26,7 +26,7 @@ class Step:
     num_left_out: int = 0
 
     def problems(self, batch: Batch) -> list[Problem]:
-        """The problem of each row."""
+        """Return the problem of each row."""
         return [self.data.find(uid) for uid in batch.rows["uid"]]
 
 

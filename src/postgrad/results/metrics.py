@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 def interval(values: Sequence[float], samples: int = 1) -> tuple[float, float]:
-    """Returns the 95% confidence interval of the mean of per-problem values in [0, 1].
+    """Return the 95% confidence interval of the mean of per-problem values in [0, 1].
 
     Each value is the mean of `samples` responses. This is the Wilson score interval with
     p(1 - p) / variance of the mean as the number of trials. If all values are 0 or 1, that is
@@ -43,7 +43,7 @@ def interval(values: Sequence[float], samples: int = 1) -> tuple[float, float]:
 
 
 def majority(votes: Sequence[str | None], right: Sequence[bool]) -> float:
-    """Returns whether the most frequent answer is right, 0 or 1; 0 without votes.
+    """Return whether the most frequent answer is right, 0 or 1; 0 without votes.
 
     With ties, it is the mean over the most frequent answers. If responses with the same answer
     were scored differently, the answer counts with the fraction that was right.
@@ -58,7 +58,7 @@ def majority(votes: Sequence[str | None], right: Sequence[bool]) -> float:
 
 
 def maj_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int) -> float:
-    """Returns the mean of `majority` over the n // k consecutive blocks of k samples.
+    """Return the mean of `majority` over the n // k consecutive blocks of k samples.
 
     The samples are exchangeable, so the estimate is unbiased.
     """
@@ -67,12 +67,12 @@ def maj_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int) -> floa
 
 
 def powers_of_two(samples: int) -> list[int]:
-    """Returns the values of k to report: 1, 2, 4, ... and the number of samples itself."""
+    """Return the values of k to report: 1, 2, 4, ... and the number of samples itself."""
     return sorted({*(1 << i for i in range(samples.bit_length())), samples})
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns all metrics of a set. Every problem has the same number of samples.
+    """Return all metrics of a set. Every problem has the same number of samples.
 
     A response that could not be scored counts as wrong, and is counted in `failures`.
     """
@@ -102,7 +102,7 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def group_by_problem(rows: Sequence[Row]) -> list[list[Row]]:
-    """Returns one list of rows per problem, in the order of first appearance."""
+    """Return one list of rows per problem, in the order of first appearance."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row["uid"], []).append(row)
@@ -110,13 +110,13 @@ def group_by_problem(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def mean_with_interval(values: Sequence[float], samples: int) -> dict[str, float]:
-    """Returns the mean as `value` and its interval as `low` and `high`."""
+    """Return the mean as `value` and its interval as `low` and `high`."""
     low, high = interval(values, samples)
     return {"value": sum(values) / len(values), "low": low, "high": high}
 
 
 def _sources(groups: Sequence[list[Row]]) -> dict[str, Any]:
-    """Returns the number of problems and avg@k of each data source."""
+    """Return the number of problems and avg@k of each data source."""
     by_source: dict[str, list[list[Row]]] = {}
     for group in groups:
         by_source.setdefault(group[0]["data_source"], []).append(group)
@@ -131,7 +131,7 @@ def _sources(groups: Sequence[list[Row]]) -> dict[str, Any]:
 def _majorities(
     groups: Sequence[list[Row]], rights: Sequence[list[bool]], samples: int
 ) -> dict[str, Any] | None:
-    """Returns maj@k per k > 1; None if the verifier's answers cannot vote."""
+    """Return maj@k per k > 1; None if the verifier's answers cannot vote."""
     if samples == 1 or not all(row["can_vote"] for group in groups for row in group):
         return None
     votes = [[row["answer"] for row in group] for group in groups]
@@ -143,7 +143,7 @@ def _majorities(
 
 
 def _means(numbers: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Returns the mean of each name, over the rows that have it."""
+    """Return the mean of each name, over the rows that have it."""
     values: dict[str, list[float]] = {}
     for row in numbers:
         for name, value in row.items():
@@ -152,7 +152,7 @@ def _means(numbers: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _classes(rows: Sequence[Row]) -> dict[str, int] | None:
-    """Returns the number of responses per class; None if the verifier has no part `format`.
+    """Return the number of responses per class; None if the verifier has no part `format`.
 
     The first digit of a class says whether the format is right, the second the answer.
     """
@@ -179,7 +179,7 @@ def _lengths(rows: Sequence[Row]) -> dict[str, float | None]:
 
 
 def _truncated(rows: Sequence[Row]) -> float | None:
-    """Returns the share of truncated responses; None if it is not known how they ended."""
+    """Return the share of truncated responses; None if it is not known how they ended."""
     if not any(row["finish"] for row in rows):
         return None
     return sum(row["finish"] == "length" for row in rows) / len(rows)

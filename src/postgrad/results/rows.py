@@ -54,14 +54,14 @@ def result_row(
 
 
 def _reaches(score: float, pass_score: float) -> bool:
-    """Returns whether a score is at least pass_score, up to rounding: 0.7 + 0.2 + 0.1 is 1."""
+    """Return whether a score is at least pass_score, up to rounding: 0.7 + 0.2 + 0.1 is 1."""
     return score >= pass_score or math.isclose(score, pass_score)
 
 
 def check_failure_rate(
     name: str, batch: Sequence[dict[str, Any]], failure_rate: float, limit: float
 ) -> None:
-    """Raises RunError if more responses of a set than the limit could not be scored."""
+    """Raise RunError if more responses of a set than the limit could not be scored."""
     if failure_rate > limit:
         failure = next(row["failure"] for row in batch if row["failure"])
         raise RunError(

@@ -46,7 +46,7 @@ EXTRACTORS: dict[str, Extractor] = {
 
 
 def vote(verifier: str, response: str, problem: Problem) -> str | None:
-    """Returns the normalized answer of a response, or None if it has none.
+    """Return the normalized answer of a response, or None if it has none.
 
     Equal answers become equal strings: 1,234.0 and 1234, \\dfrac12 and 1/2, or x=5 and 5.
     """
@@ -64,7 +64,7 @@ def vote(verifier: str, response: str, problem: Problem) -> str | None:
 
 
 def can_vote(verifier: str) -> bool:
-    """Returns whether the answers of this verifier's responses can be extracted."""
+    """Return whether the answers of this verifier's responses can be extracted."""
     return verifier in EXTRACTORS
 
 

@@ -28,7 +28,7 @@ BuildEngine = Callable[[EngineConfig, "Loaded", Path | None], Engine]
 
 
 def _check_nothing(config: EngineConfig) -> None:
-    """Accepts every configuration."""
+    """Accept every configuration."""
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ SCHEMES = ("http://", "https://")
 
 
 def is_served(path: str) -> bool:
-    """Returns whether a role's path is a server's URL or an entry of a mapping file."""
+    """Return whether a role's path is a server's URL or an entry of a mapping file."""
     return path.startswith(SCHEMES) or path.partition("#")[0].endswith(".json")
 
 
 def parse_served_path(path: str) -> tuple[str, str]:
-    """Returns the URL http://host:port/v1#model of a served model, and the path of its tokenizer.
+    """Return the URL http://host:port/v1#model of a served model, and the path of its tokenizer.
 
     A URL names its tokenizer with `?tokenizer=PATH`; the default is the model's name.
     An entry of a mapping file is `servers.json#model`. The file has

@@ -26,7 +26,7 @@ def log_generations(
     generation_kwargs: dict[str, Any] | None = None,
     max_prompts: int | None = None,
 ) -> dict[str, Any]:
-    """Generates one response for each of the first `max_prompts` prompts and scores them.
+    """Generate one response for each of the first `max_prompts` prompts and score them.
 
     All prompts form one batch of a transformers model. `generation_kwargs` go to
     `model.generate`. The default samples at temperature 1 without top-p or top-k,
@@ -95,7 +95,7 @@ def _mean(name: str, examples: list[dict[str, Any]]) -> float:
 def _generate(
     model: Any, tokenizer: Any, prompts: Sequence[str], generation_kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns completions, response mask and token entropies, each (rows, new tokens) on the CPU.
+    """Return completions, response mask and token entropies, each (rows, new tokens) on the CPU.
 
     The entropies are those of the model's own distribution, without temperature or top-p.
     """
@@ -136,7 +136,7 @@ def _end_ids(model: Any, tokenizer: Any, settings: dict[str, Any]) -> int | list
 
 
 def _pad_left(rows: Sequence[list[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Returns (rows, longest row) token ids and their attention mask, int64."""
+    """Return (rows, longest row) token ids and their attention mask, int64."""
     width = max(len(row) for row in rows)
     ids = torch.full((len(rows), width), pad, dtype=torch.int64)
     mask = torch.zeros(len(rows), width, dtype=torch.int64)
@@ -147,7 +147,7 @@ def _pad_left(rows: Sequence[list[int]], pad: int) -> tuple[Tensor, Tensor]:
 
 
 def _response_mask(completions: Tensor, end_ids: Tensor, pad: int) -> Tensor:
-    """Returns (rows, new tokens) bool: true up to and including the first end token.
+    """Return (rows, new tokens) bool: true up to and including the first end token.
 
     Without an end token, all tokens but the padding are true.
     """

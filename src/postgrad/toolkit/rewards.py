@@ -56,7 +56,7 @@ def _reward(verifier: str, response: str, ground_truth: Truth) -> dict[str, floa
 
 @cache
 def _pool() -> VerifierPool:
-    """Returns the shared pool; its child process starts at first use and ends with this process."""
+    """Return the shared pool; its child process starts at first use and ends with this process."""
     pool = VerifierPool(1, TIMEOUT_S)
     atexit.register(pool.close)
     return pool

@@ -14,7 +14,7 @@ from postgrad.problem import Problem
 def tokenize_prompt_and_output(
     prompt_strs: Sequence[str], output_strs: Sequence[str], tokenizer: Any
 ) -> dict[str, Tensor]:
-    """Encodes each prompt and output separately, concatenates their ids, pads on the right.
+    """Encode each prompt and output separately, concatenate their ids, pad on the right.
 
     The prompt gets the tokenizer's special tokens (for Llama, the BOS), the output none.
     No end token is appended.
@@ -52,7 +52,7 @@ def tokenize_prompt_and_output(
 
 
 def encode_text(encoder: Encoder, text: str) -> list[int]:
-    """Returns the ids of a text encoded as training encodes a plain prompt.
+    """Return the ids of a text encoded as training encodes a plain prompt.
 
     The special tokens are included, with one BOS; no end token is appended.
     """
@@ -60,7 +60,7 @@ def encode_text(encoder: Encoder, text: str) -> list[int]:
 
 
 def pad_id(tokenizer: Any) -> int:
-    """Returns the tokenizer's pad id, or its end-of-sequence id when it has no pad token.
+    """Return the tokenizer's pad id, or its end-of-sequence id when it has no pad token.
 
     Raises: ValueError when it has neither; another id, such as 0, could be a real token.
     """
@@ -73,7 +73,7 @@ def pad_id(tokenizer: Any) -> int:
 
 
 def compute_entropy(logits: Tensor) -> Tensor:
-    """Returns (...,) entropies in nats of `logits` (..., vocabulary).
+    """Return (...,) entropies in nats of `logits` (..., vocabulary).
 
     The arithmetic is at least float32, whatever the dtype of the logits.
     """
@@ -81,7 +81,7 @@ def compute_entropy(logits: Tensor) -> Tensor:
 
 
 def selective_log_softmax(logits: Tensor, index: Tensor, chunk: int = chunked.CHUNK) -> Tensor:
-    """Returns (rows, positions): log-softmax of `logits` at the token ids `index`.
+    """Return (rows, positions): log-softmax of `logits` at the token ids `index`.
 
     `logits` is (rows, positions, vocabulary). `chunk` positions are computed at a time, so no
     second tensor of the size of the logits is kept. The result does not depend on `chunk`.
@@ -92,7 +92,7 @@ def selective_log_softmax(logits: Tensor, index: Tensor, chunk: int = chunked.CH
 def get_response_log_probs(
     model: nn.Module, input_ids: Tensor, labels: Tensor, return_token_entropy: bool = False
 ) -> dict[str, Tensor]:
-    """Runs one forward pass and returns the `log_probs` of the labels, (rows, positions) float32.
+    """Run one forward pass and return the `log_probs` of the labels, (rows, positions) float32.
 
     They are differentiable, and no position is masked. `return_token_entropy` adds
     `token_entropy` (rows, positions), for logging: it has no gradient and keeps no activations.

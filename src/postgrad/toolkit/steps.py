@@ -27,7 +27,7 @@ def compute_group_normalized_rewards(
     advantage_eps: float,
     normalize_by_std: bool,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Returns advantages, raw rewards and metadata of groups of `group_size` responses.
+    """Return advantages, raw rewards and metadata of groups of `group_size` responses.
 
     The responses of one group are consecutive.
 
@@ -86,7 +86,7 @@ def compute_group_normalized_rewards(
 def compute_naive_policy_gradient_loss(
     raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor
 ) -> Tensor:
-    """Returns (rows, positions) -A · logp.
+    """Return (rows, positions) -A · logp.
 
     Rewards or advantages are (rows, 1), log-probs (rows, positions).
     """
@@ -97,7 +97,7 @@ def compute_naive_policy_gradient_loss(
 def compute_grpo_clip_loss(
     advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns (rows, positions) -min(ρA, clip(ρ, 1 - cliprange, 1 + cliprange) · A) and metadata.
+    """Return (rows, positions) -min(ρA, clip(ρ, 1 - cliprange, 1 + cliprange) · A) and metadata.
 
     ρ = exp(new - old); A is (rows, 1). The old log-probs get no gradient. There is no dual clip.
     Metadata: `clipped` (rows, positions) bool, true where the clipped branch is strictly
@@ -129,7 +129,7 @@ def compute_policy_gradient_loss(
     old_log_probs: Tensor | None = None,
     cliprange: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns the (rows, positions) loss and the metadata of one of LOSS_TYPES.
+    """Return the (rows, positions) loss and the metadata of one of LOSS_TYPES.
 
     `no_baseline` needs raw_rewards. `reinforce_with_baseline` needs advantages.
     `grpo_clip` needs advantages, old_log_probs and cliprange. `grpo_no_clip` is the handout's
@@ -159,7 +159,7 @@ def sft_microbatch_train_step(
     gradient_accumulation_steps: int,
     normalize_constant: float = 1.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Computes the SFT loss of one micro-batch and calls backward().
+    """Compute the SFT loss of one micro-batch and call backward().
 
     Each row's loss is the negative sum of its response log-probs / `normalize_constant`.
     The loss is the mean over rows / `gradient_accumulation_steps`.
@@ -184,7 +184,7 @@ def grpo_microbatch_train_step(
     cliprange: float | None = None,
     constant_normalize_factor: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Computes the policy-gradient loss of one micro-batch and calls backward().
+    """Compute the policy-gradient loss of one micro-batch and call backward().
 
     The token losses of compute_policy_gradient_loss are averaged over each response, then over
     the rows, and divided by `gradient_accumulation_steps`. With `constant_normalize_factor`
@@ -213,7 +213,7 @@ def grpo_microbatch_train_step(
 def _backward(
     row_losses: Tensor, mask: Tensor, gradient_accumulation_steps: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Calls backward() on the mean of the (rows,) losses / gradient_accumulation_steps."""
+    """Call backward() on the mean of the (rows,) losses / gradient_accumulation_steps."""
     if gradient_accumulation_steps < 1:
         raise ValueError(
             f"gradient_accumulation_steps is {gradient_accumulation_steps}; give at least 1"

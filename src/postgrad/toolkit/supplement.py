@@ -25,7 +25,7 @@ LETTERS = "ABCD"
 
 
 def alpaca(prompt: str, response: str) -> str:
-    """Returns a prompt and its response in the Alpaca format.
+    """Return a prompt and its response in the Alpaca format.
 
     Nothing follows the response: the model would learn a newline there before the end token.
     """
@@ -34,7 +34,7 @@ def alpaca(prompt: str, response: str) -> str:
 
 
 def _document(encoder: Encoder, prompt: str, response: str) -> list[int]:
-    """Returns the ids of the Alpaca text: the tokenizer's BOS, the text, the end token."""
+    """Return the ids of the Alpaca text: the tokenizer's BOS, the text, the end token."""
     end = encoder.tokenizer.eos_token_id
     if not isinstance(end, int):
         raise ConfigError("the tokenizer has no eos_token; set tokenizer.eos_token")
@@ -90,12 +90,12 @@ class PackedSftDataset(Dataset[dict[str, Tensor]]):
 def get_packed_sft_dataset(
     tokenizer: Any, dataset_path: str | os.PathLike[str], seq_length: int, shuffle: bool
 ) -> PackedSftDataset:
-    """Returns a PackedSftDataset; this is the assignment's name for it."""
+    """Return a PackedSftDataset; this is the assignment's name for it."""
     return PackedSftDataset(tokenizer, dataset_path, seq_length, shuffle)
 
 
 def iterate_batches(dataset: Dataset[Any], batch_size: int, shuffle: bool) -> DataLoader[Any]:
-    """Returns a loader for one epoch of ceil(rows / batch_size) batches.
+    """Return a loader for one epoch of ceil(rows / batch_size) batches.
 
     Each row comes once; the last batch may be smaller. `len()` gives the number of batches.
     """
@@ -103,7 +103,7 @@ def iterate_batches(dataset: Dataset[Any], batch_size: int, shuffle: bool) -> Da
 
 
 def parse_mmlu_response(mmlu_example: dict[str, Any], model_output: str) -> str | None:
-    """Returns the letter A to D that the output gives as its answer, or None.
+    """Return the letter A to D that the output gives as its answer, or None.
 
     Only a letter counts, never the text of an option. The verifier `choice` decides: the
     result is the letter for which it gives the output a positive score.
@@ -116,7 +116,7 @@ def parse_mmlu_response(mmlu_example: dict[str, Any], model_output: str) -> str 
 
 
 def parse_gsm8k_response(model_output: str) -> str | None:
-    """Returns the last number of the output as a string, or None when it has no digits.
+    """Return the last number of the output as a string, or None when it has no digits.
 
     Currency signs, thousands separators and percent signs are removed: "$1,234.50." gives
     "1234.50". "3/4" stays a fraction. Compare the result as a number: it may be "72.0".
@@ -138,7 +138,7 @@ def compute_per_instance_dpo_loss(
     response_chosen: str,
     response_rejected: str,
 ) -> Tensor:
-    """Returns the DPO loss of one pair, -log σ(β · ((lp_w - lp_l) - (ref_w - ref_l))).
+    """Return the DPO loss of one pair, -log σ(β · ((lp_w - lp_l) - (ref_w - ref_l))).
 
     The result is a scalar on lm's device. lp is the log-prob of the complete Alpaca text with
     its end token; the prompt's part cancels. The reference may be on another device and runs
@@ -156,6 +156,6 @@ def compute_per_instance_dpo_loss(
 
 
 def _log_prob(model: nn.Module, ids: list[int]) -> Tensor:
-    """Returns (1,) the log-prob of a token sequence given its first token."""
+    """Return (1,) the log-prob of a token sequence given its first token."""
     row = torch.tensor([ids], device=next(model.parameters()).device)
     return get_response_log_probs(model, row[:, :-1], row[:, 1:])["log_probs"].sum(1)

@@ -14,7 +14,7 @@ class Interrupt:
         self.note = note
 
     def handle(self, number: int, frame: object) -> None:
-        """The signal handler. Raises KeyboardInterrupt on the second signal."""
+        """Handle a signal. Raises KeyboardInterrupt on the second one."""
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True

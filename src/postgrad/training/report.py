@@ -23,28 +23,28 @@ class Reporter:
     """Receives what a run does. This one ignores everything."""
 
     def started(self, folder: Path, config: Config, start: int) -> None:
-        """The run starts after step `start`."""
+        """Say that the run starts after step `start`."""
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
-        """A step is done."""
+        """Say that a step is done."""
 
     def validated(self, number: int, metrics: dict[str, float]) -> None:
-        """The model after step `number` was validated."""
+        """Say that the model after step `number` was validated."""
 
     def saved(self, path: Path) -> None:
-        """A checkpoint is complete."""
+        """Say that a checkpoint is complete."""
 
     def note(self, text: str) -> None:
-        """Something else happened."""
+        """Say what else happened."""
 
     def phase(self, phase: str, done: int, total: int) -> None:
-        """The run does this now; `done` of `total` if the phase counts."""
+        """Say what the run does now; `done` of `total` if the phase counts."""
 
     def ended(self, reached: bool, interrupted: bool) -> None:
-        """The run ended without an error."""
+        """Say that the run ended without an error."""
 
     def stopped(self) -> None:
-        """Always the last call, also after an error."""
+        """Clean up: always the last call, also after an error."""
 
 
 class MultiReporter(Reporter):

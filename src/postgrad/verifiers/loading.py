@@ -170,7 +170,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _run_to_its_end(function: Any) -> Any:
-    """An `async def` as a plain function: each call runs in an event loop of its own."""
+    """Return an `async def` as a plain function: each call runs in an event loop of its own."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:

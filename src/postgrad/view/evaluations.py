@@ -140,20 +140,20 @@ class Evaluations:
         }
 
     def sets(self, name: str) -> list[str]:
-        """The data sets of an evaluation."""
+        """Return the data sets of an evaluation."""
         try:
             return set_names(self.folder.resolve(name))
         except NotFound:
             return []
 
     def file(self, name: str, set_name: str) -> Path:
-        """The file of one data set; raises NotFound."""
+        """Return the file of one data set; raise NotFound."""
         if name not in self.folder.contents().evaluations or set_name not in self.sets(name):
             raise NotFound(name)
         return self.folder.resolve(f"{name}/{set_name}.jsonl")
 
     def index(self, name: str, set_name: str) -> dict[str, EvaluatedProblem]:
-        """The problems of a data set by uid; read again only if the file has changed."""
+        """Return the problems of a data set by uid; read again only if the file has changed."""
         file = self.file(name, set_name)
         stamp = (file.stat().st_mtime_ns, file.stat().st_size)
         summary = self._object(f"{name}/summary.json")[0] or {}
@@ -169,7 +169,7 @@ class Evaluations:
     def responses(
         self, name: str, set_name: str, filter_name: str, query: str, start: int
     ) -> dict[str, Any]:
-        """The problems of one evaluation that pass a filter and contain the query."""
+        """Return the problems of one evaluation that pass a filter and contain the query."""
         problems = self.index(name, set_name).values()
         passes = FILTERS.get(filter_name, FILTERS["all"])
         passing = [problem for problem in problems if passes(problem) and _matches(problem, query)]
@@ -182,7 +182,7 @@ class Evaluations:
     def pairs(
         self, a: str, b: str, set_name: str, filter_name: str, query: str, start: int
     ) -> dict[str, Any]:
-        """The problems that both evaluations answered, with a comparison of the two."""
+        """Return the problems that both evaluations answered, with a comparison of the two."""
         index_a = self.index(a, set_name)
         index_b = self.index(b, set_name)
         shared = [(p, index_b[uid]) for uid, p in index_a.items() if uid in index_b]
@@ -234,13 +234,13 @@ class Evaluations:
 
 
 def _owning_run(name: str, runs: Sequence[str]) -> str:
-    """The innermost run whose folder holds this name, or ""."""
+    """Return the innermost run whose folder holds this name, or ""."""
     owners = [run for run in runs if run == "." or name == run or name.startswith(f"{run}/")]
     return max(owners, key=len, default="")
 
 
 def read_index(file: Path, pass_score: float) -> dict[str, EvaluatedProblem]:
-    """The problems of a file by uid; a response is correct from `pass_score` on."""
+    """Return the problems of a file by uid; a response is correct from `pass_score` on."""
     problems: dict[str, EvaluatedProblem] = {}
     offset = 0
     for raw in read_lines(file):
@@ -277,7 +277,7 @@ def _add_response(
 
 
 def question_of(line: dict[str, Any]) -> str:
-    """The question: a text, or the last of several messages."""
+    """Return the question: a text, or the last of several messages."""
     prompt = line.get("question") or line.get("prompt") or line.get("messages") or ""
     if isinstance(prompt, list):
         last = prompt[-1]

@@ -42,7 +42,7 @@ class Folder:
         self._scanned_at = 0.0
 
     def resolve(self, name: str) -> Path:
-        """The real path of a name below the root.
+        """Return the real path of a name below the root.
 
         Raises:
             NotFound: the name is absolute, contains `..`, is a link that leads out of the root, or
@@ -53,7 +53,7 @@ class Folder:
         return self.check(self.root / name)
 
     def check(self, path: Path) -> Path:
-        """The real path of a path made by this package; a link in it may still lead out."""
+        """Return the real path of a path made by this package; a link in it may still lead out."""
         try:
             real = path.resolve(strict=True)
         except (OSError, RuntimeError, ValueError) as error:
@@ -63,7 +63,7 @@ class Folder:
         return real
 
     def contents(self) -> FolderContents:
-        """The runs and evaluations; scans again if the last scan is older than RESCAN_S."""
+        """Return the runs and evaluations; scan again if the last scan is older than RESCAN_S."""
         with self._lock:
             if time.monotonic() - self._scanned_at > RESCAN_S:
                 self._contents = self._scan()
@@ -86,7 +86,7 @@ class Folder:
 
 
 def walk(root: Path, max_depth: int) -> Iterator[tuple[Path, set[str], set[str]]]:
-    """Yields (folder, file names, folder names), top down; does not follow links to folders."""
+    """Yield (folder, file names, folder names), top down; do not follow links to folders."""
     queue = [(root, 0)]
     for _ in range(MAX_FOLDERS):
         if not queue:

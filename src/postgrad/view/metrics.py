@@ -101,7 +101,7 @@ class Metrics:
         self.num_lines = (self.num_lines + 1) // 2
 
     def json(self, start: int = 0) -> str:
-        """{"generation", "from", "count", "columns": {name: [...]}} of the lines from `start` on.
+        """Return {"generation", "from", "count", "columns": {name: [...]}} of lines from `start`.
 
         A value is null where a line does not have it.
         """
@@ -118,7 +118,7 @@ class Metrics:
             )
 
     def last(self, name: str) -> float | None:
-        """The newest value of a column."""
+        """Return the newest value of a column."""
         with self._lock:
             for value in reversed(self.columns.get(name, ())):
                 if not math.isnan(value):
@@ -126,7 +126,7 @@ class Metrics:
             return None
 
     def series(self, name: str) -> tuple[list[float], list[float]]:
-        """(steps, values) of a column, as the page draws it.
+        """Return (steps, values) of a column, as the page draws it.
 
         NaN stands for lines of the same kind, validations or steps, that lack it between others.
         """

@@ -40,13 +40,13 @@ Answers = list[tuple[str, list[tuple[str, float | None]]]]
 
 
 def draw_panels(folders: Sequence[Path], file: Path, smoothing: float = 0.6) -> Path:
-    """Writes the page's charts of one run or of several runs; the extension says the format."""
+    """Write the page's charts of one run or of several runs; the extension says the format."""
     save_figure(panels_figure(folders, smoothing), file)
     return file
 
 
 def save_figure(figure: "Figure", file: Path, dpi: int = 100) -> None:
-    """Writes a figure; the extension says the format. Raises ConfigError."""
+    """Write a figure; the extension says the format. Raises ConfigError."""
     try:
         figure.savefig(file, dpi=dpi)
     except (OSError, ValueError) as error:  # an unknown extension is a ValueError
@@ -55,7 +55,7 @@ def save_figure(figure: "Figure", file: Path, dpi: int = 100) -> None:
 
 
 def panels_figure(folders: Sequence[Path], smoothing: float = 0.6) -> "Figure":
-    """Returns the page's charts of one run or of several runs as a matplotlib figure."""
+    """Return the page's charts of one run or of several runs as a matplotlib figure."""
     runs = {_run_label(folder, folders): read_metrics(folder) for folder in folders}
     names: dict[str, None] = {}
     for metrics in runs.values():
@@ -93,7 +93,7 @@ def _charts_of_one(metrics: Metrics, names: Sequence[str]) -> list[tuple[str, st
 
 
 def _without_copies_of_the_first(series: Series) -> Series:
-    """Drops curves that equal the first one and would hide it, as the reward of one verifier."""
+    """Drop curves that equal the first one and would hide it, as the reward of one verifier."""
     first = series[0]
     return [first, *(curve for curve in series[1:] if curve[1:] != first[1:])]
 
@@ -141,7 +141,7 @@ def _is_excluded(name: str, panel: dict[str, Any]) -> bool:
 
 
 def label(name: str) -> str:
-    """A metric's name in a legend: without its group and its unit."""
+    """Return a metric's name in a legend: without its group and its unit."""
     return (name.partition("/")[2] or name).removesuffix("_s").replace("_", " ")
 
 
@@ -161,7 +161,7 @@ def smooth(values: Sequence[float], weight: float) -> list[float]:
 
 
 def isolated(values: Sequence[float]) -> list[int]:
-    """The values between two gaps, which no line shows."""
+    """Return the values between two gaps, which no line shows."""
     padded = [math.nan, *values, math.nan]
     return [
         i
@@ -230,7 +230,7 @@ def _draw_main_curves(axis: Any, metrics: Metrics) -> None:
 
 
 def _poster_title(folder: Path) -> str:
-    """The run's name with its method and data, if its configuration can be read."""
+    """Return the run's name with its method and data, if its configuration can be read."""
     try:
         config = read_stored_config(folder)
         return f"{folder.resolve().name}: {config['method']['name']} on {config['data']['train']}"
@@ -239,7 +239,7 @@ def _poster_title(folder: Path) -> str:
 
 
 def read_metrics(folder: Path) -> Metrics:
-    """The metrics of a run folder; raises ConfigError if it has none."""
+    """Return the metrics of a run folder; raise ConfigError if it has none."""
     metrics = Metrics(folder / "metrics.jsonl").refresh()
     if not metrics.num_lines:
         raise ConfigError(
@@ -249,7 +249,7 @@ def read_metrics(folder: Path) -> Metrics:
 
 
 def read_sample_answers(folder: Path, count: int = 6) -> Answers:
-    """Sampled answers of the first and the last step: [(heading, [(text, reward)])]."""
+    """Return sampled answers of the first and the last step: [(heading, [(text, reward)])]."""
     import pyarrow.parquet as pq
 
     files = rollout_files(folder / "rollouts")
@@ -288,13 +288,13 @@ def _draw_answers(axis: Any, answers: Answers) -> None:
 
 
 def one_line(text: str, width: int) -> str:
-    """The text in one line of at most `width` characters."""
+    """Return the text in one line of at most `width` characters."""
     flat = " ".join(text.split())
     return flat if len(flat) <= width else flat[: width - 1] + "…"
 
 
 def _run_label(folder: Path, folders: Sequence[Path]) -> str:
-    """The folder's name, or the part of its path that distinguishes it from the others."""
+    """Return the folder's name, or the part of its path that distinguishes it from the others."""
     if len(folders) == 1:
         return folder.name
     all_parts = [path.resolve().parts for path in folders]
@@ -306,7 +306,7 @@ def _run_label(folder: Path, folders: Sequence[Path]) -> str:
 
 
 def _new_figure(size: tuple[float, float]) -> "Figure":
-    """Returns an empty figure. It is not one of pyplot's, so no global state of it changes."""
+    """Return an empty figure. It is not one of pyplot's, so no global state of it changes."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=size, layout="constrained")

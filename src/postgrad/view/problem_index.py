@@ -41,7 +41,7 @@ class ProblemIndex:
         return len(self._read_files)
 
     def update(self, files: Sequence[tuple[int, Path]], wait_s: float = 0.3) -> None:
-        """Starts to read new files, given as (step, file); returns after at most `wait_s`."""
+        """Start to read new files, given as (step, file); return after at most `wait_s`."""
         with self._lock:
             if self._worker is None or not self._worker.is_alive():
                 if self._has_changed_file(files):  # a resumed run wrote these steps again
@@ -72,7 +72,7 @@ class ProblemIndex:
             self._read_files[file] = modified
 
     def visits(self, uid: str) -> list[Visit]:
-        """The visits of one problem, by step."""
+        """Return the visits of one problem, by step."""
         return sorted(self._visits.get(uid, []), key=lambda visit: (visit.step, visit.group))
 
 

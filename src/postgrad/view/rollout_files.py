@@ -56,7 +56,7 @@ class StepRows:
 
 
 def read_step(file: Path, stamp: tuple[int, int]) -> StepRows:
-    """Reads the row columns of a step, with response lengths and mean advantages."""
+    """Read the row columns of a step, with response lengths and mean advantages."""
     opened = open_parquet(file)
     schema = opened.schema_arrow
     row_columns = [column.name for column in schema if not pa.types.is_nested(column.type)]
@@ -111,7 +111,7 @@ def read_step(file: Path, stamp: tuple[int, int]) -> StepRows:
 
 
 def add_texts(file: Path, rows: list[dict[str, Any]], decoder: TokenDecoder) -> None:
-    """Fills in question and snippet from token ids, for steps that were not scored."""
+    """Fill in question and snippet from token ids, for steps that were not scored."""
     table = read_rows(file, [row["row"] for row in rows], ["prompt", "response"])
     for i, row in enumerate(rows):
         prompt = table["prompt"][i].as_py()[-SNIPPET:]
@@ -121,7 +121,7 @@ def add_texts(file: Path, rows: list[dict[str, Any]], decoder: TokenDecoder) -> 
 
 
 def read_rows(file: Path, numbers: Sequence[int], columns: list[str] | None = None) -> pa.Table:
-    """The given rows with all columns or the named ones, from the row groups that hold them."""
+    """Return rows with all columns or the named ones, from the row groups that hold them."""
     opened = open_parquet(file)
     low = min(numbers)
     high = max(numbers)
@@ -211,7 +211,7 @@ def trajectory_of(
 
 
 def row_means(column: pa.ChunkedArray) -> list[float | None]:
-    """The mean of each row's list; None for an empty list."""
+    """Return the mean of each row's list; None for an empty list."""
     array = column.combine_chunks()
     array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
     flat = np.asarray(pc.fill_null(pc.list_flatten(array), 0.0), dtype=float)
@@ -233,7 +233,10 @@ def round_number(value: Any) -> float | None:
 
 
 def _text_column(table: pa.Table, name: str, count: int, limit: int = 0) -> list[str]:
-    """A column of texts of at most `limit` characters (0: no limit); "" where it is missing."""
+    """Return a column of texts of at most `limit` characters (0: no limit).
+
+    "" where it is missing.
+    """
     if name not in table.column_names:
         return [""] * count
     column = table[name]
@@ -257,7 +260,10 @@ def _round_token_value(value: Any) -> float | int | None:
 
 
 def _json_value(value: Any) -> Any:
-    """A value of any column in a form that JSON can hold; long texts and lists are shortened."""
+    """Return a value of any column in a form that JSON can hold.
+
+    Long texts and lists are shortened.
+    """
     if isinstance(value, str):
         return value[:MAX_TEXT]
     if isinstance(value, list):

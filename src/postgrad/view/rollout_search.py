@@ -11,7 +11,7 @@ from postgrad.view.rollout_files import SNIPPET, StepRows, pc, round_number
 
 
 def search_file(file: Path, step: int, query: str) -> list[dict[str, Any]]:
-    """The rows of one step whose question or response contains the query, without case."""
+    """Return the rows of one step whose question or response contains the query, without case."""
     opened = open_parquet(file)
     available = opened.schema_arrow.names
     searched = [name for name in ("text", "question") if name in available]
@@ -51,7 +51,7 @@ def search_step(step: StepRows, query: str) -> set[int] | None:
 
 
 def text_around(text: str, query: str) -> str:
-    """The part of a text around the first match of the query."""
+    """Return the part of a text around the first match of the query."""
     start = max(0, text.lower().find(query.lower()) - SNIPPET // 3)
     return ("…" if start else "") + text[start : start + SNIPPET]
 

@@ -58,12 +58,12 @@ class Rollouts:
         self._lock = threading.Lock()
 
     def steps(self, run: Run) -> list[int]:
-        """The steps that have a file, in order."""
+        """Return the steps that have a file, in order."""
         folder = run.file("rollouts")
         return [] if folder is None else list(rollout_files(folder))
 
     def file(self, run: Run, step: int) -> Path:
-        """The file of a step; raises NotFound."""
+        """Return the file of a step; raise NotFound."""
         file = run.file("rollouts", f"step-{step:06d}.parquet")
         if file is None:
             raise NotFound(f"step {step}")
@@ -92,7 +92,7 @@ class Rollouts:
         count: int,
         decoder: TokenDecoder | None = None,
     ) -> dict[str, Any]:
-        """The groups of a step with at least one row that passes the filter and the search.
+        """Return the groups of a step with at least one row that passes the filter and the search.
 
         Rows of such a group that do not pass are marked, not left out.
 

@@ -45,7 +45,7 @@ class Run:
         self.problems: dict[str, str] = {}
 
     def file(self, *parts: str) -> Path | None:
-        """A file of the run, or None if it does not exist or is a link out of the folder."""
+        """Return a file of the run, or None if it does not exist or is a link out of the folder."""
         try:
             return self.folder.check(self.path.joinpath(*parts))
         except NotFound:
@@ -65,15 +65,15 @@ class Run:
             return empty
 
     def config(self) -> dict[str, Any]:
-        """The content of config.yaml; empty if it cannot be read."""
+        """Return the content of config.yaml; empty if it cannot be read."""
         return self._read("config.yaml", read_yaml, {})
 
     def metrics_sample(self) -> list[dict[str, Any]]:
-        """Some lines of metrics.jsonl; empty if it cannot be read."""
+        """Return some lines of metrics.jsonl; empty if it cannot be read."""
         return self._read("metrics.jsonl", read_sample, [])
 
     def events(self) -> list[dict[str, Any]]:
-        """The last events, oldest first.
+        """Return the last events, oldest first.
 
         Kinds are started, resumed, checkpoint, note, finished, stopped and failed.
         """
@@ -90,7 +90,7 @@ class Run:
         events: list[dict[str, Any]],
         config: dict[str, Any],
     ) -> State:
-        """The run's state: a held lock means running, the last event says how it ended.
+        """Return the run's state: a held lock means running, the last event says how it ended.
 
         Args:
             step: the last step.
@@ -209,13 +209,13 @@ class Runs:
         self._metrics: dict[str, Metrics] = {}
 
     def get(self, name: str) -> Run:
-        """The run of this name; raises NotFound for anything else."""
+        """Return the run of this name; raise NotFound for anything else."""
         if name not in self.folder.contents().runs:
             raise NotFound(name)
         return Run(self.folder, name)
 
     def all(self) -> list[dict[str, Any]]:
-        """The overviews of all runs."""
+        """Return the overviews of all runs."""
         names = self.folder.contents().runs
         self._overviews = {name: entry for name, entry in self._overviews.items() if name in names}
         overviews: list[dict[str, Any]] = []
@@ -231,7 +231,7 @@ class Runs:
         return overviews
 
     def overview(self, name: str) -> dict[str, Any]:
-        """The overview of one run; a running one is read again each time."""
+        """Return the overview of one run; a running one is read again each time."""
         run = Run(self.folder, name)
         is_running = run.is_locked()
         stamp = (is_running, *(_file_stamp(run.file(part)) for part in RUN_FILES))
@@ -242,7 +242,7 @@ class Runs:
         return cached[1]
 
     def metrics(self, name: str) -> Metrics:
-        """The metrics of one run, up to date."""
+        """Return the metrics of one run, up to date."""
         run = self.get(name)
         metrics = self._metrics.pop(name, None) or Metrics(run.path / "metrics.jsonl")
         while len(self._metrics) >= self.MAX_METRICS:
@@ -253,7 +253,7 @@ class Runs:
         return metrics.refresh()
 
     def compare_settings(self, names: list[str]) -> dict[str, Any]:
-        """The settings of several runs.
+        """Return the settings of several runs.
 
         Returns:
             {"keys": [...], "values": {run: {key: value}}, "different": [keys that differ]}.
@@ -285,7 +285,7 @@ def thin_out(values: list[float], count: int = 60) -> list[float]:
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested configuration by dotted keys. Lists and empty sections are JSON text.
+    """Return a nested configuration by dotted keys. Lists and empty sections are JSON text.
 
     JSON has no infinite numbers: they are text, `inf` as it is typed.
     """

@@ -64,7 +64,7 @@ class Page:
         self.evaluations = Evaluations(folder)
 
     def routes(self) -> list[Route]:
-        """The page, its files, the stream, and one route per kind of request."""
+        """Return the page, its files, the stream, and one route per kind of request."""
         handlers: dict[str, Callable[[Request], Any]] = {
             "about": lambda _: {"folder": str(self.folder.root)},
             "runs": self.all_runs,
@@ -90,11 +90,11 @@ class Page:
         ]
 
     async def index(self, _: Request) -> Response:
-        """The HTML page."""
+        """Return the HTML page."""
         return Response((ASSETS / "index.html").read_bytes(), media_type="text/html; charset=utf-8")
 
     async def asset(self, request: Request) -> Response:
-        """A file of the assets folder."""
+        """Return a file of the assets folder."""
         name = request.path_params["name"]
         if name not in {path.name for path in ASSETS.iterdir()}:
             return PlainTextResponse("not found", 404)
@@ -106,7 +106,7 @@ class Page:
     # Runs
 
     def all_runs(self, _: Request) -> Any:
-        """The overviews of all runs."""
+        """Return the overviews of all runs."""
         return {"runs": self.runs.all()}
 
     def one_run(self, request: Request) -> Any:
@@ -126,7 +126,7 @@ class Page:
         return Response(metrics.json(), media_type="application/json")
 
     def compare(self, request: Request) -> Any:
-        """The settings and overviews of several runs."""
+        """Return the settings and overviews of several runs."""
         names = request.query_params.getlist("run")
         if len(names) > MAX_COMPARED:
             raise BadRequest(f"Select at most {MAX_COMPARED} runs; {len(names)} are selected.")
@@ -136,7 +136,7 @@ class Page:
     # Rollouts
 
     def groups(self, request: Request) -> Any:
-        """The groups of one step."""
+        """Return the groups of one step."""
         run = self.runs.get(_text(request, "run"))
         return self.rollouts.groups(
             run,
@@ -170,7 +170,7 @@ class Page:
     # Evaluations
 
     def responses(self, request: Request) -> Any:
-        """The problems of one evaluation."""
+        """Return the problems of one evaluation."""
         return self.evaluations.responses(
             _text(request, "eval"),
             _text(request, "set"),
@@ -180,7 +180,7 @@ class Page:
         )
 
     def pairs(self, request: Request) -> Any:
-        """The problems that two evaluations share."""
+        """Return the problems that two evaluations share."""
         return self.evaluations.pairs(
             _text(request, "a"),
             _text(request, "b"),
@@ -256,7 +256,7 @@ class Page:
 def make_server(
     folder: Folder, host: str = "127.0.0.1", token: str = "", framed_by: str = NO_PAGE
 ) -> uvicorn.Server:
-    """The server, to be run on a listening socket. Open streams end when it stops.
+    """Return the server, to be run on a listening socket. Open streams end when it stops.
 
     Args:
         folder: the folder that the page may read.

@@ -25,7 +25,7 @@ class TokenizerCache:
         self._lock = threading.Lock()
 
     def get(self, run: Run) -> "TokenDecoder | None":
-        """The run's tokenizer, or None if it has none below the folder: the page then shows ids."""
+        """Return the run's tokenizer, or None if the folder has none: the page then shows ids."""
         file = find_tokenizer_file(run)
         if file is None:
             return None
@@ -39,7 +39,7 @@ class TokenizerCache:
 
 
 def find_tokenizer_file(run: Run) -> Path | None:
-    """The tokenizer.json of the newest checkpoint, of the run folder, or of the initial model.
+    """Return tokenizer.json of the newest checkpoint, of the run folder, or of the first model.
 
     The initial model counts only if it lies below the page's folder.
     """
@@ -63,7 +63,7 @@ def find_tokenizer_file(run: Run) -> Path | None:
 
 
 def load_decoder(file: Path) -> "TokenDecoder | None":
-    """The decoder of a tokenizer.json; None if the file is not one, or is too large."""
+    """Return the decoder of a tokenizer.json; None if the file is not one, or is too large."""
     from tokenizers import Tokenizer
 
     try:
@@ -110,7 +110,7 @@ class TokenDecoder:
         return texts
 
     def _decode_windows(self, ids: Sequence[int]) -> list[str]:
-        """Decodes a short window with and without each token; some decoders add spaces."""
+        """Decode a short window with and without each token; some decoders add spaces."""
         texts: list[str] = []
         start = 0
         before = ""

@@ -43,7 +43,7 @@ RULES = (
 
 
 def chatml(system: str, user: str) -> str:
-    """A prompt in ChatML, Qwen's format, up to the start of the assistant's turn."""
+    """Return a prompt in ChatML, Qwen's format, up to the start of the assistant's turn."""
     return (
         f"<|im_start|>system\n{system}<|im_end|>\n"
         f"<|im_start|>user\n{user}<|im_end|>\n"
@@ -52,7 +52,7 @@ def chatml(system: str, user: str) -> str:
 
 
 def without_opening(prompt: str, response: str) -> str:
-    """The response without a `<think>` at its start, if the prompt ends in one.
+    """Return the response without a `<think>` at its start, if the prompt ends in one.
 
     White space that the prompt has after its `<think>` is removed from the response, too.
     """
@@ -153,7 +153,7 @@ STYLES: dict[str, Style] = {
 
 
 def find_style(name: str, key: str = "data.prompt_style") -> Style:
-    """A style of the table, or the style of a .txt file whose text is the prompt with {question}.
+    """Return a style of the table, or that of a .txt file: the prompt with {question}.
 
     Args:
         name: a key of STYLES, or the path of a text file.
@@ -191,7 +191,7 @@ def find_style(name: str, key: str = "data.prompt_style") -> Style:
 
 
 def stop_strings(configured: Sequence[str] | None, style: str) -> list[str]:
-    """The strings that end a response: the configured ones, or those of the style.
+    """Return the strings that end a response: the configured ones, or those of the style.
 
     Raises:
         ConfigError: one of them is empty.
@@ -205,7 +205,7 @@ def stop_strings(configured: Sequence[str] | None, style: str) -> list[str]:
 
 
 def question_of(messages: Sequence[dict[str, str]]) -> str:
-    """The question alone: without system messages and without the text that a style added.
+    """Return the question alone: without system messages and without the text that a style added.
 
     Raises:
         ConfigError: the messages are a dialogue of several turns, which have no one question.
@@ -233,7 +233,10 @@ def _is_in_style(content: str, style: Style) -> bool:
 
 
 def styled(style: Style, messages: Sequence[dict[str, str]]) -> Messages:
-    """The messages in a style. With a text style: one user message that is the whole prompt."""
+    """Return the messages in a style.
+
+    With a text style: one user message that is the whole prompt.
+    """
     if style is OWN:
         return tuple(dict(message) for message in messages)
     user = {"role": "user", "content": style.form.replace(SLOT, question_of(messages))}

@@ -102,7 +102,7 @@ class ChatTemplate:
     def render_prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] = ()
     ) -> str:
-        """The text of the messages with the assistant's turn opened.
+        """Return the text of the messages with the assistant's turn opened.
 
         Args:
             messages: the messages of the prompt.
@@ -116,7 +116,7 @@ class ChatTemplate:
         return text if text.endswith(self.opening) else text + self.opening
 
     def prompt_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The messages, with the run's tools in the system message if the template needs that."""
+        """Return the messages, with the tools in the system message if the template needs that."""
         messages = [dict(message) for message in messages]
         if self.tools and not self.reads("tools"):
             return self._with_tools_prompt(messages)
@@ -128,7 +128,7 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] = (),
         add_generation_prompt: bool = False,
     ) -> str:
-        """The text of the messages exactly as the template writes it, without `opening`.
+        """Return the text of the messages exactly as the template writes it, without `opening`.
 
         Raises:
             jinja2.TemplateError: the template refuses the messages, or fails in any other way.
@@ -176,7 +176,7 @@ class ChatTemplate:
         return [{"role": "system", "content": content}, *messages]
 
     def render_after_turn(self, following: Sequence[Mapping[str, Any]]) -> str:
-        """The text after an assistant's response: its end, the messages, the next turn's start.
+        """Return the text after a response: its end, the messages, the next turn's start.
 
         Args:
             following: the messages that follow the response, such as answers of tools.

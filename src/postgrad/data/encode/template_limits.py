@@ -61,7 +61,7 @@ for messages, tools in (([user], None), ([system, user, reply, user], [tool])):
 
 @cache
 def check_template_limits(source: str) -> None:
-    """Raises ConfigError if a chat template takes too much time, memory or text to render."""
+    """Raise ConfigError if a chat template takes too much time, memory or text to render."""
     if sys.platform != "linux":
         return
     child = CHILD.format(

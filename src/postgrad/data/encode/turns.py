@@ -71,7 +71,7 @@ class TurnFinder:
         self._closing: str | None = None
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
-        """The text of a whole conversation.
+        """Return the text of a whole conversation.
 
         Some templates drop the thinking even of the last assistant message (DeepSeek-R1). Its text
         is then the generation prompt followed by the content as it is.
@@ -90,7 +90,7 @@ class TurnFinder:
     def reply_text(
         self, prompt: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
     ) -> tuple[str, bool]:
-        """(what the model writes after a prompt, whether it has an end-of-turn token).
+        """Return (what the model writes after a prompt, whether it has an end-of-turn token).
 
         That is the last message as the template renders it. If the rendered conversation does not
         start with the prompt, it is the message's content.
@@ -143,7 +143,7 @@ class TurnFinder:
     def _marked_turns(
         self, text: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
     ) -> list[Turn]:
-        """The turns by the template's {% generation %} markers, which say where each one ends."""
+        """Return the turns by the template's {% generation %} markers, which say where one ends."""
         spans = self.template.generation_spans(messages, tools)
         indices = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if len(spans) != len(indices):
@@ -187,7 +187,7 @@ class TurnFinder:
     def _around_placeholder(
         self, text: str, messages: Sequence[Message], tools: Sequence[dict[str, Any]], i: int
     ) -> tuple[str, str]:
-        """The text before and after a placeholder in message i of the whole conversation."""
+        """Return the text before and after a placeholder in message i of the whole conversation."""
         placeholder = PLACEHOLDER
         while placeholder in text:
             placeholder += "x"
@@ -219,7 +219,7 @@ class TurnFinder:
         return None
 
     def _generation_header(self) -> str:
-        """The text that opens an assistant turn: `<|im_start|>assistant\\n` in ChatML."""
+        """Return the text that opens an assistant turn: `<|im_start|>assistant\\n` in ChatML."""
         if self._header is None:
             closed, opened = self._question_closed_and_opened()
             closed = closed.removesuffix(self._closing_token())
@@ -229,19 +229,25 @@ class TurnFinder:
     def _end_token_of_turn(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
     ) -> str:
-        """The special token after the last message if the conversation ends there; "" if none."""
+        """Return the special token after the last message if the conversation ends there.
+
+        "" if none.
+        """
         try:
             return self._end_token(self._without_closing(self.render(messages, tools)))
         except RENDER_ERRORS:
             return ""
 
     def _without_closing(self, text: str) -> str:
-        """A rendered conversation up to its last turn's end, without white space there."""
+        """Return a rendered conversation up to its last turn's end, without white space there."""
         text = text.rstrip()
         return text.removesuffix(self._closing_token()).rstrip()
 
     def _closing_token(self) -> str:
-        """The special token that ends a conversation instead of opening a turn; "" if none."""
+        """Return the special token that ends a conversation instead of opening a turn.
+
+        "" if none.
+        """
         if self._closing is None:
             closed, opened = self._question_closed_and_opened()
             token = self._end_token(closed.rstrip())
@@ -251,7 +257,7 @@ class TurnFinder:
         return self._closing
 
     def _question_closed_and_opened(self) -> tuple[str, str]:
-        """A question as a whole conversation, and with the assistant's turn opened."""
+        """Return a question as a whole conversation, and with the assistant's turn opened."""
         user = [{"role": "user", "content": "?"}]
         try:
             closed = self.template.render(user)
@@ -260,13 +266,16 @@ class TurnFinder:
             return "", ""
 
     def _end_token(self, text: str) -> str:
-        """The special token at the end of a text; the longest, if several match; "" if none."""
+        """Return the special token at the end of a text.
+
+        The longest, if several match; "" if none.
+        """
         matches = [token for token in self.special_tokens if text.endswith(token)]
         return max(matches, key=len, default="")
 
 
 def special_texts(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """The texts of all special tokens of a tokenizer, sorted."""
+    """Return the texts of all special tokens of a tokenizer, sorted."""
     special = {str(token) for token in tokenizer.all_special_tokens}
     for token in tokenizer.added_tokens_decoder.values():
         if token.special:
@@ -275,7 +284,7 @@ def special_texts(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
 
 
 def _with_placeholder(message: Message, placeholder: str) -> list[Message]:
-    """Copies of a message with a placeholder in its content, or in the name of its first call."""
+    """Copy of a message with a placeholder in its content, or in the name of its first call."""
     variants = [{**message, "content": placeholder}]
     if "tool_calls" in message:
         first, *others = message["tool_calls"]
@@ -297,5 +306,5 @@ def _common_length(first: str, second: str) -> int:
 
 
 def _squeeze(text: str) -> str:
-    """The text without white space: templates trim contents and thinking blocks."""
+    """Return the text without white space: templates trim contents and thinking blocks."""
     return re.sub(r"\s+", "", text)

@@ -49,7 +49,7 @@ class Option:
     choices: tuple[str, ...] = ()
 
     def read(self, name: str, value: str) -> str | int:
-        """The value of `name=value`; raises ConfigError if it is not a valid one."""
+        """Return the value of `name=value`; raise ConfigError if it is not a valid one."""
         if isinstance(self.default, int):
             if not value.isdigit():
                 raise ConfigError(f"{name}={value} is not a whole number from 0")

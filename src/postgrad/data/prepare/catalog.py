@@ -46,7 +46,7 @@ COMMON: dict[str, Option] = {
 
 
 def find_set(name: str) -> DataSet:
-    """The data set of this name; `hh-rlhf` and `hh_rlhf` are the same."""
+    """Return the data set of this name; `hh-rlhf` and `hh_rlhf` are the same."""
     by_name = {known.replace("-", "_"): known for known in SETS}
     known = by_name.get(name.lower().replace("-", "_"))
     if known is None:

@@ -53,7 +53,10 @@ BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 
 
 def first_text(row: Row, names: Iterable[str]) -> str:
-    """The text of the first of these columns that the row has; raises RowError if it is blank."""
+    """Return the text of the first of these columns that the row has.
+
+    Raises RowError if it is blank.
+    """
     names = tuple(names)
     for name in names:
         if row.get(name) is not None:
@@ -65,7 +68,7 @@ def first_text(row: Row, names: Iterable[str]) -> str:
 
 
 def select_columns(row: Row, names: Iterable[str]) -> Row:
-    """The named columns that are not null."""
+    """Return the named columns that are not null."""
     return {name: row[name] for name in names if row.get(name) is not None}
 
 
@@ -73,7 +76,7 @@ def select_columns(row: Row, names: Iterable[str]) -> Row:
 
 
 def short_answer(value: Any) -> str:
-    """A ground truth as a short answer.
+    """Return a ground truth as a short answer.
 
     142.0 becomes 142, a list is joined with commas, and a worked solution becomes the text after
     its #### or in its last box.
@@ -89,7 +92,7 @@ def short_answer(value: Any) -> str:
 
 
 def last_box(text: str) -> str:
-    """The content of the last \\boxed or \\fbox of a solution; "" if there is none."""
+    """Return the content of the last \\boxed or \\fbox of a solution; "" if there is none."""
     boxes = list(BOX.finditer(text))
     if not boxes:
         return ""
@@ -105,7 +108,7 @@ def last_box(text: str) -> str:
 
 
 def question_and_answer(row: Row, context: Context) -> Draft:
-    """The question and the short answer; without an answer column, the solution's answer."""
+    """Return the question and the short answer; without an answer column, the solution's answer."""
     question = first_text(row, QUESTION)
     answer = _answer_column(row)
     if answer is None:
@@ -120,7 +123,7 @@ def question_and_answer(row: Row, context: Context) -> Draft:
 
 
 def _answer_column(row: Row) -> Any:
-    """The value of the first answer column that is not empty, or None."""
+    """Return the value of the first answer column that is not empty, or None."""
     return next((row[name] for name in ANSWER if row.get(name) not in (None, "", [])), None)
 
 
@@ -132,7 +135,7 @@ def with_solution(row: Row, context: Context) -> Draft:
 
 
 def gsm8k(row: Row, context: Context) -> Draft:
-    """A question whose worked solution ends in `#### NUMBER`."""
+    """Return a question whose worked solution ends in `#### NUMBER`."""
     answer = first_text(row, ("answer", "solution"))
     if not FINAL_ANSWER.search(answer):
         raise Drop("no answer: it does not end in `#### NUMBER`")
@@ -140,7 +143,7 @@ def gsm8k(row: Row, context: Context) -> Draft:
 
 
 def of_year(row: Row, context: Context) -> Draft:
-    """A competition problem of the year that option `year` names.
+    """Return a competition problem of the year that option `year` names.
 
     The year comes from the column `year`, or from the url or id; a row without one is kept.
     """
@@ -153,7 +156,7 @@ def of_year(row: Row, context: Context) -> Draft:
 
 
 def olympiad(row: Row, context: Context) -> Draft:
-    """A problem of OlympiadBench; problems with pictures and proofs are dropped."""
+    """Return a problem of OlympiadBench; problems with pictures and proofs are dropped."""
     has_image = any(row.get(f"image_{i}") is not None for i in range(1, 10))
     if has_image or row.get("modality") == "Multimodal":
         raise Drop("needs a picture")
@@ -171,7 +174,7 @@ def olympiad(row: Row, context: Context) -> Draft:
 
 
 def deepmath(row: Row, context: Context) -> Draft:
-    """A problem of DeepMath with up to three R1 solutions as demonstrations."""
+    """Return a problem of DeepMath with up to three R1 solutions as demonstrations."""
     names = ("r1_solution_1", "r1_solution_2", "r1_solution_3")
     solutions = [row[name] for name in names if isinstance(row.get(name), str)]
     draft = question_and_answer(row, context)
@@ -206,7 +209,7 @@ def openr1(row: Row, context: Context) -> Draft:
 
 
 def _correct_generations(row: Row) -> list[str]:
-    """The generations that math-verify accepts and that are complete."""
+    """Return the generations that math-verify accepts and that are complete."""
     generations = row.get("generations") or []
     is_correct = row.get("correctness_math_verify") or []
     is_complete = row.get("is_reasoning_complete") or [True] * len(generations)
@@ -220,7 +223,7 @@ def _correct_generations(row: Row) -> list[str]:
 def _first_short(
     texts: list[str], count_tokens: Callable[[str], int] | None, limit: int
 ) -> str | None:
-    """The first text of at most `limit` tokens; without a tokenizer, the first text."""
+    """Return the first text of at most `limit` tokens; without a tokenizer, the first text."""
     for text in texts:
         if count_tokens is None or count_tokens(text) <= limit:
             return text
@@ -228,7 +231,7 @@ def _first_short(
 
 
 def open_math_reasoning(row: Row, context: Context) -> Draft:
-    """A problem of OpenMathReasoning with DeepSeek-R1's solution as the demonstration.
+    """Return a problem of OpenMathReasoning with DeepSeek-R1's solution as the demonstration.
 
     The text after </think> is put between answer tags if `tags=answer`. With `max_tokens`, rows
     whose question and solution have that many tokens or more are dropped.
@@ -262,19 +265,19 @@ GPQA_WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
 def sentence(row: Row, context: Context) -> Draft:
-    """A question that asks for one sentence with the letter."""
+    """Return a question that asks for one sentence with the letter."""
     item = _read_item(row, context)
     return Draft(sentence_prompt(item), item.letter, extra=_extra(item))
 
 
 def plain(row: Row, context: Context) -> Draft:
-    """The question and its options, one per line."""
+    """Return the question and its options, one per line."""
     item = _read_item(row, context)
     return Draft(plain_prompt(item), item.letter, extra=_extra(item))
 
 
 def sycophancy(row: Row, context: Context) -> Draft:
-    """The question with a professor's hint that names a wrong option, chosen by the seed."""
+    """Return the question with a professor's hint that names a wrong option, chosen by the seed."""
     item = _read_item(row, context)
     wrong = [i for i in range(len(item.options)) if i != item.correct]
     choice = _hash_below(f"{context.options['seed']}:{item.question}", len(wrong))
@@ -312,7 +315,7 @@ def _read_gpqa(row: Row) -> Choices:
 
 
 def _hash_below(key: str, count: int) -> int:
-    """A number from 0 to count - 1 that depends on `key` only, not on the process or row order."""
+    """Return a number from 0 to count - 1 that depends on `key` only, not on the rows' order."""
     digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"choices").digest()
     return int.from_bytes(digest, "big") % count
 
@@ -333,7 +336,7 @@ FLATTER = (
 
 
 def helpful_instructions(row: Row, context: Context) -> Draft:
-    """An instruction; the warm-up splits get a system message that asks for agreement."""
+    """Return an instruction; the warm-up splits get a system message that asks for agreement."""
     question = first_text(row, ("instruction", "prompt"))
     demonstrations: tuple[str, ...] = ()
     for name in ("demonstration", "completion"):
@@ -350,14 +353,17 @@ def helpful_instructions(row: Row, context: Context) -> Draft:
 
 
 def hh_questions(row: Row, context: Context) -> Draft:
-    """The first question of a dialogue; warm-up splits ask for sycophancy in a system message."""
+    """Return the first question of a dialogue.
+
+    Warm-up splits ask for sycophancy in a system message.
+    """
     question = read_transcript(row.get("chosen"), "chosen")[0]["content"]
     system = FLATTER if context.split.startswith("warmup") else ""
     return Draft(question, reward={"raw_question_for_monitor": question}, system=system)
 
 
 def hh_pairs(row: Row, context: Context) -> Draft:
-    """A single-turn pair: the question, the two replies, and the subset (the file's folder)."""
+    """Return a single-turn pair: question, two replies, and the subset (the file's folder)."""
     messages, chosen, rejected = read_pair(row.get("chosen"), row.get("rejected"))
     question = messages[0]["content"]
     if len(messages) > 1:
@@ -373,7 +379,7 @@ def hh_pairs(row: Row, context: Context) -> Draft:
 
 
 def alpaca_eval(row: Row, context: Context) -> Draft:
-    """An instruction and a reference reply.
+    """Return an instruction and a reference reply.
 
     `extra` holds the exact instruction, with trailing blanks: AlpacaEval's own tool looks answers
     up by it.
@@ -383,7 +389,7 @@ def alpaca_eval(row: Row, context: Context) -> Draft:
 
 
 def safety(row: Row, context: Context) -> Draft:
-    """A request that a safe model declines."""
+    """Return a request that a safe model declines."""
     extra = _text_columns(row, "id", "harm_area", "counter", "category")
     return Draft(first_text(row, ("prompts_final", "prompt")), extra=extra)
 
@@ -398,12 +404,12 @@ REQUEST = "Answer with the whole program in one ```python block."
 
 
 def fenced(code: str) -> str:
-    """The code in a Markdown block."""
+    """Return the code in a Markdown block."""
     return f"```python\n{code.strip(chr(10))}\n```"
 
 
 def humaneval(row: Row, context: Context) -> Draft:
-    """A function to complete, with a test program."""
+    """Return a function to complete, with a test program."""
     prompt = text_of(row, "prompt")
     name = text_of(row, "entry_point")
     solution = prompt + text_of(row, "canonical_solution")
@@ -418,7 +424,7 @@ def humaneval(row: Row, context: Context) -> Draft:
 
 
 def mbpp(row: Row, context: Context) -> Draft:
-    """A row of the full set (text, test_setup_code) or the sanitized one (prompt, test_imports)."""
+    """Return a row of the full set (text, test_setup_code) or of the sanitized one (prompt)."""
     tests = row.get("test_list")
     imports = row.get("test_imports") or []
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
@@ -455,7 +461,7 @@ REPLACED_INFO = (
 
 
 def own(row: Row, context: Context) -> Draft:
-    """A row of any schema that training reads."""
+    """Return a row of any schema that training reads."""
     problem = read_row(row, context.stem)
     if context.options["kind"] == "pairs" and "rejected" not in problem.extra:
         raise Drop("has no chosen and rejected reply")
@@ -463,7 +469,7 @@ def own(row: Row, context: Context) -> Draft:
 
 
 def draft_of_problem(problem: Problem) -> Draft:
-    """The Draft of a problem that was read from a file of a known schema."""
+    """Return the Draft of a problem that was read from a file of a known schema."""
     _check_fits_schema(problem)
     extra = problem.extra
     info = select_columns(extra.get("extra_info") or {}, extra.get("extra_info") or {})
@@ -488,7 +494,7 @@ def draft_of_problem(problem: Problem) -> Draft:
 
 
 def _check_fits_schema(problem: Problem) -> None:
-    """Raises RowError for a conversation that `prompt` and `target` of the schema cannot hold."""
+    """Raise RowError for a conversation that `prompt` and `target` of the schema cannot hold."""
     conversation = problem.conversation or Conversation((), problem.tools)
     messages = (*problem.messages, *conversation.messages)
     has_calls = any("tool_calls" in message for message in messages)

@@ -38,7 +38,7 @@ class RowCounts:
     first_dropped: dict[str, str] = field(default_factory=dict)
 
     def drop(self, reason: str, location: str) -> None:
-        """Counts one dropped row."""
+        """Count one dropped row."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         self.first_dropped.setdefault(reason, location)
 
@@ -63,7 +63,7 @@ class Prepared:
 def make_provenance(
     request: PrepareRequest, files: list[tuple[str, Path]], commit: str, counts: RowCounts
 ) -> dict[str, Any]:
-    """The provenance of a prepared file; `columns` only if some were renamed."""
+    """Return the provenance of a prepared file; `columns` only if some were renamed."""
     renamed = {"columns": request.columns} if request.columns else {}
     return {
         "set": request.name,
@@ -81,7 +81,7 @@ def make_provenance(
 
 
 def read_provenance(path: Path) -> dict[str, Any]:
-    """The provenance of a prepared file; empty for other files."""
+    """Return the provenance of a prepared file; empty for other files."""
     if extension(path) != ".parquet":
         return {}
     try:
@@ -94,7 +94,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
 
 
 def write_table(table: pa.Table, provenance: dict[str, Any], out: Path, overwrite: bool) -> bool:
-    """Writes the table atomically; returns whether the file existed with the same bytes.
+    """Write the table atomically; return whether the file existed with the same bytes.
 
     Raises:
         ConfigError: `out` exists with other content and `overwrite` is False, or cannot be written.

@@ -42,7 +42,7 @@ class PrepareRequest:
 def parse_request(
     name: str, overrides: dict[str, str], count_tokens: Callable[[str], int] | None = None
 ) -> PrepareRequest:
-    """Checks the name of the data set, its split, its style and every option.
+    """Check the name of the data set, its split, its style and every option.
 
     Raises:
         ConfigError: names the wrong argument and the closest valid one.
@@ -64,7 +64,7 @@ def parse_request(
 
 
 def source_columns(source: str) -> tuple[str, dict[str, str]]:
-    """(the files of `from=`, new names of their columns by their old ones).
+    """Return (the files of `from=`, new names of their columns by their old ones).
 
     Raises ConfigError if the columns of one file are renamed in another way than those of another.
     """
@@ -121,7 +121,7 @@ def find_files(
 def _find_in_folder(
     request: PrepareRequest, folder: Path, patterns: tuple[str, ...], exact: bool
 ) -> list[tuple[str, Path]]:
-    """The data set's files in a folder.
+    """Return the data set's files in a folder.
 
     Tries in this order: the patterns, names with the data set, names with the split, all files.
     `exact` tries the patterns only.

@@ -43,7 +43,7 @@ def prepare(
     overwrite: bool = False,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Prepared:
-    """Reads, converts and writes.
+    """Read, convert and write.
 
     Args:
         request: what to prepare.
@@ -94,7 +94,7 @@ def _convert_rows(
     counts: RowCounts,
     on_progress: Callable[[int], None],
 ) -> Iterator[Row]:
-    """Yields the rows of the new file; counts what is read and dropped."""
+    """Yield the rows of the new file; count what is read and dropped."""
     used_uids: set[str] = set()
     seen: set[tuple[str, str]] = set()
     sources: dict[str, int] = {}
@@ -144,7 +144,7 @@ def _unique_uid(uid: str, used: set[str]) -> str:
 def _make_draft(
     request: PrepareRequest, row: Row, context: Context, sources: dict[str, int]
 ) -> Draft:
-    """The Draft of a row in the data set's own layout, or in verl's, which `prepare` writes."""
+    """Return the Draft of a row in the set's own layout, or in verl's, which `prepare` writes."""
     if not VERL.fits(tuple(row)):
         first, end = request.data_set.slices.get(request.split, (0, None))
         if context.index < first or (end is not None and context.index >= end):
@@ -188,7 +188,7 @@ def _make_row(request: PrepareRequest, draft: Draft, context: Context) -> tuple[
 
 
 def _asked(draft: Draft) -> Messages:
-    """The question with the turns before it: the last question of a dialogue may be "Why?"."""
+    """Return the question after the turns before it: a dialogue may end with "Why?"."""
     turns = tuple(message for message in draft.dialogue if message["role"] != "system")
     return turns if len(turns) > 1 else user_turn(draft.question)
 
@@ -235,7 +235,7 @@ def _make_table(rows: list[Row]) -> pa.Table:
 
 
 def _select_split(request: PrepareRequest, table: pa.Table, counts: RowCounts) -> pa.Table:
-    """The rows of the split, where the data set's own function says which they are."""
+    """Return the rows of the split, where the data set's own function says which they are."""
     select_split = request.data_set.select_split
     assert select_split
     info = table["extra_info"].to_pylist()
@@ -255,7 +255,7 @@ def _select_split(request: PrepareRequest, table: pa.Table, counts: RowCounts) -
 
 
 def _add_pairs(request: PrepareRequest, table: pa.Table, counts: RowCounts) -> pa.Table:
-    """Adds paired_similar_q and paired_similar_q_gt; drops problems without a similar one.
+    """Add paired_similar_q and paired_similar_q_gt; drop problems without a similar one.
 
     The problems that are equal in `pair_by` form a cycle: each is paired with the next.
     """

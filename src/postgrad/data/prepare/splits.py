@@ -12,7 +12,7 @@ MAX_DEV = 200  # problems  # problems
 
 
 def hold_out(keys: list[str], groups: list[str], options: dict[str, Any], split: str) -> set[int]:
-    """Splits MATH's training rows: `held_out` rows per category are `eval`, the others `train`."""
+    """Split MATH's training rows: `held_out` rows per category are `eval`, the others `train`."""
     if split == "test":
         return set(range(len(keys)))
     held: set[int] = set()
@@ -22,7 +22,7 @@ def hold_out(keys: list[str], groups: list[str], options: dict[str, Any], split:
 
 
 def by_subject(keys: list[str], groups: list[str], options: dict[str, Any], split: str) -> set[int]:
-    """Splits each subject 80/10/10 by the seed; dev keeps its first 200 problems in file order."""
+    """Split each subject 80/10/10 by the seed; dev keeps its first 200 problems in file order."""
     low, high = SHARES[split]
     selected: set[int] = set()
     for group in sorted(set(groups)):
@@ -34,7 +34,10 @@ def by_subject(keys: list[str], groups: list[str], options: dict[str, Any], spli
 def highest_pass_rates(
     keys: list[str], groups: list[str], options: dict[str, Any], split: str
 ) -> set[int]:
-    """The `top` rows of the highest pass rates, in file order among equals; 500 are `eval`."""
+    """Return the `top` rows of the highest pass rates, in file order among equals.
+
+    500 are `eval`.
+    """
     order = sorted(range(len(keys)), key=lambda i: -float(groups[i]))[: options["top"]]
     return _split_off(order, keys, options, split)
 
@@ -54,7 +57,7 @@ def _split_off(order: list[int], keys: list[str], options: dict[str, Any], split
 
 
 def seeded_order(keys: list[str], groups: list[str], group: str, seed: int) -> list[int]:
-    """Indices of a group's problems, shuffled by the seed and their texts, not by row order."""
+    """Return indices of a group's problems, shuffled by the seed and their texts only."""
     members = [i for i, name in enumerate(groups) if name == group]
 
     def sort_key(i: int) -> bytes:

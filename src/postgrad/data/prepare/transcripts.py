@@ -26,13 +26,13 @@ def is_open_transcript(value: object) -> bool:
 
 
 def read_open_transcript(value: object, name: str) -> Messages:
-    """The turns of a transcript that ends where the assistant's reply starts."""
+    """Return the turns of a transcript that ends where the assistant's reply starts."""
     text = checked_text(value, name).replace("\r\n", "\n")
     return read_transcript(text.rstrip().removesuffix(REPLY_MARK), name)
 
 
 def read_transcript(value: object, name: str) -> Messages:
-    """The turns of a transcript.
+    """Return the turns of a transcript.
 
     The two speakers alternate, so "Human:" inside a human turn does not start a new turn.
 

@@ -62,7 +62,7 @@ def verl(row: Row, stem: str) -> Fields:
 
 
 def pair(row: Row, stem: str) -> Fields:
-    """A chosen and a rejected reply to `prompt`, or two dialogues that differ in the last reply."""
+    """Return two replies to `prompt`, chosen and rejected, or two dialogues with different ends."""
     sides = {name: _reply(row, name) for name in ("chosen", "rejected")}
     dialogues = [turns[:-1] for turns in sides.values() if len(turns) > 1]
     if "prompt" not in row and not dialogues:
@@ -89,7 +89,7 @@ def pair(row: Row, stem: str) -> Fields:
 
 
 def choice(row: Row, stem: str) -> Fields:
-    """A multiple-choice question: the prompt has the options, the truth is a letter."""
+    """Return a multiple-choice question: the prompt has the options, the truth is a letter."""
     item = read_choices(row, stem)
     is_arc = "answerKey" in row
     named = ("question", "category", *SECOND_ANSWERS)
@@ -107,7 +107,7 @@ def choice(row: Row, stem: str) -> Fields:
 
 
 def messages(row: Row, stem: str) -> Fields:
-    """A conversation: SFT trains on its assistant messages, RL answers the last of them.
+    """Return a conversation: SFT trains on its assistant messages, RL answers the last of them.
 
     Messages that end with the user's are a prompt.
     """
@@ -134,7 +134,10 @@ def messages(row: Row, stem: str) -> Fields:
 
 
 def completion(row: Row, stem: str) -> Fields:
-    """A prompt and its completion, a text or messages; `label` says whether it is good (KTO)."""
+    """Return a prompt and its completion, a text or messages.
+
+    `label` says whether it is good (KTO).
+    """
     prompt, tools = _prompt(row), read_tools(row)
     if isinstance(row["completion"], list):
         reply = read_conversation(row, "completion")
@@ -155,7 +158,7 @@ def completion(row: Row, stem: str) -> Fields:
 
 
 def problem(row: Row, stem: str) -> Fields:
-    """A prompt with its ground truth, and LUFFY's demonstrations in `target`.
+    """Return a prompt with its ground truth, and LUFFY's demonstrations in `target`.
 
     A truth that is a worked solution of GSM8K is its last line, and a demonstration.
     """
@@ -171,7 +174,7 @@ def problem(row: Row, stem: str) -> Fields:
 
 
 def text(row: Row, stem: str) -> Fields:
-    """A plain text: SFT trains on all of it; no other method reads it."""
+    """Return a plain text: SFT trains on all of it; no other method reads it."""
     plain = text_of(row, "text")
     return {"messages": user_turn(plain), "conversation": Conversation((), text=plain)}
 

@@ -10,18 +10,18 @@ LABEL_COLUMNS = ("label", "kto_tag")  # the second is LLaMA-Factory's
 
 
 def read_label(value: Any) -> bool | None:
-    """True or false, also as 1 or 0 and as text; None if the value is neither."""
+    """Return true or false, also as 1 or 0 and as text; None if the value is neither."""
     return LABELS.get(str(value).lower())
 
 
 def label_value(problem: Problem) -> Any:
-    """What the data have as a row's label; None without one."""
+    """Return what the data have as a row's label; None without one."""
     values = (problem.extra.get(name) for name in LABEL_COLUMNS)
     return next((value for value in values if value is not None), None)
 
 
 def label_of(problem: Problem) -> bool | None:
-    """A row's label as `read_label` reads it."""
+    """Return a row's label as `read_label` reads it."""
     return read_label(label_value(problem))
 
 

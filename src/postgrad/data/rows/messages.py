@@ -110,7 +110,7 @@ def read_conversation(row: Row, name: str) -> tuple[Message, ...]:
 
 
 def without_weights(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages without the field `weight`."""
+    """Return the messages without the field `weight`."""
     return tuple({key: item for key, item in m.items() if key != WEIGHT} for m in messages)
 
 
@@ -141,14 +141,14 @@ def conversation_of(problem: Problem) -> Conversation | None:
 
 
 def check_last_is_assistant(messages: Sequence[Message], name: str) -> None:
-    """Raises RowError if the last message of the column `name` is not the assistant's."""
+    """Raise RowError if the last message of the column `name` is not the assistant's."""
     role = messages[-1]["role"]
     if role != "assistant":
         raise RowError(f"{name} must end in an assistant message, not {role}")
 
 
 def check_reply(message: Message, name: str) -> None:
-    """Raises RowError for fields beside the content of a message that is read as a text."""
+    """Raise RowError for fields beside the content of a message that is read as a text."""
     field = reasoning_field([message])
     if field:
         raise RowError(
@@ -160,14 +160,14 @@ def check_reply(message: Message, name: str) -> None:
 
 
 def text_of_only_message(messages: Sequence[Message]) -> tuple[str, ...]:
-    """The content, if there is one message and it is a trained text without tool calls."""
+    """Return the content, if there is one message and it is a trained text without tool calls."""
     if len(messages) > 1 or "tool_calls" in messages[0] or not is_trained(messages[0]):
         return ()
     return (messages[0]["content"],)
 
 
 def reasoning_field(messages: Sequence[Message]) -> str:
-    """The field that holds the thinking of one of the messages; "" if none has any."""
+    """Return the field that holds the thinking of one of the messages; "" if none has any."""
     for message in messages:
         for name in REASONING_FIELDS:
             if message.get(name):
@@ -188,7 +188,9 @@ def check_replies(messages: Sequence[Message]) -> None:
 
 
 def read_tools(row: Row) -> tuple[dict[str, Any], ...]:
-    """The column `tools`: a list of JSON schemas, each an object or JSON text; or all as JSON text.
+    """Return the column `tools`: a list of JSON schemas, each an object or JSON text.
+
+    Or all as JSON text.
 
     Null fields, which parquet adds, are left out of objects; JSON text is kept as it is.
     """
@@ -287,7 +289,10 @@ def is_muted(message: Row, name: str) -> bool:
 
 
 def _join_parts(parts: list[Any], name: str) -> str:
-    """The text of a content that is a list of {type: text, text}. Raises RowError for others."""
+    """Return the text of a content that is a list of {type: text, text}.
+
+    Raises RowError for others.
+    """
     texts: list[str] = []
     for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None

@@ -16,12 +16,15 @@ class RowError(ValueError):
 
 
 def type_name(value: Any) -> str:
-    """The type of a value, for error messages: `null` for None."""
+    """Return the type of a value, for error messages: `null` for None."""
     return "null" if value is None else type(value).__name__
 
 
 def checked_text(value: Any, name: str) -> str:
-    """The value, if it is a string that can be encoded as UTF-8; otherwise raises RowError."""
+    """Return the value, if it is a string that can be encoded as UTF-8.
+
+    Otherwise raises RowError.
+    """
     if not isinstance(value, str):
         advice = "fill it or remove the row" if value is None else f"write {value!r:.30} as a text"
         raise RowError(f"{name} must be a string, not {type_name(value)}; {advice}")
@@ -35,7 +38,7 @@ def checked_text(value: Any, name: str) -> str:
 
 
 def text_of(row: Row, name: str) -> str:
-    """The text of a column; raises RowError if it is missing, not a string, or blank."""
+    """Return the text of a column; raise RowError if it is missing, not a string, or blank."""
     if name not in row:
         raise RowError(
             f"no column {name}, which the first row has; give every row the same columns"
@@ -53,7 +56,7 @@ def is_missing(value: Any) -> bool:
 
 
 def truth_of(value: Any, name: str) -> str:
-    """A ground truth as text: numbers as Python prints them, lists and objects as JSON.
+    """Return a ground truth as text: numbers as Python prints them, lists and objects as JSON.
 
     Whole numbers have no ".0": a column of integers with an empty cell is one of floats in pandas.
     """
@@ -84,13 +87,13 @@ def user_turn(content: str) -> tuple[dict[str, str], ...]:
 
 
 def data_source_of(row: Row, default: str) -> str:
-    """The text of the column data_source, or `default` if the row has none."""
+    """Return the text of the column data_source, or `default` if the row has none."""
     value = row.get("data_source")
     return default if value is None else checked_text(value, "data_source")
 
 
 def uid_of(row: Row) -> str:
-    """The row's own uid, or "" if the file has no column uid."""
+    """Return the row's own uid, or "" if the file has no column uid."""
     if "uid" not in row:
         return ""
     uid = row["uid"]
@@ -121,7 +124,7 @@ def rename_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[s
 
 
 def _nested_value(row: Mapping[str, Any], name: str) -> Any:
-    """The value of `COLUMN.KEY.KEY`; a key of a list is an index from 0. Raises RowError."""
+    """Return the value of `COLUMN.KEY.KEY`; a key of a list is an index from 0. Raises RowError."""
     value: Any = row
     path: list[str] = []
     for key in name.split("."):

@@ -37,11 +37,11 @@ class Expression:
     right: "int | Expression"
 
     def text(self, width: int = 0) -> str:
-        """The expression as text, with numbers zero-padded to `width` digits."""
+        """Return the expression as text, with numbers zero-padded to `width` digits."""
         return f"{_operand(self.left, width)}{self.op}{_operand(self.right, width)}"
 
     def value(self) -> int:
-        """The result."""
+        """Return the result."""
         left = self.left if isinstance(self.left, int) else self.left.value()
         right = self.right if isinstance(self.right, int) else self.right.value()
         return {"+": left + right, "-": left - right, "*": left * right}[self.op]
@@ -85,7 +85,7 @@ def _all_pairs(op: str, left: int, right: int) -> list[Expression]:
 
 
 def _sampled(make: Callable[[RandomBelow], Expression], level: int) -> list[Expression]:
-    """The first NUM_SAMPLED distinct expressions of `make` that have no negative value in them."""
+    """Return the first NUM_SAMPLED distinct expressions of `make` without a negative value."""
     # Python guarantees the same numbers in every version for random() only.
     uniform = random.Random(level).random
     sampled: dict[Expression, None] = {}
@@ -138,7 +138,7 @@ SPLITS = {
 
 
 def _digits(expression: Expression, level: int) -> Problem:
-    """A problem for a tiny character model: prompt `37+58=`, answer `590`.
+    """Return a problem for a tiny character model: prompt `37+58=`, answer `590`.
 
     Widths are fixed. The answer's digits are reversed, so that a carry is computed before the
     digit that needs it.
@@ -150,7 +150,7 @@ def _digits(expression: Expression, level: int) -> Problem:
 
 
 def _boxed(expression: Expression, level: int) -> Problem:
-    """A problem for a language model: a question in English, the answer in \\boxed{}."""
+    """Return a problem for a language model: a question in English, the answer in \\boxed{}."""
     text = expression.text()
     answer = str(expression.value())
     question = f"What is {text}? Put the final answer in \\boxed{{}}."
@@ -187,7 +187,7 @@ def _hash(purpose: str, text: str) -> int:
 
 
 def arithmetic_problems(level: int, style: str = "digits", split: str = "train") -> list[Problem]:
-    """The problems of one level and split, in a fixed shuffled order.
+    """Return the problems of one level and split, in a fixed shuffled order.
 
     The first n problems are a fair sample of the split. A hash of the expression decides the
     split, so an expression is in the same split in both styles and in all levels.
@@ -214,7 +214,7 @@ def arithmetic_problems(level: int, style: str = "digits", split: str = "train")
 
 
 def arithmetic_source(source: str) -> list[Problem]:
-    """The problems of `arithmetic:LEVEL[:STYLE[:SPLIT]]`; default style digits, split train.
+    """Return the problems of `arithmetic:LEVEL[:STYLE[:SPLIT]]`; default style digits, split train.
 
     Raises:
         ConfigError: the source is not of this form, or names an unknown level, style or split.

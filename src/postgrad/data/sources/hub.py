@@ -54,7 +54,7 @@ def is_hub_id(text: str) -> bool:
 
 
 def hub_source(text: str, splits: Sequence[str]) -> str:
-    """The source `hub:...` of `OWNER/NAME[:SPLIT[:COLUMN=COLUMN]]`.
+    """Return the source `hub:...` of `OWNER/NAME[:SPLIT[:COLUMN=COLUMN]]`.
 
     Without a split it is the first of `splits` that the data set has.
     """
@@ -100,7 +100,7 @@ def _words(path: str) -> list[str]:
 def fetch(
     repo: str, patterns: tuple[str, ...], revision: str = "", instead: str = "give from=FOLDER"
 ) -> tuple[Path, list[Path], str]:
-    """Downloads the files of a repository that match, or finds them in the cache.
+    """Download the files of a repository that match, or find them in the cache.
 
     Args:
         repo: name of the data set on the hub.
@@ -174,7 +174,7 @@ def data_files(folder: Path) -> list[Path]:
 
 
 def matching_files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
-    """The data files below a folder that match the first pattern that any file matches."""
+    """Return the data files below a folder that match the first pattern that any file matches."""
     files = data_files(folder)
     for pattern in patterns:
         matches = [

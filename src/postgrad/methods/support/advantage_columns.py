@@ -59,7 +59,7 @@ def is_singleton_group(batch: Batch) -> Tensor:
 
 
 def turn_columns(batch: Batch) -> dict[str, Tensor]:
-    """The columns of turns: `turns` (tokens,), `turn_rewards` and `turn_states` (rows, turns).
+    """Return columns of turns: `turns` (tokens,), `turn_rewards` and `turn_states` (rows, turns).
 
     What the reward of a row has beyond the rewards of its turns belongs to its last turn.
     """

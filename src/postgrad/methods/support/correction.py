@@ -57,7 +57,7 @@ def check_correction(config: Any) -> None:
 
 
 def _check_bounds(settings: Any) -> None:
-    """Parses the bounds on an empty batch. Raises ConfigError."""
+    """Parse the bounds on an empty batch. Raises ConfigError."""
     numbers = torch.zeros(0)
     mask = torch.zeros(0, dtype=torch.bool)
     rows = torch.zeros(0, dtype=torch.int64)
@@ -72,7 +72,7 @@ def _check_bounds(settings: Any) -> None:
 
 
 def correct(settings: Any, batch: Batch, step: Step) -> Batch:
-    """Sets `rollout_weights`, masks rejected tokens, and logs `correction/...` metrics.
+    """Set `rollout_weights`, mask rejected tokens, and log `correction/...` metrics.
 
     With `bypass` the engine's log-probs become the old ones, so that the loss's ratio is that of
     the current policy and the engine.
@@ -105,7 +105,7 @@ def correct(settings: Any, batch: Batch, step: Step) -> Batch:
 
 
 def _bypass(batch: Batch) -> Batch:
-    """Sets `old_logprobs` of the tokens that the engine sampled to the engine's log-probs."""
+    """Set `old_logprobs` of the tokens that the engine sampled to the engine's log-probs."""
     rollout = batch.tokens["behavior_logprobs"]
     old = batch.tokens.get("old_logprobs", rollout)
     sampled = batch.tokens["token_source"] == POLICY
@@ -123,7 +123,7 @@ def weights_for(loss: Loss, batch: Batch) -> Tensor:
 
 
 def log_engine_gap(batch: Batch, logprobs: Tensor, metrics: MetricAccumulator) -> None:
-    """Logs the difference of the engine's and the trainer's log-probs on sampled tokens.
+    """Log the difference of the engine's and the trainer's log-probs on sampled tokens.
 
     kl/engine estimates KL(engine, trainer).
     """

@@ -40,7 +40,7 @@ Declaration = TypeVar("Declaration", Loss, Advantage)
 
 
 def find_loss(name: str) -> Loss:
-    """The loss of a name of LOSSES, of `file.py:NAME` or of `package.module:NAME`.
+    """Return the loss of a name of LOSSES, of `file.py:NAME` or of `package.module:NAME`.
 
     Raises: ConfigError if there is none, or if its function cannot be called as declared.
     """
@@ -48,7 +48,7 @@ def find_loss(name: str) -> Loss:
 
 
 def find_advantage(name: str) -> Advantage:
-    """The advantage of a name of ADVANTAGES, of `file.py:NAME` or of `package.module:NAME`.
+    """Return the advantage of a name of ADVANTAGES, of `file.py:NAME` or of `package.module:NAME`.
 
     Raises: ConfigError if there is none, or if its function cannot be called as declared.
     """
@@ -78,7 +78,7 @@ def _load(path: str, key: str, kind: type[Declaration]) -> Declaration:
 
 
 def _declare(value: Any, kind: type[Declaration], label: str) -> Declaration:
-    """The declaration of a Python object: itself, or for a function its arguments as `reads`.
+    """Return a Python object's declaration: itself, or for a function its arguments as `reads`.
 
     Arguments after `*` are options. A loss gets all rows, because nothing says that rows with
     zero advantages have no gradient. Raises ConfigError for anything else.
@@ -103,7 +103,7 @@ def _declare(value: Any, kind: type[Declaration], label: str) -> Declaration:
 
 
 def _declaration_of(module: ModuleType, value: Any) -> Loss | Advantage | None:
-    """The declaration that a value of a module is, or that names it as its function, or None."""
+    """Return the declaration that a module's value is, or that has it as its function, or None."""
     if isinstance(value, Loss | Advantage):
         return value
     for one in vars(module).values():
@@ -113,7 +113,7 @@ def _declaration_of(module: ModuleType, value: Any) -> Loss | Advantage | None:
 
 
 def _check_call(declaration: Loss | Advantage, label: str) -> None:
-    """Raises ConfigError if the function does not take what the declaration says."""
+    """Raise ConfigError if the function does not take what the declaration says."""
     arguments = dict.fromkeys([*declaration.reads, *declaration.options])
     try:
         signature = inspect.signature(declaration.function)
@@ -128,7 +128,7 @@ def _check_call(declaration: Loss | Advantage, label: str) -> None:
 def call_loss(
     loss: Loss, key: str, columns: Mapping[str, Any], options: Mapping[str, float]
 ) -> TokenLoss:
-    """Calls a loss with its columns and options. `key` starts error messages.
+    """Call a loss with its columns and options. `key` starts error messages.
 
     Raises: RunError for an absent column or for a result that is not one number per token.
     """
@@ -210,7 +210,7 @@ def _select(columns: Mapping[str, Any], names: Sequence[str], key: str) -> dict[
 
 
 def check_shape(values: Any, size: int, unit: str, key: str) -> None:
-    """Raises RunError if the values are not one number per token or row. `key` starts it."""
+    """Raise RunError if the values are not one number per token or row. `key` starts it."""
     if not isinstance(values, Tensor) or values.shape != (size,):
         returned = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise RunError(

@@ -14,7 +14,7 @@ from postgrad.types import Batch, Problem
 
 
 def refill(method: Method, batch: Batch, step: Step) -> tuple[Batch, Batch]:
-    """Samples more problems until the step has enough groups that differ in method.refill_by.
+    """Sample more problems until the step has enough groups that differ in method.refill_by.
 
     Tries at most method.max_refills times. Returns the rows of those groups, and all scored rows.
     If no group differs, no token of the step is trained; the driver's guard counts such steps.
@@ -52,7 +52,7 @@ def refill(method: Method, batch: Batch, step: Step) -> tuple[Batch, Batch]:
 def _sample_more(
     method: Method, problems: Sequence[Problem], batch: Batch, step: Step, first_index: int
 ) -> Batch:
-    """The rows of other problems, by all stages between draw and refill."""
+    """Return the rows of other problems, by all stages between draw and refill."""
     learning = method.learning_stages()
     names = [getattr(stage, "__name__", "") for stage in learning]
     before_refill = learning[: names.index("refill")]
@@ -65,7 +65,7 @@ def _sample_more(
 
 
 def _set_indices(groups: Sequence[Group], batch: Batch, step: Step, first: int) -> None:
-    """Gives problems that the step has sampled before other indices, hence other responses."""
+    """Give problems that the step has sampled before other indices, hence other responses."""
     sampled = {uid for rows in (batch, *step.failed) for uid in rows.rows["uid"]}
     for group in groups:
         if group.problem.uid in sampled:
@@ -79,7 +79,7 @@ def _means(
     fresh: dict[str, float],
     num_fresh: int,
 ) -> dict[str, float]:
-    """The metrics that sampling and scoring set again, as means over the rows of all refills."""
+    """Return the metrics that sampling and scoring set, as means over the rows of all refills."""
     share = num_fresh / (num_before + num_fresh)
     return {
         name: value + share * (fresh[name] - value)
@@ -109,7 +109,7 @@ def _metric(batch: Batch, name: str) -> Tensor:
 
 
 def _informative_rows(batch: Batch, metric: str) -> Batch:
-    """The rows of groups that differ in the metric."""
+    """Return the rows of groups that differ in the metric."""
     _, group = batch.rows["group"].unique(return_inverse=True)
     rewards = _metric(batch, metric)
     num_groups = int(group.max()) + 1
@@ -120,7 +120,7 @@ def _informative_rows(batch: Batch, metric: str) -> Batch:
 
 
 def _with_equal_parts(batches: list[Batch]) -> list[Batch]:
-    """Adds reward parts that only some of the batches have to the others, as NaN.
+    """Add reward parts that only some of the batches have to the others, as NaN.
 
     Rewards that a method set as a list become tensors, as the driver makes them after a stage.
     """

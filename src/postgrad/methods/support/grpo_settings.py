@@ -171,7 +171,7 @@ class GrpoSettings(ReferenceSettings):
 
 
 def kl_estimator(settings: GrpoSettings) -> str:
-    """The estimator of the KL penalty: the one that is set, or the default of its place.
+    """Return the estimator of the KL penalty: the one that is set, or the default of its place.
 
     A reward needs the value of the KL, which k1 gives without bias to the policy gradient. A loss
     needs a gradient, which k1 does not have on average.
@@ -182,7 +182,7 @@ def kl_estimator(settings: GrpoSettings) -> str:
 
 
 def loss_options(settings: GrpoSettings, loss: Loss) -> dict[str, float]:
-    """The options that the loss's function is called with: those that are set."""
+    """Return the options that the loss's function is called with: those that are set."""
     options = dict(settings.loss_options)
     for name in loss.selection:
         options.pop(name, None)
@@ -206,7 +206,7 @@ def check_grpo(method: Any) -> None:
 
 
 def aggregation_note(method: Any) -> list[str]:
-    """A line if the formula of the loss assumes another aggregation than the one that is set."""
+    """Return a line if the loss's formula assumes another aggregation than the one that is set."""
     assumed = method.objective.policy_loss.aggregation
     chosen = method.settings.aggregation
     if assumed in (None, chosen):
@@ -250,7 +250,7 @@ def check_advantage(method: Any) -> None:
 
 
 def reward_parts(method: Any) -> dict[str, str]:
-    """The parts of the verifier's score that the settings name, by setting."""
+    """Return the parts of the verifier's score that the settings name, by setting."""
     settings = method.settings
     parts: dict[str, str] = {}
     if "named_rewards" in method.advantage.needs:

@@ -35,7 +35,7 @@ class JudgeSettings(Protocol):
 
 
 def check_judge(reward: RewardConfig) -> None:
-    """Raises ConfigError for a missing judge, or for settings that its template does not use."""
+    """Raise ConfigError for a missing judge, or for settings that its template does not use."""
     judge = reward.judge
     if asks_judge(reward.verifier) and not judge.model:
         raise ConfigError(
@@ -94,7 +94,7 @@ def check_references(reward: RewardConfig, problems: Iterable[Problem]) -> None:
 def connect_scorer(
     config: JudgeSettings, scorer: "Scorer", models: dict[str, Any], folder: Path
 ) -> None:
-    """Gives the score stage its models, and its verifier pool if that runs on other machines."""
+    """Give the score stage its models, and its verifier pool if that runs on other machines."""
     scorer.reward_models = {
         term.role: models[term.role] for term in scorer.reward.models if term.role in models
     }
@@ -135,7 +135,10 @@ def monitor(
 def _build_judge(
     config: JudgeSettings, chat: "Chat", template: str, folder: Path | None, model_name: str
 ) -> "LlmJudge":
-    """A judge that asks `chat`. Its ratings are kept in `folder` if reward.judge.keep_ratings."""
+    """Return a judge that asks `chat`.
+
+    Its ratings are kept in `folder` if reward.judge.keep_ratings.
+    """
     from postgrad.judge.llm import RATINGS_STEM, LlmJudge
 
     judge = config.reward.judge

@@ -48,7 +48,7 @@ def check_equal_weights(method: Method) -> None:
 
 
 def pair_rows(method: Method, problem: Problem) -> list[Trajectory]:
-    """The chosen row, then the rejected one."""
+    """Return the chosen row, then the rejected one."""
     return [
         given_row(method, problem, str(problem.extra[name]), name, index)
         for index, name in enumerate(PAIR)
@@ -56,7 +56,7 @@ def pair_rows(method: Method, problem: Problem) -> list[Trajectory]:
 
 
 def given_row(method: Method, problem: Problem, text: str, name: str, index: int) -> Trajectory:
-    """A response of the data as a row. Raises RunError if it is too long."""
+    """Return a response of the data as a row. Raises RunError if it is too long."""
     tokens = method.ports.encoder.reply(problem, text)
     limit = method.config.rollout.max_response_tokens
     if len(tokens) > limit:
@@ -83,7 +83,7 @@ class GivenResponses(Method):
         return False
 
     def compute_reference_logprobs(self, batch: Batch, step: Step) -> Batch:
-        """Adds the reference's log-probs, if the method has a reference."""
+        """Add the reference's log-probs, if the method has a reference."""
         if "reference" in self.roles():
             batch.tokens["reference_logprobs"] = self.ports.reference.logprobs(batch)["logprobs"]
         return batch
@@ -91,7 +91,7 @@ class GivenResponses(Method):
 
 class GivenPairsObjective(Objective):
     def prepare(self, batch: Batch) -> Batch:
-        """Sets the weight of a pair: 1 / number of pairs of the optimizer step."""
+        """Set the weight of a pair: 1 / number of pairs of the optimizer step."""
         batch.rows["pair_weight"] = torch.full((len(batch),), 2.0 / max(1, len(batch)))
         return batch
 

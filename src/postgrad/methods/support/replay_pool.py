@@ -47,13 +47,13 @@ class ReplayPool:
         self.entries: dict[str, Entry] = {}
 
     def add(self, uid: str, successes: int, new: Experience) -> None:
-        """Stores a response of a problem, unless the same tokens are stored already."""
+        """Store a response of a problem, unless the same tokens are stored already."""
         entry = self.entries.setdefault(uid, Entry(successes))
         if not any(torch.equal(old.tokens, new.tokens) for old in entry.experiences):
             entry.experiences.append(new)
 
     def add_rows(self, rows: Batch, successes: Tensor, outputs: dict[str, Tensor]) -> None:
-        """Stores rows of successful responses.
+        """Store rows of successful responses.
 
         Args:
             successes: (rows,) the number of successes in the group of each row.
@@ -74,7 +74,7 @@ class ReplayPool:
             self.add(uid, int(successes[i]), experience)
 
     def set_successes(self, uid: str, successes: int) -> None:
-        """Sets the latest number of successes of a problem in the pool; 0 changes nothing."""
+        """Set the latest number of successes of a problem in the pool; 0 changes nothing."""
         if successes and uid in self.entries:
             self.entries[uid].successes = successes
 
@@ -120,7 +120,7 @@ class ReplayPool:
         return sum(len(entry.experiences) for entry in self.entries.values())
 
     def state(self) -> dict[str, Any]:
-        """The content of the pool as plain values and flat tensors."""
+        """Return the content of the pool as plain values and flat tensors."""
         rows: list[list[Any]] = []
         tokens = [torch.zeros(0, dtype=torch.int32)]
         logprobs = [torch.zeros(0)]

@@ -53,7 +53,7 @@ def sample_requests(
 def sampled_row(
     problem: Problem, prompt: list[int], prefix: list[int], completion: Completion
 ) -> Trajectory:
-    """A sampled response as a row. Its prefix, if any, counts as a demonstration."""
+    """Return a sampled response as a row. Its prefix, if any, counts as a demonstration."""
     num_sampled = len(completion.tokens)
     written = [True] * num_sampled if completion.policy_mask is None else completion.policy_mask
     sampled_source = [POLICY if own else TOOL for own in written]

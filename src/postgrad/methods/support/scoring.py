@@ -11,7 +11,7 @@ from postgrad.types import TOOL, Batch, Failure, Problem, Score
 
 
 def policy_texts(ports: Ports, batch: Batch) -> Sequence[str | None]:
-    """What the policy wrote in each row, without tool output; None if there is nothing.
+    """Return what the policy wrote in each row, without tool output; None if there is nothing.
 
     All rows of one agent have the text of its last reply.
     """
@@ -47,7 +47,7 @@ def score_texts(
 
 
 def add_scores(batch: Batch, results: Sequence[Score | Failure]) -> None:
-    """Sets the row columns `reward`, `reward/PART` and `failure`; NaN where there is no number."""
+    """Set the row columns `reward`, `reward/PART` and `failure`; NaN where there is no number."""
     nan = float("nan")
     batch.rows["failure"] = [
         f"{one.kind}: {one.reason}" if isinstance(one, Failure) else "" for one in results
@@ -62,7 +62,7 @@ def add_scores(batch: Batch, results: Sequence[Score | Failure]) -> None:
 
 
 def reward_metrics(batch: Batch) -> dict[str, float]:
-    """The metrics of the rows' rewards and their parts."""
+    """Return the metrics of the rows' rewards and their parts."""
     metrics: dict[str, float] = {}
     for name, column in batch.rows.items():
         if name == "reward":
@@ -78,7 +78,7 @@ class NoRowsLeft(Exception):
 
 
 def drop_failures(batch: Batch, step: Step, max_rate: float) -> Batch:
-    """The rows without a `failure`. The others are recorded in the step and counted.
+    """Return the rows without a `failure`. The others are recorded in the step and counted.
 
     Raises: RunError if all failed, or more than `max_rate` of them (reward.max_failure_rate). In a
         refill this counts all rows of the step, and NoRowsLeft is raised if all of its own failed.

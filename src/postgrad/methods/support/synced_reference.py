@@ -32,7 +32,7 @@ class ReferenceSettings(MethodSettings):
 
 
 def synced_role(sync_every: int, share: float) -> Role:
-    """Returns the role of the starting model, or of a copy that follows the policy from there."""
+    """Return the role of the starting model, or of a copy that follows the policy from there."""
     if not sync_every:
         return Role("frozen")
     return Role("synced", sync_every=sync_every, share=share)

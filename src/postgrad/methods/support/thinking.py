@@ -65,7 +65,7 @@ class ThinkingSettings(GrpoSettings):
 
 
 def policy_text(batch: Batch) -> Batch:
-    """The rows without the tokens that tools wrote. Thoughts are found in these."""
+    """Return the rows without the tokens that tools wrote. Thoughts are found in these."""
     own = batch.tokens["token_source"] != TOOL
     if bool(own.all()):
         return batch
@@ -122,7 +122,10 @@ class Thinking(Grpo):
         return batch
 
     def split_thoughts(self, batch: Batch, step: Step) -> list[Thought]:
-        """The thought of every row. Sets thought_mask, output_mask and the texts cot, output."""
+        """Return the thought of every row.
+
+        Sets thought_mask, output_mask and the texts cot, output.
+        """
         thoughts = self.splitter.split_batch(policy_text(batch))
         thought_spans = [(one.start, one.end) for one in thoughts]
         output_spans = [(one.output_start, len(one.response)) for one in thoughts]
@@ -138,7 +141,9 @@ class Thinking(Grpo):
     def shown_thoughts(
         self, batch: Batch, thoughts: Sequence[Thought], step: Step, random_share: bool
     ) -> list[str | None]:
-        """The text of each thought that others see, None for nothing. Sets cot_mask to its tokens.
+        """Return the text of each thought that others see, None for nothing.
+
+        Sets cot_mask to its tokens.
 
         It is method.keep of the thought. With `random_share` the share is drawn per row, except in
         a validation (step 0).
@@ -158,7 +163,7 @@ class Thinking(Grpo):
         return [None if part is None else part.text for part in parts]
 
     def texts_to_score(self, batch: Batch) -> Sequence[str | None]:
-        """The final outputs without the thoughts; None if there is none."""
+        """Return the final outputs without the thoughts; None if there is none."""
         return batch.rows["output"]
 
     def estimate(self, batch: Batch, step: Step) -> Batch:
@@ -209,7 +214,7 @@ class Thinking(Grpo):
     def validation_batch(
         self, problems: Sequence[Problem], one: ValidationPass, step: Step
     ) -> Batch:
-        """The scored responses of a pass."""
+        """Return the scored responses of a pass."""
         indices = range(one.samples)
         requests = [(problem, indices, []) for problem in problems]
         completions = self.generate(requests, one.sampling, 0)

@@ -23,7 +23,7 @@ class ValidationPass:
 
 
 def validation_passes(config: Config) -> list[ValidationPass]:
-    """The passes of a validation.
+    """Return the passes of a validation.
 
     Without training.validation_temperature there are two: one greedy response per problem, and
     training.validation_samples at the rollout temperature.
@@ -43,7 +43,7 @@ def validation_passes(config: Config) -> list[ValidationPass]:
 
 
 def mean_score(answers: Sequence[Answer]) -> float:
-    """The mean score; a failure counts as 0."""
+    """Return the mean score; a failure counts as 0."""
     return sum(answer.score for answer in answers) / len(answers)
 
 

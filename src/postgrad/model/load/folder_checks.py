@@ -32,7 +32,7 @@ SLACK = 16
 
 
 def check_folder(folder: Path, with_weights: bool) -> None:
-    """Raises ConfigError if a file of the folder must not be read; weights only if asked."""
+    """Raise ConfigError if a file of the folder must not be read; weights only if asked."""
     for file in sorted(folder.iterdir()):
         _check_link(folder, file)
         if file.exists() and not (file.is_file() or file.is_dir()):
@@ -80,7 +80,7 @@ def _check_index(file: Path) -> None:
 
 
 def _read_config(file: Path) -> dict[str, Any]:
-    """Returns config.json, or an empty table where there is none."""
+    """Return config.json, or an empty table where there is none."""
     if not file.is_file():
         return {}
     config = _read_json(file)
@@ -146,7 +146,7 @@ def _check_sizes(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _declared(folder: Path, config: dict[str, Any], key: str) -> int:
-    """Returns a size of config.json, 0 if it is not given. Raises ConfigError for other values."""
+    """Return a size of config.json, 0 if it is not given. Raises ConfigError for other values."""
     value = config.get(key)
     if value is None or isinstance(value, list):  # some families have one size per layer
         return 0
@@ -156,7 +156,7 @@ def _declared(folder: Path, config: dict[str, Any], key: str) -> int:
 
 
 def _count_weights(folder: Path) -> tuple[int, int]:
-    """Returns (tensors, bytes) of all safetensors files, from their headers."""
+    """Return (tensors, bytes) of all safetensors files, from their headers."""
     num_tensors = 0
     num_bytes = 0
     for file in folder.glob("*.safetensors"):

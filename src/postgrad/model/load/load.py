@@ -413,7 +413,7 @@ def _gguf_source(path: Path, with_weights: bool) -> dict[str, Any]:
 
 
 def _keep_bars_on_terminals() -> None:
-    """Transformers' bar over a GGUF file's tensors is shown on a terminal only, not in a log."""
+    """Show transformers' bar over a GGUF file's tensors on a terminal only, not in a log."""
     from transformers import modeling_gguf_pytorch_utils as gguf
 
     bar = getattr(gguf, "tqdm", None)  # another version of transformers may have another bar
@@ -422,7 +422,7 @@ def _keep_bars_on_terminals() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error, after the name of its type if that says more than the line."""
+    """Return an error's first line, after the name of its type if that says more than the line."""
     reason = first_line(error, max_chars=200).strip(" :")
     has_text = reason != type(error).__name__
     is_plain = isinstance(error, OSError | ValueError | SafetensorError)

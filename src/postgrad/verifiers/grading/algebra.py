@@ -65,7 +65,7 @@ _NORMALIZATION = replace(LatexExtractionConfig().normalization_config, units=Fal
 
 
 def _numeral(text: str, *_: Any, **__: Any) -> Any:
-    """Replacement for sympy's string parser: reads 3, 3/2 and 1.5 and refuses everything else."""
+    """Read 3, 3/2 and 1.5 and refuse everything else, in place of sympy's string parser."""
     if re.fullmatch(r"\s*[+-]?[0-9]+(?:/[0-9]+)?\s*", text):
         return sympy.Rational(text.strip())
     if re.fullmatch(r"\s*[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+)\s*", text):

@@ -40,7 +40,7 @@ def think_format(response: str, problem: Problem) -> Score | Failure:
 
 
 def length(response: str, problem: Problem, limit: float = 4000.0) -> Score | Failure:
-    """The length in characters as a share of `limit`, at most 1. A negative weight penalizes it."""
+    """Return the length in characters as a share of `limit`, at most 1; give a negative weight."""
     if not limit > 0:
         return Failure("invalid", f"length(limit={limit:g}): the limit must be above 0")
     return Score(min(len(response) / limit, 1.0), {"characters": float(len(response))})
@@ -65,5 +65,5 @@ def overlong(
 
 
 def bold(response: str, problem: Problem) -> Score | Failure:
-    """The number of spans in **bold**, a trait to train towards or away from."""
+    """Return the number of spans in **bold**, a trait to train towards or away from."""
     return Score(float(len(_BOLD.findall(response))))
