@@ -15,10 +15,10 @@ from postgrad.model.passes.attention import NAME, register_attention
 from postgrad.model.passes.support import support_of
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.rollout.native import store_slots
+from postgrad.rollout.native.engine import NativeStream
 from postgrad.rollout.native.scheduler import Scheduler
 from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.native.store_slots import SlotStore
-from postgrad.rollout.native.stream import NativeStream
 
 PROMPT = [i * 7 % 16 for i in range(30)]
 

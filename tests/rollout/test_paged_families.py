@@ -33,7 +33,7 @@ from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.decoder import Decoder, unsupported_reason
 from postgrad.rollout.native.scheduler import Scheduler
 from postgrad.rollout.native.store_pages import PageStore
-from postgrad.rollout.native.stream import NativeStream
+from postgrad.rollout.native.engine import NativeStream
 from postgrad.types import Batch, Trajectory
 
 register_attention()

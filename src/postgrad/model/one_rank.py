@@ -6,7 +6,7 @@ With several ranks they ask a `ShardedModel` (parallel/sharded.py), which answer
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,6 @@ from postgrad.model.optimizers.optimizer import Optimizer
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.passes.sampled_support import KeptIds
 from postgrad.types import Batch
-
-if TYPE_CHECKING:
-    from postgrad.model.parallel.ranks import Ranks
 
 # (pass, ids to predict, ids that sampling kept) -> a named tuple of columns of response tokens
 Compute = Callable[[MicroBatch, Tensor, KeptIds | None], Any]
@@ -110,21 +107,3 @@ class OneRank:
         tensors = read()
         for name, p in parameters.items():
             p.copy_(tensors[name])
-
-
-def hold(
-    config: Config,
-    loaded: Loaded,
-    ranks: "Ranks | None",
-    masters: bool,
-    head: nn.Module | None = None,
-) -> OneRank:
-    """Return how this process holds a model: all of it, or with ranks its shards.
-
-    `masters` keeps shards in float32, to be trained. `head` is sharded too and computes in float32.
-    """
-    if ranks is None:
-        return OneRank(config, loaded)
-    from postgrad.model.parallel.sharded import ShardedModel
-
-    return ShardedModel(config, loaded, ranks, masters, head)

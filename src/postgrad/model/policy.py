@@ -26,7 +26,7 @@ from postgrad.model.lora import (
     save_adapter,
 )
 from postgrad.model.metrics import MetricAccumulator, TokenStats
-from postgrad.model.one_rank import hold
+from postgrad.model.one_rank import OneRank
 from postgrad.model.optimizers.optimizer import learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
 from postgrad.model.passes.head import head_of, model_outputs, top_logprobs
@@ -87,7 +87,7 @@ class FrozenPolicy:
         self.loaded = loaded
         self.model = loaded.model
         self.width = int(self.model.config.get_text_config().hidden_size)
-        self.ranks = hold(config, loaded, ranks, masters, head)
+        self.ranks = _hold(config, loaded, ranks, masters, head)
         self.device = self.ranks.device
         self.graph_cache = GraphCache(self.model)
 
@@ -449,3 +449,21 @@ def _check(loss: Any, name: str) -> None:
             f"{name} returned a number without gradient; compute it from current.logprobs without "
             "detach()"
         )
+
+
+def _hold(
+    config: Config,
+    loaded: Loaded,
+    ranks: "Ranks | None",
+    masters: bool,
+    head: nn.Module | None = None,
+) -> OneRank:
+    """Return how this process holds a model: all of it, or with ranks its shards.
+
+    `masters` keeps shards in float32, to be trained. `head` is sharded too and computes in float32.
+    """
+    if ranks is None:
+        return OneRank(config, loaded)
+    from postgrad.model.parallel.sharded import ShardedModel
+
+    return ShardedModel(config, loaded, ranks, masters, head)
