@@ -7,8 +7,9 @@ PYTHON ?= python3
 PIP_ARGS ?=
 # make test CONSTRAINED=1, make demo CONSTRAINED=1: the versions of constraints.txt.
 CONSTRAINTS := $(if $(CONSTRAINED),-c constraints.txt)
-# Test processes in parallel.
+# Test processes in parallel, and more arguments of pytest, such as --record-cpu.
 JOBS ?= 2
+PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -34,13 +35,13 @@ constraints: $(VENV)/.installed-dev
 # Mutations of formulas, the page in a browser, several nodes, notebooks, benchmarks' tools.
 .PHONY: test-nightly
 test-nightly: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(JOBS) --nightly -m nightly
+	$(BIN)/python -m pytest -n $(JOBS) --nightly -m nightly $(PYTEST_ARGS)
 
 # The linters use one core, so they run beside the tests. Their output follows that of the tests.
 # $(1): arguments of pytest.
 define tests_beside_linters
 @$(MAKE) --no-print-directory lint > $(VENV)/lint.log 2>&1 & linters=$$!; \
-$(BIN)/python -m pytest -n $(JOBS) $(1); tests=$$?; \
+$(BIN)/python -m pytest -n $(JOBS) $(1) $(PYTEST_ARGS); tests=$$?; \
 wait $$linters; lint=$$?; cat $(VENV)/lint.log; \
 test $$tests -eq 0 && test $$lint -eq 0
 endef

@@ -1,7 +1,7 @@
 """A pytest plugin: CPU seconds of every test file, beside those of cpu_seconds.tsv.
 
-    make test PYTEST_ADDOPTS=--record-cpu       # writes cpu_seconds.tsv, on a quiet machine
-    make test PYTEST_ADDOPTS=--limit-cpu        # fails if a file needs more than twice its seconds
+    make test PYTEST_ARGS=--record-cpu     # writes cpu_seconds.tsv, on a quiet machine
+    make test PYTEST_ARGS=--limit-cpu      # fails if a file needs more than twice its seconds
 
 Seconds of child processes count when they have ended. What a session's fixture costs counts for
 the first file that uses it.

@@ -186,7 +186,7 @@ def test_a_verifier_may_score_the_last_reply():
     engine = FakeEngine(lambda prompt, seed: tokens)
 
     class Exact:
-        def score(self, problems, responses, token_ids, log):
+        def score(self, problems, responses, token_ids):
             rows = zip(problems, responses, strict=True)
             return [Score(float(problem.ground_truth == text)) for problem, text in rows]
 

@@ -439,13 +439,13 @@ def test_a_set_with_another_name_is_refused(name, tiny):
 
 @pytest.mark.slow
 def test_a_hub_id_is_the_hub_source_of_the_command_line(small, folder, monkeypatch):
-    from postgrad.data import hub_source
+    from postgrad.data.sources import hub
 
     for name in ("main/train-0.jsonl", "main/test-0.jsonl", "other/train-0.jsonl"):
         file = folder / "hub" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text('{"prompt": "1+1=", "gold": "2"}\n' * 8)
-    monkeypatch.setattr(hub_source, "fetch", lambda repo, _, **__: (folder / "hub", [], "commit"))
+    monkeypatch.setattr(hub, "fetch", lambda repo, _, **__: (folder / "hub", [], "commit"))
     data = "owner/sums:main/train:gold=ground_truth"
     trainer = postgrad.Trainer(**small | {"data": data}, validation="owner/sums:gold=ground_truth")
     assert trainer.config.data.train == f"hub:{data}"

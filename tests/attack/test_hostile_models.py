@@ -9,7 +9,7 @@ from tiny_runs import overrides_of, toy_run
 
 from postgrad.cli.main import main
 from postgrad.config.schema import ModelConfig
-from postgrad.data import template_limits
+from postgrad.data.encode import template_limits
 from postgrad.data.encode.template_limits import check_template_limits
 from postgrad.model.load.load import load
 

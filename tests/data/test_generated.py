@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from postgrad.data import hub_source
 from postgrad.data.problems import load_problems
+from postgrad.data.sources import hub as hub_data
 from postgrad.errors import ConfigError
 from postgrad.problem import Failure
 from postgrad.verifiers.loading import load_verifier
@@ -114,7 +114,7 @@ def hub(tmp_path, monkeypatch) -> Path:
     row = '{"query": "1+1?", "answer": "two #### 2", "note": 1}\n'
     (folder / "main" / "train-0.jsonl").write_text(row * 2)
     (folder / "main" / "test-0.jsonl").write_text(row)
-    monkeypatch.setattr(hub_source, "fetch", lambda repo, patterns, **_: (folder, [], "abc"))
+    monkeypatch.setattr(hub_data, "fetch", lambda repo, patterns, **_: (folder, [], "abc"))
     return folder
 
 

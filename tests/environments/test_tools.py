@@ -378,7 +378,7 @@ def test_a_verifier_never_sees_what_a_tool_wrote(mine):
     ids: list[list[int]] = []
 
     class Scorer:
-        def score(self, problems, responses, token_ids, log):
+        def score(self, problems, responses, token_ids):
             seen.extend(responses)
             ids.extend(token_ids())
             return [Score(0.0)] * len(responses)

@@ -99,7 +99,7 @@ def test_the_folder_is_a_stock_classifier_with_the_same_scores(trained, fresh):
     assert expected[0] > expected[1]
     # Training continues from the folder with the same score head and the same scores.
     method = Method(config)
-    method.ports = type("", (), {"prompts": prompts})()  # type: ignore[assignment]
+    method.ports = type("", (), {"encoder": prompts})()  # type: ignore[assignment]
     policy = RewardPolicy(config, load(config.model, CPU, uses_lm_head=False), method.objective)
     pair = Problem("p", problem("1+1=").messages, "", extra={"chosen": "77", "rejected": "1"})
     batch = _batch(method.pair_rows(pair))

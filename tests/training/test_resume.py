@@ -489,7 +489,7 @@ def run(arguments):
     time.sleep(60)
 module.run = run
 sys.modules["waits"] = module
-cli.COMMANDS["train"] = ("waits", "")
+cli.COMMANDS["train"] = ("waits:run", "")
 sys.argv = ["postgrad", "train"]
 code = cli.main()
 time.sleep(1)

@@ -97,11 +97,12 @@ def attempt(work: Callable[[], Any]) -> tuple[str, Any]:
     except (OSError, SafetensorError) as error:  # a full disk or a damaged file: no traceback
         return "error", f"{type(error).__name__}: {error}"
     except Exception as error:
+        if _is_lost_peer(error):
+            traceback.print_exc()
+            return LOST_PEER, _GLOO_PLACE.sub("", str(error)).split(". ")[0]
         if text := user_error(error):
             return "error", text
         traceback.print_exc()
-        if _is_lost_peer(error):
-            return LOST_PEER, _GLOO_PLACE.sub("", str(error)).split(". ")[0]
         return "error", f"{type(error).__name__}: {error}"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from postgrad.algorithms.advantages import ADVANTAGES
+from postgrad.algorithms.advantages import ADVANTAGES, Advantage
 from postgrad.algorithms.kl import KL_ESTIMATORS
 from postgrad.algorithms.losses import LOSSES, Loss
 from postgrad.config.schema_rollout import ENGINE_APART
@@ -217,8 +217,21 @@ def aggregation_note(method: Any) -> list[str]:
     ]
 
 
+def _check_read(settings: Any, key: str, advantage: Advantage) -> None:
+    """Refuse settings of other advantages that a user's advantage does not read."""
+    known = {option for one in ADVANTAGES.values() for option in one.options}
+    defaults = type(settings)()
+    for name in sorted(known - {*advantage.options}):
+        value = getattr(settings, name, None)
+        if value != getattr(defaults, name, None):
+            raise ConfigError(
+                f"method.{name}={value} has no effect: {key} does not read it; "
+                f"add {name} to its options"
+            )
+
+
 def check_advantage(method: Any) -> None:
-    """Refuses an advantage whose needs or options the method does not have."""
+    """Refuse an advantage whose needs or options the method does not have."""
     settings = method.settings
     advantage = method.advantage
     key = f"method.advantage={settings.advantage}"
@@ -234,6 +247,8 @@ def check_advantage(method: Any) -> None:
                 f"{key} reads method.{option}; {settings.name} has no such setting: "
                 "remove it from options=(...) and give the argument a default"
             )
+    if settings.advantage not in ADVANTAGES:  # `only_with` knows the named ones
+        _check_read(settings, key, advantage)
     samples = method.config.rollout.samples
     is_called = type(method).estimate.__module__.startswith("postgrad.")
     if samples < 2 and "groups" in advantage.reads and is_called:
