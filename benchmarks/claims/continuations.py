@@ -49,7 +49,7 @@ def measure(path: str, problems: Sequence[Any], shares: Sequence[float]) -> Iter
     sampler = Sampler(path)
     sampling = make_sampling(sampler.config.rollout, 1.0)
     sampling = dataclasses.replace(sampling, max_new_tokens=MAX_TOKENS)
-    generator = Generator(sampler.engine, sampler.prompts)
+    generator = Generator(sampler.engine, sampler.encoder)
     panel = Panel("classmate", [generator], [""], [""], sampling, num_samples=1, seed=0)
     with Scorer("auto") as scorer:
         for share in shares:
