@@ -24,7 +24,7 @@ from postgrad.model.passes.attention import register_attention
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.streams import Finished, Stream, WaveStream
+from postgrad.rollout.streams import BatchedStream, Finished, Stream
 from postgrad.rollout.turns import Turns, run_turns
 
 VOCABULARY = 1000
@@ -75,7 +75,7 @@ class LockStep:
     def open_stream(self, sampling: Sampling, num_rows: int) -> Stream:
         if self.keeps:
             return PatientStream(self.engine.open_stream(sampling, num_rows))
-        return PatientStream(WaveStream(self.engine, sampling))
+        return PatientStream(BatchedStream(self.engine, sampling))
 
 
 class PatientStream:
@@ -83,7 +83,7 @@ class PatientStream:
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self.patience_s = 60.0
+        self.batch_wait_s = 60.0
         self.add = stream.add
         self.forget = stream.forget
 

@@ -18,7 +18,7 @@ class FakeRow:
 class FakeStream:
     """Each poll samples one token per row; `length(prompt, seed)` is a row's length."""
 
-    patience_s = 0.0
+    batch_wait_s = 0.0
 
     def __init__(self, engine: "FakeStreamingEngine") -> None:
         self.engine = engine

@@ -101,7 +101,7 @@ from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native import store_pages
 from postgrad.rollout.native.decoder import Decoder
 from postgrad.rollout.native.engine import NativeEngine
-from postgrad.rollout.streams import WaveStream
+from postgrad.rollout.streams import BatchedStream
 
 loaded = load(ModelConfig(path=sys.argv[1], dtype="float32"), torch.device("cpu"), 0)
 engine = NativeEngine(loaded, RolloutConfig(max_rows=8))
@@ -127,13 +127,13 @@ def play(stream):
                         text += [*turn.tokens, 5, 6]
                     asked.append(len(text) - 1)
                     stream.add(Request(text, [len(text)], limits[key]), [key])
-                    if not isinstance(stream, WaveStream):
+                    if not isinstance(stream, BatchedStream):
                         joined_running_rows.append(len(stream.scheduler.running))
                 if late:
                     stream.add(Request(prompts["c"], [8], limits["c"]), [late.pop()])
     return turns
 
-plain = play(WaveStream(engine, sampling))
+plain = play(BatchedStream(engine, sampling))
 install_kernels(loaded.model)
 engine.decoder = Decoder(loaded.model, engine.stop_ids)
 engine.cache_gib = 12 * engine.decoder.page_bytes() / 2**30

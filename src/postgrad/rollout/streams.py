@@ -20,7 +20,7 @@ class Stream(Protocol):
     """A running generation. Use it as a context manager."""
 
     # How long the caller may wait for further requests before it calls poll.
-    patience_s: float
+    batch_wait_s: float
 
     def __enter__(self) -> "Stream": ...
 
@@ -79,19 +79,19 @@ def open_stream(engine: Engine, sampling: Sampling, num_rows: int) -> Stream:
     """Return a stream of an engine for at most `num_rows` rows at a time."""
     if isinstance(engine, StreamingEngine):
         return engine.open_stream(sampling, num_rows)
-    return WaveStream(engine, sampling)
+    return BatchedStream(engine, sampling)
 
 
-class WaveStream:
+class BatchedStream:
     """A stream over `generate`: each poll samples all requests that wait."""
 
     def __init__(self, engine: Engine, sampling: Sampling) -> None:
         self.engine = engine
         self.sampling = sampling
         self.waiting: list[tuple[Request, list[Hashable]]] = []
-        self.patience_s = FIRST_WAIT_S
+        self.batch_wait_s = FIRST_WAIT_S
 
-    def __enter__(self) -> "WaveStream":
+    def __enter__(self) -> "BatchedStream":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -111,7 +111,7 @@ class WaveStream:
             return []
         began = time.perf_counter()
         groups = self.engine.generate([request for request, _ in wave], self.sampling)
-        self.patience_s = WAVE_WAIT * (time.perf_counter() - began)
+        self.batch_wait_s = WAVE_WAIT * (time.perf_counter() - began)
         finished: list[Finished] = []
         for (_, keys), completions in zip(wave, groups, strict=True):
             finished += zip(keys, completions, strict=True)

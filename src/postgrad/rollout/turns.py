@@ -127,8 +127,8 @@ def _collect(source: TurnSource, streams: "_Streams") -> None:
         if streams.busy or not source.num_thinking:
             wait_s = 0.0
         elif source.ready:
-            patience_s = max(streams.stream(turn.stop).patience_s for turn in source.ready)
-            wait_s = max(0.0, began + patience_s - time.monotonic())
+            batch_wait_s = max(streams.stream(turn.stop).batch_wait_s for turn in source.ready)
+            wait_s = max(0.0, began + batch_wait_s - time.monotonic())
         if not source.collect(wait_s) or not wait_s:
             return
 

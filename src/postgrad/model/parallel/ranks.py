@@ -360,7 +360,7 @@ def _assign_to_ranks(parts: list[list[int]], cost: list[int], size: int) -> list
 
 
 @dataclass(frozen=True)
-class OwnTokens:
+class LocalTokens:
     """This rank's part of a pass."""
 
     micro: MicroBatch
@@ -373,7 +373,7 @@ class OwnTokens:
         return sum_outputs(full.index_copy(0, self.predicted, values), group)
 
 
-def divide_tokens(micro: MicroBatch, group: Group) -> OwnTokens:
+def divide_tokens(micro: MicroBatch, group: Group) -> LocalTokens:
     """Return this rank's tokens of a pass over one row of packed tokens."""
     assert not isinstance(micro.packing, DividedTokens)
     num_tokens = micro.ids.shape[1]
@@ -389,4 +389,4 @@ def divide_tokens(micro: MicroBatch, group: Group) -> OwnTokens:
         gather=micro.gather[predicted] - start,
         packing=DividedTokens(group, counts, micro.packing),
     )
-    return OwnTokens(own, predicted, len(micro.gather))
+    return LocalTokens(own, predicted, len(micro.gather))

@@ -30,7 +30,7 @@ from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.native.sequence import Sequence as Row
 from postgrad.rollout.native.store_slots import CPU_PASS_TOKENS, SlotStore
 from postgrad.rollout.stops import make_stops
-from postgrad.rollout.streams import Finished, Stream, WaveStream
+from postgrad.rollout.streams import BatchedStream, Finished, Stream
 
 if TYPE_CHECKING:
     from postgrad.rollout.hf import HfEngine
@@ -155,12 +155,12 @@ class NativeEngine:
         """Return a stream of at most `num_rows` rows at a time; see rollout/streams.py."""
         num_rows = max(1, min(self.max_rows, num_rows))
         if self.stock_engine is not None:
-            return WaveStream(self, sampling)
+            return BatchedStream(self, sampling)
         if (decoder := self._free_decoder(sampling)) is not None:
             pages = self._page_store(decoder, num_rows, joins=True)
             return NativeStream(self, sampling, pages, pages)
         if self.decoder is not None and sampling.filters:
-            return WaveStream(self, sampling)
+            return BatchedStream(self, sampling)
         return NativeStream(self, sampling, SlotStore(self, num_rows))
 
     def open_server(self, capacity: int, longest: int, cache_bytes: int) -> Scheduler:
@@ -235,7 +235,7 @@ class NativeStream:
         pages: the same store, if it has the engine's pages.
     """
 
-    patience_s = 0.0
+    batch_wait_s = 0.0
 
     def __init__(
         self,
