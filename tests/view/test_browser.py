@@ -631,7 +631,8 @@ def test_evaluations_are_filtered_and_compared(browser):
     browser.click(".choice button", "B better than A 4")
     browser.wait_for("4 problems of 8 that both answered")
     assert len(browser.all(".grouplist a.group")) == 4
-    assert len(browser.all(".two .card.wrong")) == 2 and len(browser.all(".two .card.right")) == 2
+    browser.until(lambda: len(browser.all(".two .card.wrong")) == 2, "both models' wrong responses")
+    assert len(browser.all(".two .card.right")) == 2
     assert "parsed answer" not in browser.text(".two") and "format" in browser.text(".two")
 
 
