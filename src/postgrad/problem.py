@@ -6,7 +6,10 @@ Imports no torch, so that the child processes of verifiers start fast.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-# One message of a conversation: role, content, and other fields that the chat template reads.
+from postgrad.pictures import Picture, from_base64, to_base64
+
+# One message of a conversation: role, content, and other fields that the chat template reads. The
+# content is a text; with pictures a list of {type: text, text} and {type: image}.
 Message = dict[str, Any]
 
 
@@ -32,7 +35,8 @@ class Problem:
     """One row of a data set.
 
     `uid` is stable: it stays the same through shuffling, resuming, rollouts and dumps. `tools` are
-    the JSON schemas of a row without a conversation, which the chat template shows. `row` has
+    the JSON schemas of a row without a conversation, which the chat template shows. `images` are
+    the pictures of the messages, one for each part {type: image}, in their order. `row` has
     the columns as they are in the data; it is empty for a problem that was not read from a row.
     `read_from` says where the row is ("train.jsonl: line 3"). Both stay in this process.
     """
@@ -45,6 +49,7 @@ class Problem:
     extra: dict[str, Any] = field(default_factory=dict)
     conversation: Conversation | None = None
     tools: tuple[dict[str, Any], ...] = ()
+    images: tuple[Picture, ...] = ()
     row: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     read_from: str = field(default="", compare=False, repr=False)
 
@@ -68,8 +73,9 @@ def named(problem: Problem) -> str:
 
 def sent_fields(problem: Problem) -> dict[str, Any]:
     """Return what of a problem is sent to other processes: all but the row and its place."""
-    kept_here = ("row", "read_from")
-    return {name: value for name, value in vars(problem).items() if name not in kept_here}
+    kept_here = ("row", "read_from", "images")
+    fields = {name: value for name, value in vars(problem).items() if name not in kept_here}
+    return fields | {"images": to_base64(problem.images)} if problem.images else fields
 
 
 def problem_from(fields: dict[str, Any]) -> Problem:
@@ -81,6 +87,7 @@ def problem_from(fields: dict[str, Any]) -> Problem:
         fields["data_source"],
         tuple(fields["demonstrations"]),
         fields["extra"],
+        images=from_base64(fields.get("images", ())),
     )
 
 

@@ -1,0 +1,275 @@
+"""Pictures of problems: read from files, bytes and data URLs, checked before they are decoded.
+
+Imports Pillow when a picture is opened, and nothing else of weight.
+"""
+
+import base64
+import binascii
+import hashlib
+import io
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from postgrad.errors import first_line
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_BYTES = 32 << 20  # of one file; photos have up to 20 MB
+MAX_PIXELS = 1 << 26  # 64 megapixels: 192 MiB when they are decoded
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # Pillow tries no other decoder
+# The kind of a file by its first bytes; nothing else is shown on the page or sent to a server.
+FIRST_BYTES = {
+    b"\x89PNG\r\n\x1a\n": "png",
+    b"\xff\xd8\xff": "jpeg",
+    b"RIFF": "webp",
+    b"GIF8": "gif",
+    b"BM": "bmp",
+}
+ORIENTATION = 0x0112  # the tag of EXIF; from 5 on, width and height are exchanged
+PLACEHOLDER = "<image>"  # marks a picture in the text of a data file
+
+
+class PictureError(ValueError):
+    """What is wrong with a picture; the caller adds the file and the row."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture as the data give it: an encoded file, equal to every copy of it.
+
+    Attributes:
+        data: the encoded file.
+        place: the path it was read from; "" for bytes inside a data file.
+    """
+
+    data: bytes = field(repr=False)
+    place: str = field(default="", compare=False)
+
+    @cached_property
+    def key(self) -> str:
+        """16 hex digits of the SHA-256 of the data."""
+        return hashlib.sha256(self.data).hexdigest()[:16]
+
+    @property
+    def kind(self) -> str:
+        """Return `png`, `jpeg`, `webp`, `gif` or `bmp`: image/KIND is its content type."""
+        return kind_of(self.data)
+
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels as a person sees it; decodes nothing."""
+        image = _open(self.data)
+        width, height = image.size
+        return (height, width) if image.getexif().get(ORIENTATION, 1) >= 5 else (width, height)
+
+    def open(self) -> "Image":
+        """Return the picture in RGB, turned as EXIF says, on white where it is transparent.
+
+        Raises PictureError if it is broken or larger than the limits.
+        """
+        return _decoded(_open(self.data))
+
+    def data_url(self) -> str:
+        """Return the picture as OpenAI's clients send it."""
+        return f"data:image/{self.kind};base64,{base64.b64encode(self.data).decode()}"
+
+
+def read_picture(value: Any, folder: Path | None = None) -> Picture:
+    """Return the checked picture of a value of a row.
+
+    Args:
+        value: an encoded file as bytes, `{"bytes": ..., "path": ...}` as parquet files hold it, a
+            path, a data URL, a picture of Pillow, or a Picture.
+        folder: the folder of relative paths: that of the data file.
+
+    Raises:
+        PictureError: the file is missing, no picture, broken, animated, or beyond the limits.
+    """
+    if isinstance(value, Mapping):
+        given = [value[name] for name in ("bytes", "path") if value.get(name) is not None]
+        if not given:
+            raise PictureError("a picture {bytes, path} has neither bytes nor a path")
+        value = given[0]
+    if isinstance(value, Picture):
+        picture = value
+    elif isinstance(value, bytes | bytearray):
+        picture = Picture(bytes(value))
+    elif isinstance(value, str):
+        picture = _read_text(value, folder or Path())
+    elif type(value).__module__.startswith("PIL."):
+        picture = Picture(_encoded(value))
+    else:
+        raise PictureError(
+            f"a picture is a path, bytes, {{bytes, path}} or a data URL, not {type(value).__name__}"
+        )
+    return check_picture(picture)
+
+
+def check_picture(picture: Picture) -> Picture:
+    """Return the picture if it can be decoded. Raises PictureError.
+
+    A JPEG is decoded at an eighth of its size, which reads all of its data.
+    """
+    image = _open(picture.data)
+    if getattr(image, "is_animated", False) and image.format != "MPO":  # a photo with a preview
+        raise PictureError("an animated picture; save the frame that is meant")
+    image.draft("L", (1, 1))
+    _load(image)
+    return picture
+
+
+def picture_of_data_url(text: str) -> Picture:
+    """Return the picture of `data:image/...;base64,...`, not yet checked. Raises PictureError."""
+    head, comma, encoded = text.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise PictureError("a data URL of a picture starts with data:image/png;base64,")
+    if len(encoded) > MAX_BYTES * 4 // 3 + 4:
+        raise PictureError(f"larger than {MAX_BYTES >> 20} MiB")
+    try:
+        return Picture(base64.b64decode(encoded, validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise PictureError(f"a data URL that is not base64 ({first_line(error)})") from error
+
+
+def kind_of(data: bytes) -> str:
+    """Return the kind of an encoded file by its first bytes; "" if it is no picture we read."""
+    return next((kind for start, kind in FIRST_BYTES.items() if data.startswith(start)), "")
+
+
+def to_base64(pictures: Iterable[Picture]) -> list[str]:
+    """Return pictures as texts, which JSON can hold."""
+    return [base64.b64encode(picture.data).decode() for picture in pictures]
+
+
+def from_base64(texts: Iterable[str]) -> tuple[Picture, ...]:
+    """Return the pictures of `to_base64`."""
+    return tuple(Picture(base64.b64decode(text)) for text in texts)
+
+
+# ---- pictures in messages
+
+
+def text_of_content(content: Any) -> str:
+    """Return the content of a message as text, with `<image>` where a picture is; null is ""."""
+    if isinstance(content, list):
+        return "".join(part.get("text", PLACEHOLDER) for part in content)
+    return content or ""
+
+
+def count_pictures(messages: Iterable[Mapping[str, Any]]) -> int:
+    """Return how many pictures the messages show."""
+    return sum(
+        part["type"] == "image"
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+    )
+
+
+def shown_in(
+    messages: Iterable[Mapping[str, Any]], images: Sequence[Picture]
+) -> tuple[Picture, ...]:
+    """Return the pictures that the first messages of a problem show, in order."""
+    return tuple(images[: count_pictures(messages)])
+
+
+# ---- reading and decoding
+
+
+def _read_text(text: str, folder: Path) -> Picture:
+    """Return the picture of a data URL or a path. Nothing is fetched."""
+    if text.startswith("data:"):
+        return picture_of_data_url(text)
+    if "://" in text[:16] and not text.startswith("file://"):
+        raise PictureError(
+            f"{text[:80]} is not fetched; download the pictures and give their paths"
+        )
+    path = folder / Path(text.removeprefix("file://")).expanduser()
+    return Picture(read_regular_file(path), place=str(path))
+
+
+def read_regular_file(path: Path) -> bytes:
+    """Return the bytes of a file, without waiting at a pipe or device. Raises PictureError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise PictureError(f"{path} is a folder, pipe or device, not a file")
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(MAX_BYTES + 1)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
+        if isinstance(error, PictureError):
+            raise
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise PictureError(f"{str(path)[:200]} cannot be read ({reason})") from error
+    if len(data) > MAX_BYTES:
+        raise PictureError(f"{path} is larger than {MAX_BYTES >> 20} MiB")
+    return data
+
+
+def _open(data: bytes) -> "Image":
+    """Return an image whose pixels are not decoded yet. Raises PictureError."""
+    from PIL import Image
+
+    if len(data) > MAX_BYTES:
+        raise PictureError(f"larger than {MAX_BYTES >> 20} MiB")
+    kinds = "PNG, JPEG, WebP, GIF and BMP are read"
+    if not kind_of(data):
+        raise PictureError(f"not a picture ({kinds})")
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise PictureError(f"more than {MAX_PIXELS >> 20} megapixels") from error
+    except Exception as error:  # decoders raise many types for damaged data
+        raise PictureError(f"a broken picture, or of another format ({kinds})") from error
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise PictureError(
+            f"{width} x {height} pixels are more than {MAX_PIXELS >> 20} megapixels; shrink it"
+        )
+    return image
+
+
+def _load(image: "Image") -> None:
+    try:
+        image.load()
+    except Exception as error:  # decoders raise many types for damaged data
+        raise PictureError(f"a broken picture ({first_line(error)})") from error
+
+
+def _decoded(image: "Image") -> "Image":
+    from PIL import Image, ImageOps
+
+    _load(image)
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # 16 bits of gray, which convert() would cut off at 255
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    background = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(background, image.convert("RGBA")).convert("RGB")
+
+
+def _encoded(image: "Image") -> bytes:
+    """Return a picture of Pillow as PNG, turned as EXIF says."""
+    from PIL import ImageOps
+
+    if getattr(image, "is_animated", False) and image.format != "MPO":
+        raise PictureError("an animated picture; save the frame that is meant")
+    file = io.BytesIO()
+    try:
+        image = ImageOps.exif_transpose(image)
+        if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
+            image = image.convert("RGB")
+        image.save(file, "PNG", compress_level=1)
+    except Exception as error:  # such as a file that was closed
+        raise PictureError(f"the picture cannot be written as PNG ({first_line(error)})") from error
+    return file.getvalue()
