@@ -1,0 +1,95 @@
+"""The stock processor of a model of text and images: pictures become placeholder tokens and pixels.
+
+It is always the processor that computes with Pillow; torchvision is not needed. Imported only when
+a problem or a request has pictures.
+"""
+
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from postgrad.errors import ConfigError, first_line
+from postgrad.pictures import Picture
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PictureProcessor:
+    """The processor of the folder or hub id that a tokenizer was loaded from.
+
+    Attributes:
+        placeholder: what a chat template writes where a picture is.
+        image_token_id: the token that `expand` repeats; each stands for one feature of a picture.
+
+    Raises:
+        ConfigError: there are no processor files, or transformers cannot read them.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.stock = _load_stock(tokenizer)
+        defaults = self.stock.valid_processor_kwargs._defaults
+        self.options = dict(defaults.get("images_kwargs", {}))
+        self.placeholder: str = self.stock.image_token
+        self.image_token_id = int(self.stock.image_token_ids[0])
+        self._replacements = lru_cache(1 << 14)(self._compute_replacements)
+
+    def expand(self, text: str, pictures: Sequence[Picture]) -> str:
+        """Return a rendered text with each placeholder replaced by the tokens of its picture.
+
+        Raises: ConfigError unless there is one placeholder per picture.
+        """
+        num_places = text.count(self.placeholder)
+        if num_places != len(pictures):
+            raise ConfigError(
+                f"a prompt has {num_places} placeholders {self.placeholder} and {len(pictures)} "
+                "pictures; there must be one for each"
+            )
+        replacements = list(self._replacements(tuple(pictures))) if pictures else []
+        return self.stock.get_text_with_replacements([text], replacements)[0][0]
+
+    def pixels(self, picture: Picture) -> "dict[str, Tensor]":
+        """Return what the vision tower reads: pixel_values, and image_grid_thw or the like."""
+        options = self.options | {"return_tensors": "pt"}
+        return dict(self.stock.image_processor([picture.open()], **options))
+
+    def _compute_replacements(self, pictures: tuple[Picture, ...]) -> tuple[str, ...]:
+        images = [picture.open() for picture in pictures]
+        return tuple(self.stock._process_images(images, **self.options)[1])
+
+
+def _load_stock(tokenizer: Any) -> Any:
+    """Return transformers' processor of the tokenizer's source, without a video processor."""
+    from transformers import AutoConfig, AutoImageProcessor
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    source = str(tokenizer.name_or_path)
+    problem = f"{source} cannot read pictures"
+    config = AutoConfig.from_pretrained(source)
+    if type(config) not in PROCESSOR_MAPPING:
+        raise ConfigError(f"{problem}: {config.model_type} is a model of text only")
+    kind: Any = PROCESSOR_MAPPING[type(config)]
+    module: Any = sys.modules[kind.__module__]
+    if hasattr(module, "num2words"):  # a package that SmolVLM needs for videos only
+        module.num2words = module.num2words or str
+
+    class WithoutVideos(kind):
+        """The stock class with its check of types, which a missing video processor fails."""
+
+        def check_argument_for_proper_class(self, _name: str, argument: Any) -> type:
+            return type(argument)
+
+    try:
+        parts = {
+            "image_processor": AutoImageProcessor.from_pretrained(source, backend="pil"),
+            "tokenizer": tokenizer,
+        }
+        settings, _ = kind.get_processor_dict(source)
+        names = kind.get_attributes()
+        return WithoutVideos.from_args_and_dict([parts.get(name) for name in names], settings)
+    except Exception as error:  # files of other people fail in many ways
+        raise ConfigError(
+            f"{problem} ({first_line(error)}); copy preprocessor_config.json and the other "
+            "processor files of the stock model into the folder"
+        ) from error

@@ -1,0 +1,49 @@
+"""The stock processors, without torchvision: placeholders become tokens, pictures become pixels."""
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+from vision_models import FAMILIES, save_vision_model, square
+
+from postgrad.errors import ConfigError
+from postgrad.picture_processor import PictureProcessor
+
+MESSAGE = [
+    {"type": "text", "text": "1+"},
+    {"type": "image"},
+    {"type": "text", "text": "2="},
+    {"type": "image"},
+]
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_tokens_and_pixels_are_those_of_the_stock_processor(model_type, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(save_vision_model(tmp_path, model_type))
+    processor = PictureProcessor(tokenizer)
+    pictures = [square("red"), square("blue", width=48, height=16)]
+    messages = [{"role": "user", "content": MESSAGE}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    ids = tokenizer(processor.expand(text, pictures))["input_ids"]
+    images = [picture.open() for picture in pictures]
+    stock = processor.stock(images=[images], text=[text], return_tensors="pt")
+    assert ids == stock["input_ids"][0].tolist()
+    pixels = [processor.pixels(picture)["pixel_values"] for picture in pictures]
+    of_crops = 1 if model_type in ("smolvlm", "idefics3") else 0
+    torch.testing.assert_close(torch.cat(pixels, of_crops), stock["pixel_values"])
+    assert ids.count(processor.image_token_id) >= 7
+    assert processor.expand("1+2=", []) == "1+2="
+    with pytest.raises(ConfigError, match=r"2 placeholders .* 1 pictures"):
+        processor.expand(text, pictures[:1])
+
+
+def test_a_folder_without_processor_files_is_refused(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(save_vision_model(tmp_path, "qwen3_vl"))
+    (tmp_path / "preprocessor_config.json").unlink()
+    with pytest.raises(ConfigError, match="copy preprocessor_config") as caught:
+        PictureProcessor(tokenizer)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_of_text_only_is_refused(tiny):
+    with pytest.raises(ConfigError, match="text only"):
+        PictureProcessor(AutoTokenizer.from_pretrained(tiny))
