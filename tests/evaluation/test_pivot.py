@@ -55,23 +55,6 @@ def test_two_evaluations_of_one_model_and_set_keep_their_rows(evaluations, capsy
     assert f"one ({evaluations}/a)" in lines[0] and f"one ({evaluations}/c)" in lines[2]
 
 
-@pytest.mark.slow
-def test_plot_draws_the_same_table(evaluations, tmp_path, capsys):
-    assert main(["plot", "--bars", str(evaluations)]) == 0
-    assert (evaluations / "bars.png").read_bytes()[:4] == b"\x89PNG"
-    table = tmp_path / "p.csv"
-    assert main(["plot", "--bars", "--metric", "best", str(evaluations), str(table)]) == 0
-    rows = list(csv.reader(io.StringIO(table.read_text())))
-    assert rows == [["model", "math"], ["one", "0.5"], ["two", "1.0"]]
-    capsys.readouterr()
-    for wrong in (["--metric", "bst"], ["--poster"]):
-        assert main(["plot", "--bars", *wrong, str(evaluations)]) == 2
-    assert main(["plot", "--metric", "best", str(evaluations)]) == 2
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "summary.json").write_text('{"model": "m", "sets": {}}')
-    assert main(["plot", "--bars", str(tmp_path / "empty")]) == 2
-
-
 def test_bars_have_the_heights_of_the_table(evaluations, monkeypatch, tmp_path):
     from matplotlib import pyplot
 
@@ -89,6 +72,11 @@ def test_files(evaluations, tmp_path):
         assert main(["eval", "table", str(evaluations), f"out={tmp_path / name}"]) == 0
     rows = list(csv.reader(io.StringIO((tmp_path / "t.csv").read_text())))
     assert rows == [["model", "math"], ["one", "0.25"], ["two", "0.75"]]
+    for wrong in (f"out={tmp_path / 't.gif'}", "metric=bst"):
+        assert main(["eval", "table", str(evaluations), wrong]) == 2
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "summary.json").write_text('{"model": "m", "sets": {}}')
+    assert main(["eval", "table", str(tmp_path / "empty")]) == 2
     assert "| one | 25.0% |" in (tmp_path / "t.md").read_text()
     assert (tmp_path / "t.png").read_bytes()[:4] == b"\x89PNG"
     assert main(["eval", "table", str(evaluations), f"out={tmp_path / 't.doc'}"]) == 2

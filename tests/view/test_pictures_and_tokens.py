@@ -9,7 +9,7 @@ from view_runs import WORDS
 
 from postgrad.cli.main import main
 from postgrad.view.metrics import Metrics
-from postgrad.view.picture import arrange, isolated, smooth
+from postgrad.view.picture import arrange, draw_poster, isolated, smooth
 from postgrad.view.server import ASSETS
 from postgrad.view.tokens import load_decoder
 
@@ -22,14 +22,8 @@ def test_plot_draws_one_run_several_runs_and_a_poster(runs, tmp_path, capsys):
     assert svg.count("<!-- Reward -->") == 1 and "Step time by stage (s)" in svg
     assert main(["plot", str(one), str(other), str(tmp_path / "two.svg")]) == 0
     assert "group/failed" in (tmp_path / "two.svg").read_text()
-    assert main(["plot", "--poster", str(one), str(tmp_path / "poster.png")]) == 0
-    assert (tmp_path / "poster.png").read_bytes().startswith(b"\x89PNG")
-    for arguments, title in (
-        ([], "finished: grpo on arithmetic:1"),
-        (["--title", "my words"], "my words"),
-    ):
-        assert main(["plot", "--poster", *arguments, str(one), str(tmp_path / "poster.svg")]) == 0
-        assert f"<!-- {title} -->" in (tmp_path / "poster.svg").read_text()
+    draw_poster(one, tmp_path / "poster.svg", "my words")
+    assert "<!-- my words -->" in (tmp_path / "poster.svg").read_text()
     capsys.readouterr()
     for arguments, part in (
         (["nowhere"], "no run folder nowhere"),
@@ -37,9 +31,7 @@ def test_plot_draws_one_run_several_runs_and_a_poster(runs, tmp_path, capsys):
         ([str(one), "x.gif"], "x.gif"),
         ([str(one), str(tmp_path / "none" / "x.svg")], "x.svg cannot be written"),
         ([str(one), "--smoothing", "2"], "--smoothing: 2"),
-        ([str(one), str(other), "--poster"], "--poster shows one run"),
-        ([str(one), "--postr"], "did you mean --poster?"),
-        ([str(one), "--title", "mine"], "--title needs --poster"),
+        ([str(one), "--smooth", "0"], "did you mean --smoothing?"),
     ):
         assert main(["plot", *arguments]) == 2
         err = capsys.readouterr().err

@@ -25,3 +25,10 @@ def read_stored_config(folder: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise ConfigError(f"{file} is not the configuration of a run")
     return stored
+
+
+def value_at(config: Any, key: str) -> Any:
+    """Return the value of a dotted key of a stored configuration; None if it is not there."""
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, dict) else None
+    return config

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from postgrad.config.stored import CONFIG_FILE, read_stored_config
+from postgrad.config.stored import CONFIG_FILE, read_stored_config, value_at
 from postgrad.training.log import read_metrics
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -45,8 +45,8 @@ def model_card(name: str, folder: Path, run: Path | None, step: int | None) -> s
         step: the checkpoint's step, if known.
     """
     config = _read_config(run)
-    method = _value(config, "method.name")
-    base = str(_value(config, "model.path") or "")
+    method = value_at(config, "method.name")
+    base = str(value_at(config, "model.path") or "")
     lines = [*_front_matter(method, base), f"# {name.split('/')[-1]}", ""]
     if run is None:
         return "\n".join([*lines, "A model folder published with Postgrad.", ""])
@@ -57,12 +57,12 @@ def model_card(name: str, folder: Path, run: Path | None, step: int | None) -> s
         "",
         *_usage(name, _auto_class(folder)),
     ]
-    lines += ["## Data", "", f"- training: `{_value(config, 'data.train')}`"]
-    if _value(config, "data.validation"):
-        lines.append(f"- held out: `{_value(config, 'data.validation')}`")
+    lines += ["## Data", "", f"- training: `{value_at(config, 'data.train')}`"]
+    if value_at(config, "data.validation"):
+        lines.append(f"- held out: `{value_at(config, 'data.validation')}`")
     lines += ["", "## Training", ""]
     for key, label in SHOWN_SETTINGS:
-        value = _value(config, key)
+        value = value_at(config, key)
         if value not in (None, "", 0):
             lines.append(f"- {label}: {value}")
     lines += ["", *_metrics(run, step), *_how_to_repeat(run)]
@@ -161,11 +161,3 @@ def _read_config(run: Path | None) -> dict[str, Any]:
     if run is None or not (run / CONFIG_FILE).is_file():
         return {}
     return read_stored_config(run)
-
-
-def _value(config: dict[str, Any], key: str) -> Any:
-    """Return the value of a dotted key, or None."""
-    value: Any = config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value

@@ -1,16 +1,17 @@
 """Results of `postgrad eval` and of the entropy analysis: summaries, responses, comparisons."""
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from postgrad.config.stored import value_at
 from postgrad.evaluation.compare import compare_set
 from postgrad.evaluation.folder import set_names
 from postgrad.evaluation.pivot import as_csv, as_markdown, make_pivot, sets_of
+from postgrad.view.cache import Cache, file_stamp
 from postgrad.view.folder import Folder, NotFound
 from postgrad.view.reader import Unreadable, parse_json, read_json, read_lines
 
@@ -84,8 +85,7 @@ class Evaluations:
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
-        self._sets: dict[Path, tuple[tuple[int, int], dict[str, EvaluatedProblem]]] = {}
-        self._lock = threading.Lock()
+        self._sets: Cache[Path, dict[str, EvaluatedProblem]] = Cache(MAX_CACHED)
 
     def all(self) -> dict[str, Any]:
         """Every evaluation with its summary, its data sets and the run that it belongs to."""
@@ -155,16 +155,10 @@ class Evaluations:
     def index(self, name: str, set_name: str) -> dict[str, EvaluatedProblem]:
         """Return the problems of a data set by uid; read again only if the file has changed."""
         file = self.file(name, set_name)
-        stamp = (file.stat().st_mtime_ns, file.stat().st_size)
         summary = self._object(f"{name}/summary.json")[0] or {}
-        with self._lock:
-            cached = self._sets.pop(file, None)
-            if cached is None or cached[0] != stamp:
-                cached = (stamp, read_index(file, _pass_score(summary)))
-            while len(self._sets) >= MAX_CACHED:
-                self._sets.pop(next(iter(self._sets)))
-            self._sets[file] = cached
-        return cached[1]
+        return self._sets.get(
+            file, lambda: read_index(file, _pass_score(summary)), file_stamp(file)
+        )
 
     def responses(
         self, name: str, set_name: str, filter_name: str, query: str, start: int
@@ -286,9 +280,7 @@ def question_of(line: dict[str, Any]) -> str:
 
 
 def _pass_score(summary: dict[str, Any]) -> float:
-    value: Any = summary
-    for key in ("settings", "reward", "pass_score"):
-        value = value.get(key) if isinstance(value, dict) else None
+    value = value_at(summary, "settings.reward.pass_score")
     return float(value) if isinstance(value, int | float) else DEFAULT_PASS_SCORE
 
 

@@ -1,13 +1,13 @@
-"""Runs as image files: the page's charts, or one poster with sampled answers."""
+"""Runs as image files: the page's charts, and the demo's picture with sampled answers."""
 
 import fnmatch
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from postgrad.config.stored import read_stored_config
 from postgrad.data.rollout_folder import rollout_files
 from postgrad.errors import ConfigError, first_line
 from postgrad.view.metrics import Metrics
@@ -193,49 +193,24 @@ def _draw_band(axis: Any, series: Series, smoothing: float) -> None:
     axis.stackplot(steps, heights, labels=labels, colors=COLORS, alpha=0.85)
 
 
-def draw_poster(folder: Path, file: Path, title: str = "") -> Path:
-    """Draws one image of a run: rewards, three small curves, answers of its first and last step."""
+def draw_poster(folder: Path, file: Path, title: str) -> Path:
+    """Draw one image of a run: rewards, three small curves, answers of its first and last step."""
     metrics = read_metrics(folder)
-    answers = read_sample_answers(folder) if (folder / "rollouts").is_dir() else []
-    mosaic: Any = [["main"] * 3, ["side0", "side1", "side2"]]
-    heights = [3, 1.4]
-    if answers:
-        mosaic.append(["text"] * 3)
-        heights.append(1.9)
-    figure = _new_figure((10, 8.4 if answers else 6))
-    axes = figure.subplot_mosaic(mosaic, height_ratios=heights)
-    _draw_main_curves(axes["main"], metrics)
-    axes["main"].set(title=title or _poster_title(folder), xlabel="step")
+    figure = _new_figure((10, 8.4))
+    rows: Any = [["main"] * 3, ["side0", "side1", "side2"], ["text"] * 3]
+    axes = figure.subplot_mosaic(rows, height_ratios=[3, 1.4, 1.9])
+    curves: Series = [(text, *metrics.series(name)) for name, text in POSTER_CURVES]
+    _draw_lines(axes["main"], [curve for curve in curves if curve[1]], smoothing=0)
+    axes["main"].set(title=title, xlabel="step")
+    axes["main"].legend(frameon=False)
+    axes["main"].grid(alpha=0.3)
     for i, (name, text) in enumerate(POSTER_SIDE):
         axes[f"side{i}"].plot(*metrics.series(name), color="tab:gray")
         axes[f"side{i}"].set_title(text, fontsize=9)
         axes[f"side{i}"].grid(alpha=0.3)
-    if answers:
-        _draw_answers(axes["text"], answers)
+    _draw_answers(axes["text"], read_sample_answers(folder))
     save_figure(figure, file, dpi=110)
     return file
-
-
-def _draw_main_curves(axis: Any, metrics: Metrics) -> None:
-    for name, text in POSTER_CURVES:
-        steps, values = metrics.series(name)
-        if not steps:
-            continue
-        if name == "reward/mean":
-            axis.plot(steps, values, "-", label=text, alpha=0.7, markersize=4)
-        else:
-            axis.plot(steps, values, "o-", label=text, markersize=4)
-    axis.legend(frameon=False)
-    axis.grid(alpha=0.3)
-
-
-def _poster_title(folder: Path) -> str:
-    """Return the run's name with its method and data, if its configuration can be read."""
-    try:
-        config = read_stored_config(folder)
-        return f"{folder.resolve().name}: {config['method']['name']} on {config['data']['train']}"
-    except (ConfigError, KeyError, TypeError):
-        return folder.resolve().name
 
 
 def read_metrics(folder: Path) -> Metrics:
@@ -297,12 +272,8 @@ def _run_label(folder: Path, folders: Sequence[Path]) -> str:
     """Return the folder's name, or the part of its path that distinguishes it from the others."""
     if len(folders) == 1:
         return folder.name
-    all_parts = [path.resolve().parts for path in folders]
-    own = folder.resolve().parts
-    shared = 0
-    while all(len(parts) > shared + 1 and parts[shared] == own[shared] for parts in all_parts):
-        shared += 1
-    return "/".join(own[shared:])
+    shared = os.path.commonpath([path.resolve().parent for path in folders])
+    return folder.resolve().relative_to(shared).as_posix()
 
 
 def _new_figure(size: tuple[float, float]) -> "Figure":

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from postgrad.view.reader import Unreadable, open_parquet
-from postgrad.view.rollout_files import round_number
+from postgrad.view.reader import Unreadable, open_parquet, round_number
 
 
 @dataclass(frozen=True, order=True)

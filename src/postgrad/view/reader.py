@@ -4,6 +4,7 @@ A file beyond a limit raises Unreadable, and the page shows its run as "cannot b
 """
 
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -140,6 +141,13 @@ def open_parquet(file: Path) -> "pq.ParquetFile":
         if sum(group.num_values for group in groups) > MAX_VALUES:
             raise Unreadable(file, f"a column has more than {MAX_VALUES:,} values")
     return opened
+
+
+def round_number(value: Any) -> float | None:
+    """Six significant digits; None for anything that is not a finite number."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
 
 
 class _Loader(YAML_LOADER):

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from postgrad.view.reader import open_parquet
+from postgrad.view.reader import open_parquet, round_number
 from postgrad.view.tokens import TokenDecoder
 
 pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not know them
@@ -43,19 +43,17 @@ class StepRows:
     """The rows of one step without their tokens.
 
     Attributes:
-        stamp: (modification time, size) of the file.
         rows: one object per row, as the page's list shows it.
         texts: the column of responses, if the file has it.
         questions: the column of questions, if the file has it.
     """
 
-    stamp: tuple[int, int]
     rows: list[dict[str, Any]]
     texts: "pa.ChunkedArray | None"
     questions: "pa.ChunkedArray | None"
 
 
-def read_step(file: Path, stamp: tuple[int, int]) -> StepRows:
+def read_step(file: Path) -> StepRows:
     """Read the row columns of a step, with response lengths and mean advantages."""
     opened = open_parquet(file)
     schema = opened.schema_arrow
@@ -70,44 +68,39 @@ def read_step(file: Path, stamp: tuple[int, int]) -> StepRows:
     advantages: list[float | None] = [None] * count
     if "advantages" in token_lists:
         advantages = row_means(table["advantages"])
-    groups = table["group"].to_pylist() if "group" in row_columns else list(range(count))
-    indices = table["index"].to_pylist() if "index" in row_columns else [0] * count
-    rewards = _number_column(table, "reward", count)
-    uids = _text_column(table, "uid", count)
-    sources = _text_column(table, "source", count)
-    finishes = _text_column(table, "finish", count)
-    failures = _text_column(table, "failure", count)
-    questions = _text_column(table, "question", count, MAX_QUESTION)
-    snippets = _text_column(table, "text", count, SNIPPET)
-    parts = {
-        name.removeprefix("reward/"): _number_column(table, name, count)
-        for name in row_columns
-        if name.startswith("reward/")
-    }
-    rows = [
-        {
-            "row": i,
-            "group": groups[i],
-            "index": indices[i],
-            "uid": uids[i],
-            "source": sources[i],
-            "finish": finishes[i],
-            "failure": failures[i],
-            "question": questions[i],
-            "snippet": snippets[i],
-            "reward": rewards[i],
-            "parts": {name: values[i] for name, values in parts.items()},
-            "length": lengths[i] or 0,
-            "advantage": advantages[i],
-        }
-        for i in range(count)
-    ]
+    rows = table.select(row_columns).to_pylist()
     return StepRows(
-        stamp,
-        rows,
+        [_list_row(i, rows[i], lengths[i] or 0, advantages[i]) for i in range(count)],
         table["text"] if "text" in row_columns else None,
         table["question"] if "question" in row_columns else None,
     )
+
+
+def _list_row(i: int, row: dict[str, Any], length: int, advantage: float | None) -> dict[str, Any]:
+    """Return row `i` of a file as the page's list shows it."""
+    return {
+        "row": i,
+        "group": row.get("group", i),
+        "index": row.get("index", 0),
+        "uid": str(row.get("uid") or ""),
+        "source": str(row.get("source") or ""),
+        "finish": str(row.get("finish") or ""),
+        "failure": str(row.get("failure") or ""),
+        "question": str(row.get("question") or "")[:MAX_QUESTION],
+        "snippet": str(row.get("text") or "")[:SNIPPET],
+        "reward": round_number(row.get("reward")),
+        "parts": _reward_parts(row),
+        "length": length,
+        "advantage": advantage,
+    }
+
+
+def _reward_parts(row: dict[str, Any]) -> dict[str, float | None]:
+    return {
+        name.removeprefix("reward/"): round_number(value)
+        for name, value in row.items()
+        if name.startswith("reward/")
+    }
 
 
 def add_texts(file: Path, rows: list[dict[str, Any]], decoder: TokenDecoder) -> None:
@@ -183,13 +176,10 @@ def trajectory_of(
     limit = len(ids) if full else MAX_TOKENS
     tokens: dict[str, list[Any]] = {}
     others: dict[str, Any] = {}
-    parts: dict[str, float | None] = {}
     for name, value in row.items():
-        if name in STANDARD_COLUMNS:
+        if name in STANDARD_COLUMNS or name.startswith("reward/"):
             continue
-        if name.startswith("reward/"):
-            parts[name.removeprefix("reward/")] = round_number(value)
-        elif name in token_columns:
+        if name in token_columns:
             tokens[name] = [_round_token_value(item) for item in (value or [])[:limit]]
         elif value not in (None, "", []):
             others[name] = _json_value(value)
@@ -200,7 +190,7 @@ def trajectory_of(
         "finish": row.get("finish") or "",
         "failure": row.get("failure") or "",
         "reward": round_number(row.get("reward")),
-        "parts": parts,
+        "parts": _reward_parts(row),
         "text": (row.get("text") or "")[:MAX_TEXT],
         "length": len(ids),
         "ids": ids[:limit],
@@ -223,32 +213,6 @@ def row_means(column: pa.ChunkedArray) -> list[float | None]:
     for total, length in zip(sums.tolist(), lengths.tolist(), strict=True):
         means.append(round_number(total / length) if length else None)
     return means
-
-
-def round_number(value: Any) -> float | None:
-    """Six significant digits; None for anything that is not a finite number."""
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(f"{value:.6g}")
-
-
-def _text_column(table: pa.Table, name: str, count: int, limit: int = 0) -> list[str]:
-    """Return a column of texts of at most `limit` characters (0: no limit).
-
-    "" where it is missing.
-    """
-    if name not in table.column_names:
-        return [""] * count
-    column = table[name]
-    if limit:
-        column = pc.utf8_slice_codeunits(column, 0, limit)
-    return [str(value or "") for value in column.to_pylist()]
-
-
-def _number_column(table: pa.Table, name: str, count: int) -> list[float | None]:
-    if name not in table.column_names:
-        return [None] * count
-    return [round_number(value) for value in table[name].to_pylist()]
 
 
 def _round_token_value(value: Any) -> float | int | None:

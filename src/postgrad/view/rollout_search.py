@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from postgrad.view.reader import open_parquet
-from postgrad.view.rollout_files import SNIPPET, StepRows, pc, round_number
+from postgrad.view.reader import open_parquet, round_number
+from postgrad.view.rollout_files import SNIPPET, StepRows, pc
 
 
 def search_file(file: Path, step: int, query: str) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Answers the page's requests for the rollouts of a run: groups, trajectories, problems, search."""
 
 import math
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.data.rollout_folder import rollout_files
+from postgrad.view.cache import Cache, file_stamp
 from postgrad.view.folder import NotFound
 from postgrad.view.problem_index import ProblemIndex
 from postgrad.view.rollout_files import (
@@ -22,12 +22,14 @@ from postgrad.view.rollout_files import (
 )
 from postgrad.view.rollout_search import search_file, search_step
 from postgrad.view.runs import Run
-from postgrad.view.tokens import TokenDecoder
+from postgrad.view.tokens import TokenDecoder, find_tokenizer_file, load_decoder
 
 # Names of the numbers in the column token_source.
 SOURCES = ("policy", "demonstration", "replay", "classmate", "tool")
 MAX_STEPS = 6  # in the cache
 MAX_INDEXES = 3  # in the cache
+MAX_DECODERS = 3  # in the cache
+GROUPS_PER_PAGE = 40
 MAX_HITS = 100
 # A search over the whole run returns after this time with its hits and the next step to search.
 SEARCH_S = 0.7
@@ -50,12 +52,12 @@ SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 class Rollouts:
-    """The rollouts of all runs; caches the rows of a few steps and a few problem indexes."""
+    """The rollouts of all runs."""
 
     def __init__(self) -> None:
-        self._steps: dict[Path, StepRows] = {}
-        self._indexes: dict[Path, ProblemIndex] = {}
-        self._lock = threading.Lock()
+        self._steps: Cache[Path, StepRows] = Cache(MAX_STEPS)
+        self._indexes: Cache[Path, ProblemIndex] = Cache(MAX_INDEXES)
+        self._decoders: Cache[Path, TokenDecoder | None] = Cache(MAX_DECODERS)
 
     def steps(self, run: Run) -> list[int]:
         """Return the steps that have a file, in order."""
@@ -71,26 +73,17 @@ class Rollouts:
 
     def _read_step(self, run: Run, step: int) -> StepRows:
         file = self.file(run, step)
-        stamp = (file.stat().st_mtime_ns, file.stat().st_size)
-        with self._lock:
-            rows = self._steps.pop(file, None)
-            if rows is None or rows.stamp != stamp:
-                rows = read_step(file, stamp)
-            while len(self._steps) >= MAX_STEPS:
-                self._steps.pop(next(iter(self._steps)))
-            self._steps[file] = rows
-        return rows
+        return self._steps.get(file, lambda: read_step(file), file_stamp(file))
+
+    def decoder(self, run: Run) -> TokenDecoder | None:
+        """Return the run's tokenizer, or None if the folder has none: the page then shows ids."""
+        file = find_tokenizer_file(run)
+        if file is None:
+            return None
+        return self._decoders.get(file, lambda: load_decoder(file), file_stamp(file))
 
     def groups(
-        self,
-        run: Run,
-        step: int,
-        filter_name: str,
-        sort: str,
-        query: str,
-        start: int,
-        count: int,
-        decoder: TokenDecoder | None = None,
+        self, run: Run, step: int, filter_name: str, sort: str, query: str, start: int
     ) -> dict[str, Any]:
         """Return the groups of a step with at least one row that passes the filter and the search.
 
@@ -103,8 +96,6 @@ class Rollouts:
             sort: a key of SORTS.
             query: a text to search for, or "".
             start: number of groups to skip.
-            count: most groups to return.
-            decoder: the run's tokenizer, for steps without texts.
         """
         step_rows = self._read_step(run, step)
         matching = search_step(step_rows, query)
@@ -116,13 +107,14 @@ class Rollouts:
         order = list(dict.fromkeys(row["group"] for row in sorted(passing, key=SORTS[sort])))
         passing_numbers = {row["row"] for row in passing}
         members: dict[Any, list[dict[str, Any]]] = {
-            group: [] for group in order[start : start + count]
+            group: [] for group in order[start : start + GROUPS_PER_PAGE]
         }
         for row in step_rows.rows:
             if row["group"] in members:
                 passes = row["row"] in passing_numbers
                 members[row["group"]].append({**row, "passes": passes})
-        if step_rows.texts is None and decoder and members:
+        decoder = self.decoder(run) if step_rows.texts is None and members else None
+        if decoder:
             shown = [row for rows in members.values() for row in rows]
             add_texts(self.file(run, step), shown, decoder)
         return {
@@ -142,10 +134,9 @@ class Rollouts:
             ],
         }
 
-    def group(
-        self, run: Run, step: int, group: int, decoder: TokenDecoder | None, full: bool
-    ) -> dict[str, Any]:
+    def group(self, run: Run, step: int, group: int, full: bool) -> dict[str, Any]:
         """One group with its tokens and all token columns; `full` returns all tokens."""
+        decoder = self.decoder(run)
         step_rows = self._read_step(run, step)
         numbers = [row["row"] for row in step_rows.rows if row["group"] == group]
         if not numbers:
@@ -179,11 +170,7 @@ class Rollouts:
 
         The index of a long run is built in the background: `indexed` of `steps` files are done.
         """
-        with self._lock:
-            index = self._indexes.pop(run.path, None) or ProblemIndex()
-            while len(self._indexes) >= MAX_INDEXES:
-                self._indexes.pop(next(iter(self._indexes)))
-            self._indexes[run.path] = index
+        index = self._indexes.get(run.path, ProblemIndex)
         steps = self.steps(run)
         index.update([(step, self.file(run, step)) for step in steps])
         visits = [asdict(visit) for visit in index.visits(uid)]

@@ -9,14 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from postgrad.config.stored import value_at
 from postgrad.errors import first_line
-from postgrad.view.folder import Folder, NotFound
+from postgrad.view.cache import Cache, file_stamp
+from postgrad.view.folder import MAX_FOLDERS, Folder, NotFound
 from postgrad.view.metrics import Metrics, read_sample
-from postgrad.view.reader import Unreadable, open_file, parse_json, read_end, read_yaml
+from postgrad.view.reader import (
+    Unreadable,
+    open_file,
+    parse_json,
+    read_end,
+    read_yaml,
+    round_number,
+)
 
 # The metric that a run is listed with: the first of these that it has.
 MAIN_METRICS = ("reward/mean", "sft/loss", "dpo/accuracy", "loss")
 QUIET_S = 600.0  # a running run that has written nothing for so long is reported as quiet
+MAX_METRICS = 12  # runs whose metrics stay in memory
 MAX_EVENTS = 2000
 MAX_EVENT_BYTES = 1 << 20
 END_EVENTS = ("finished", "stopped", "failed")
@@ -109,10 +119,10 @@ class Run:
         # A run killed before it saved its last step computes that step again.
         saved = [e["text"] for e in events if e["event"] == "checkpoint"]
         if not starts_and_ends or saved[-1:] == [f"step-{step}"]:
-            total = _nested_value(config, "training", "steps")
+            total = value_at(config, "training.steps")
             if isinstance(total, int | float) and step >= total:
                 return State("finished")
-            goal = _nested_value(config, "training", "stop_at")
+            goal = value_at(config, "training.stop_at")
             if isinstance(goal, int | float) and accuracy is not None and accuracy >= goal:
                 return State("finished", f"reached training.stop_at={goal:g}")
         if starts_and_ends:
@@ -141,30 +151,25 @@ class Run:
         state = self.state(step, accuracy, self.events(), config)
         if self.problems:
             whys = [f"{name}: {why}" for name, why in self.problems.items()]
-            state = unreadable("; ".join(whys))
-        rounded = [_round(value) for value in thin_out(values)]
+            state = State("unreadable", "; ".join(whys))
+        rounded = [round_number(value) for value in thin_out(values)]
         return {
             "name": self.name,
             "state": state.name,
             "reason": state.reason[:MAX_SHOWN],
-            "method": _setting_text(config, "method", "name"),
-            "model": _setting_text(config, "model", "path"),
-            "data": _setting_text(config, "data", "train"),
+            "method": _setting_text(config, "method.name"),
+            "model": _setting_text(config, "model.path"),
+            "data": _setting_text(config, "data.train"),
             "step": step,
-            "steps": _number(_nested_value(config, "training", "steps")),
+            "steps": _number(value_at(config, "training.steps")),
             "metric": metric,
-            "last": _round(values[-1]) if values else None,
-            "accuracy": _round(accuracy),
+            "last": round_number(values[-1]) if values else None,
+            "accuracy": round_number(accuracy),
             "sparkline": [value for value in rounded if value is not None],
             "started": min(times, default=None),
             "changed": self.changed(),
             "rollouts": self.file("rollouts") is not None,
         }
-
-
-def unreadable(why: str) -> State:
-    """Return the state of a run of which a file cannot be read."""
-    return State("unreadable", why)
 
 
 def read_events(file: Path) -> list[dict[str, Any]]:
@@ -199,14 +204,12 @@ def _is_locked(file: Path) -> bool:
 
 
 class Runs:
-    """All runs of a folder; caches overviews and metrics while their files do not change."""
-
-    MAX_METRICS = 12
+    """All runs of a folder."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
-        self._overviews: dict[str, tuple[Any, dict[str, Any]]] = {}
-        self._metrics: dict[str, Metrics] = {}
+        self._overviews: Cache[str, dict[str, Any]] = Cache(MAX_FOLDERS)
+        self._metrics: Cache[str, Metrics] = Cache(MAX_METRICS)
 
     def get(self, name: str) -> Run:
         """Return the run of this name; raise NotFound for anything else."""
@@ -216,41 +219,33 @@ class Runs:
 
     def all(self) -> list[dict[str, Any]]:
         """Return the overviews of all runs."""
-        names = self.folder.contents().runs
-        self._overviews = {name: entry for name, entry in self._overviews.items() if name in names}
         overviews: list[dict[str, Any]] = []
-        for name in names:
+        for name in self.folder.contents().runs:
             try:
                 overviews.append(self.overview(name))
             except (OSError, NotFound):  # removed since the folders were listed
                 continue
             except Exception as error:  # one run, whatever is in its folder, hides no other
-                state = unreadable(f"{type(error).__name__}: {first_line(error)}")
-                run = {**EMPTY_OVERVIEW, "name": name, "state": state.name, "reason": state.reason}
-                overviews.append(run)
+                why = f"{type(error).__name__}: {first_line(error)}"
+                state = {"name": name, "state": "unreadable", "reason": why}
+                overviews.append(EMPTY_OVERVIEW | state)
         return overviews
 
     def overview(self, name: str) -> dict[str, Any]:
         """Return the overview of one run; a running one is read again each time."""
         run = Run(self.folder, name)
-        is_running = run.is_locked()
-        stamp = (is_running, *(_file_stamp(run.file(part)) for part in RUN_FILES))
-        cached = self._overviews.get(name)
-        if cached is None or cached[0] != stamp or is_running:
-            cached = (stamp, run.overview())
-            self._overviews[name] = cached
-        return cached[1]
+        if run.is_locked():
+            return run.overview()
+        stamps = [file_stamp(run.file(part)) for part in RUN_FILES]
+        return self._overviews.get(name, run.overview, stamps)
 
     def metrics(self, name: str) -> Metrics:
         """Return the metrics of one run, up to date."""
         run = self.get(name)
-        metrics = self._metrics.pop(name, None) or Metrics(run.path / "metrics.jsonl")
-        while len(self._metrics) >= self.MAX_METRICS:
-            self._metrics.pop(next(iter(self._metrics)), None)
-        self._metrics[name] = metrics
-        if run.file("metrics.jsonl") is None and metrics.file.exists():
+        file = run.path / "metrics.jsonl"
+        if run.file("metrics.jsonl") is None and file.exists():  # a link out of the folder
             raise NotFound(name)
-        return metrics.refresh()
+        return self._metrics.get(name, lambda: Metrics(file)).refresh()
 
     def compare_settings(self, names: list[str]) -> dict[str, Any]:
         """Return the settings of several runs.
@@ -306,31 +301,11 @@ def _numbers(lines: list[dict[str, Any]], name: str) -> list[float]:
     return [line[name] for line in lines if name and isinstance(line.get(name), int | float)]
 
 
-def _nested_value(values: Any, *keys: str) -> Any:
-    for key in keys:
-        values = values.get(key) if isinstance(values, dict) else None
-    return values
-
-
-def _setting_text(config: dict[str, Any], *keys: str) -> str:
-    return str(_nested_value(config, *keys) or "")[:MAX_SHOWN]
+def _setting_text(config: dict[str, Any], key: str) -> str:
+    return str(value_at(config, key) or "")[:MAX_SHOWN]
 
 
 def _number(value: Any) -> int | float | None:
     """Return a finite number, None for anything else."""
     is_number = isinstance(value, int | float) and math.isfinite(value)
     return value if is_number else None
-
-
-def _round(value: Any) -> float | None:
-    """Six significant digits; None for anything that is not a finite number."""
-    if not isinstance(value, int | float) or value != value or abs(value) >= 1e300:
-        return None
-    return float(f"{value:.6g}")
-
-
-def _file_stamp(file: Path | None) -> tuple[int, int, int] | None:
-    if file is None:
-        return None
-    stat = file.stat()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns

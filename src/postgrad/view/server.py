@@ -12,6 +12,7 @@ import uvicorn
 from pyarrow.lib import ArrowException
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -31,16 +32,18 @@ from postgrad.view.evaluations import Evaluations
 from postgrad.view.folder import Folder, NotFound
 from postgrad.view.reader import Unreadable
 from postgrad.view.rollouts import FILTERS, SORTS, Rollouts
-from postgrad.view.runs import Runs
-from postgrad.view.tokens import TokenizerCache
+from postgrad.view.runs import Run, Runs
 
 ASSETS = Path(__file__).parent / "assets"
 POLL_S = 0.5  # time between two looks of a stream at the files
 MAX_COMPARED = 12  # runs
 MAX_CONNECTIONS = 200
 GRACE_S = 3  # for running requests when the server stops
-GROUPS_PER_PAGE = 40
 MAX_QUERY = 200  # characters
+JSON = "application/json"
+
+Argument = Callable[[QueryParams], Any]  # reads one argument of a request
+Endpoint = Callable[[Request], Response]
 
 
 class BadRequest(Exception):
@@ -60,34 +63,49 @@ class Page:
         self.is_stopping = is_stopping
         self.runs = Runs(folder)
         self.rollouts = Rollouts()
-        self.tokenizers = TokenizerCache()
         self.evaluations = Evaluations(folder)
 
     def routes(self) -> list[Route]:
-        """Return the page, its files, the stream, and one route per kind of request."""
-        handlers: dict[str, Callable[[Request], Any]] = {
-            "about": lambda _: {"folder": str(self.folder.root)},
-            "runs": self.all_runs,
-            "run": self.one_run,
-            "metrics": self.metrics,
-            "compare": self.compare,
-            "groups": self.groups,
-            "group": self.group,
-            "problem": self.problem,
-            "search": self.search,
-            "evaluations": lambda _: self.evaluations.all(),
-            "pivot": lambda request: self.evaluations.pivot(_one_of(request, "metric", METRICS)),
-            "responses": self.responses,
-            "pairs": self.pairs,
-            "response": self.response,
-            "entropies": lambda _: self.evaluations.entropies(),
-        }
+        """Return the page, its files, the stream, and the requests for JSON."""
         return [
             Route("/", self.index),
             Route("/assets/{name}", self.asset),
             Route("/api/live", self.live),
-            *(Route(f"/api/{name}", _endpoint(handle)) for name, handle in handlers.items()),
+            *(Route(f"/api/{name}", endpoint) for name, endpoint in self.requests().items()),
         ]
+
+    def requests(self) -> dict[str, Endpoint]:
+        """Return the requests for JSON: what answers each, and how its arguments are read."""
+        rollouts = self.rollouts
+        evaluations = self.evaluations
+        name = _text("run")
+        step = _integer("step")
+        start = _integer("start", 0)
+        search = _text("search", "", MAX_QUERY)
+        of_evaluation = (_text("eval"), _text("set"))
+        shown = (_text("filter", "all"), search, start)
+        rows = (_one_of("filter", FILTERS), _one_of("sort", SORTS), search, start)
+
+        def run(query: QueryParams) -> Run:
+            return self.runs.get(name(query))
+
+        return {
+            "about": _endpoint(lambda: {"folder": str(self.folder.root)}),
+            "runs": _endpoint(self.all_runs),
+            "run": _endpoint(self.one_run, run),
+            "metrics": _endpoint(self.metrics, name),
+            "compare": _endpoint(self.compare, lambda query: query.getlist("run")),
+            "groups": _endpoint(rollouts.groups, run, step, *rows),
+            "group": _endpoint(rollouts.group, run, step, _integer("group"), _flag("full")),
+            "problem": _endpoint(rollouts.problem, run, _text("uid")),
+            "search": _endpoint(rollouts.search, run, _text("search", None, MAX_QUERY), start),
+            "evaluations": _endpoint(evaluations.all),
+            "pivot": _endpoint(evaluations.pivot, _one_of("metric", METRICS)),
+            "responses": _endpoint(evaluations.responses, *of_evaluation, *shown),
+            "pairs": _endpoint(evaluations.pairs, _text("a"), _text("b"), _text("set"), *shown),
+            "response": _endpoint(evaluations.response, *of_evaluation, _text("uid")),
+            "entropies": _endpoint(evaluations.entropies),
+        }
 
     async def index(self, _: Request) -> Response:
         """Return the HTML page."""
@@ -103,106 +121,38 @@ class Page:
             media_type = "text/javascript"
         return Response((ASSETS / name).read_bytes(), media_type=media_type)
 
-    # Runs
-
-    def all_runs(self, _: Request) -> Any:
+    def all_runs(self) -> dict[str, Any]:
         """Return the overviews of all runs."""
         return {"runs": self.runs.all()}
 
-    def one_run(self, request: Request) -> Any:
+    def one_run(self, run: Run) -> dict[str, Any]:
         """One run: overview, events, settings, steps with rollouts, evaluations."""
-        name = _text(request, "run")
-        run = self.runs.get(name)
         evaluations = self.evaluations.all()["evaluations"]
         return {
-            **self._status(name),
-            "config": self.runs.compare_settings([run.name])["values"][name],
-            "evaluations": [one for one in evaluations if one["run"] == name],
+            **self._status(run.name),
+            "config": self.runs.compare_settings([run.name])["values"][run.name],
+            "evaluations": [one for one in evaluations if one["run"] == run.name],
         }
 
-    def metrics(self, request: Request) -> Any:
+    def metrics(self, name: str) -> Response:
         """All metrics of one run."""
-        metrics = self.runs.metrics(_text(request, "run"))
-        return Response(metrics.json(), media_type="application/json")
+        return Response(self.runs.metrics(name).json(), media_type=JSON)
 
-    def compare(self, request: Request) -> Any:
+    def compare(self, names: list[str]) -> dict[str, Any]:
         """Return the settings and overviews of several runs."""
-        names = request.query_params.getlist("run")
         if len(names) > MAX_COMPARED:
             raise BadRequest(f"Select at most {MAX_COMPARED} runs; {len(names)} are selected.")
         overviews = [self.runs.overview(name) for name in names]
         return self.runs.compare_settings(names) | {"overviews": overviews}
 
-    # Rollouts
-
-    def groups(self, request: Request) -> Any:
-        """Return the groups of one step."""
-        run = self.runs.get(_text(request, "run"))
-        return self.rollouts.groups(
-            run,
-            _integer(request, "step"),
-            _one_of(request, "filter", FILTERS),
-            _one_of(request, "sort", SORTS),
-            _query(request),
-            _integer(request, "start", 0),
-            GROUPS_PER_PAGE,
-            self.tokenizers.get(run),
-        )
-
-    def group(self, request: Request) -> Any:
-        """One group with its tokens."""
-        run = self.runs.get(_text(request, "run"))
-        step = _integer(request, "step")
-        group = _integer(request, "group")
-        full = request.query_params.get("full") == "1"
-        return self.rollouts.group(run, step, group, self.tokenizers.get(run), full)
-
-    def problem(self, request: Request) -> Any:
-        """All groups of one problem over the run."""
-        return self.rollouts.problem(self.runs.get(_text(request, "run")), _text(request, "uid"))
-
-    def search(self, request: Request) -> Any:
-        """Rows of the whole run that contain a text."""
-        run = self.runs.get(_text(request, "run"))
-        query = _text(request, "search")[:MAX_QUERY]
-        return self.rollouts.search(run, query, _integer(request, "start", 0))
-
-    # Evaluations
-
-    def responses(self, request: Request) -> Any:
-        """Return the problems of one evaluation."""
-        return self.evaluations.responses(
-            _text(request, "eval"),
-            _text(request, "set"),
-            request.query_params.get("filter", "all"),
-            _query(request),
-            _integer(request, "start", 0),
-        )
-
-    def pairs(self, request: Request) -> Any:
-        """Return the problems that two evaluations share."""
-        return self.evaluations.pairs(
-            _text(request, "a"),
-            _text(request, "b"),
-            _text(request, "set"),
-            request.query_params.get("filter", "all"),
-            _query(request),
-            _integer(request, "start", 0),
-        )
-
-    def response(self, request: Request) -> Any:
-        """All responses of an evaluation to one problem."""
-        return self.evaluations.response(
-            _text(request, "eval"), _text(request, "set"), _text(request, "uid")
-        )
-
     # Live streams
 
     async def live(self, request: Request) -> Response:
         """Server-sent events: new metrics and state of one run, or without a run the list."""
-        name = request.query_params.get("run")
-        start = _integer(request, "from", 0)
-        generation = _integer(request, "generation", 0)
+        query = request.query_params
+        name = query.get("run")
+        start = _integer("from", 0)(query)
+        generation = _integer("generation", 0)(query)
         if name is None:
             stream = self._stream_list(request)
         else:
@@ -214,7 +164,7 @@ class Page:
     async def _stream_list(self, request: Request) -> AsyncIterator[str]:
         last = ""
         while not (self.is_stopping() or await request.is_disconnected()):
-            runs = dump_json(await run_in_threadpool(self.all_runs, request))
+            runs = dump_json(await run_in_threadpool(self.all_runs))
             yield format_event("runs", runs) if runs != last else KEEP_ALIVE
             last = runs
             await asyncio.sleep(POLL_S)
@@ -278,14 +228,14 @@ def make_server(
     return server
 
 
-def _endpoint(handle: Callable[[Request], Any]) -> Callable[[Request], Response]:
+def _endpoint(answer: Callable[..., Any], *arguments: Argument) -> Endpoint:
     """Return the endpoint of a function that returns a Response or a value for JSON."""
 
     def endpoint(request: Request) -> Response:
-        result = handle(request)
+        result = answer(*(read(request.query_params) for read in arguments))
         if isinstance(result, Response):
             return result
-        return Response(dump_json(result), media_type="application/json")
+        return Response(dump_json(result), media_type=JSON)
 
     return endpoint
 
@@ -331,29 +281,45 @@ def format_event(name: str, data: str) -> str:
     return f"event: {name}\ndata: {data}\n\n"
 
 
-def _text(request: Request, name: str) -> str:
-    value = request.query_params.get(name)
-    if not value:
-        raise BadRequest(f"the parameter {name} is missing")
-    return value
+# ---- how arguments are read
 
 
-def _query(request: Request) -> str:
-    return request.query_params.get("search", "")[:MAX_QUERY]
+def _text(name: str, default: str | None = None, limit: int | None = None) -> Argument:
+    """Return what reads a text of at most `limit` characters; it is required without a default."""
+
+    def read(query: QueryParams) -> str:
+        value = query.get(name) or default
+        if value is None:
+            raise BadRequest(f"the parameter {name} is missing")
+        return value[:limit]
+
+    return read
 
 
-def _integer(request: Request, name: str, default: int | None = None) -> int:
-    value = request.query_params.get(name)
-    if value is None and default is not None:
-        return default
-    try:
-        return int(value or "")
-    except ValueError as error:
-        raise BadRequest(f"{name}={value or ''} is not an integer") from error
+def _integer(name: str, default: int | None = None) -> Argument:
+    def read(query: QueryParams) -> int:
+        value = query.get(name)
+        if value is None and default is not None:
+            return default
+        try:
+            return int(value or "")
+        except ValueError as error:
+            raise BadRequest(f"{name}={value or ''} is not an integer") from error
+
+    return read
 
 
-def _one_of(request: Request, name: str, known: Collection[str]) -> str:
-    value = request.query_params.get(name) or next(iter(known))
-    if value not in known:
-        raise BadRequest(f"{name}={value} is unknown; use one of {', '.join(known)}")
-    return value
+def _flag(name: str) -> Argument:
+    return lambda query: query.get(name) == "1"
+
+
+def _one_of(name: str, known: Collection[str]) -> Argument:
+    """Return what reads one of the known names; the first is the default."""
+
+    def read(query: QueryParams) -> str:
+        value = query.get(name) or next(iter(known))
+        if value not in known:
+            raise BadRequest(f"{name}={value} is unknown; use one of {', '.join(known)}")
+        return value
+
+    return read

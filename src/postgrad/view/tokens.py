@@ -2,7 +2,6 @@
 
 import codecs
 import json
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,29 +12,7 @@ from postgrad.view.runs import Run
 
 MAX_BYTES = 1 << 26  # of a tokenizer.json
 MAX_NAME_BYTES = 1000  # of a checkpoint's name
-MAX_CACHED = 3
 UNKNOWN_BYTE = ord("?")
-
-
-class TokenizerCache:
-    """The last few tokenizers in use, each loaded once."""
-
-    def __init__(self) -> None:
-        self._decoders: dict[tuple[str, int], TokenDecoder | None] = {}
-        self._lock = threading.Lock()
-
-    def get(self, run: Run) -> "TokenDecoder | None":
-        """Return the run's tokenizer, or None if the folder has none: the page then shows ids."""
-        file = find_tokenizer_file(run)
-        if file is None:
-            return None
-        key = (str(file), file.stat().st_mtime_ns)
-        with self._lock:
-            if key not in self._decoders:
-                while len(self._decoders) >= MAX_CACHED:
-                    self._decoders.pop(next(iter(self._decoders)))
-                self._decoders[key] = load_decoder(file)
-            return self._decoders[key]
 
 
 def find_tokenizer_file(run: Run) -> Path | None:
