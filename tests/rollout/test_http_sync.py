@@ -9,8 +9,8 @@ from postgrad.cluster.engines import engine_config, load_engine
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError, RunError
 from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.http_client import Address
-from postgrad.rollout.http_sync import SyncedHttpEngine
 
 REQUESTS = [Request([1, 2, 3], [1, 2]), Request([4], [3])]
 PATH = {
@@ -34,7 +34,8 @@ def apart(tiny):
 
 
 def rollouts(served, prompts, folder):
-    return SyncedHttpEngine(Address.parse(served.address), prompts, [END], folder, wait_s=30)
+    address = Address.parse(served.address)
+    return HttpEngine(address, prompts, 30, stop_ids=[END], weights_folder=folder)
 
 
 @pytest.mark.slow
@@ -52,7 +53,7 @@ def test_a_server_samples_from_what_was_published(path, host, apart, prompts, tm
     }
     with serve(engine=apart, prompts=prompts, calls=calls) as served:
         engine = rollouts(served, prompts, tmp_path / "weights")
-        assert engine.reload_api.path == path and not engine.shares_weights
+        assert engine.weights.api.path == path and not engine.shares_weights
         turned = {
             name: -w if "layers.1" in name else w for name, w in host.policy.weights().items()
         }
@@ -92,7 +93,7 @@ def test_a_server_of_text_is_refused_at_the_start(what, apart, prompts, tmp_path
         ) as served,
         pytest.raises(
             ConfigError,
-            match="by token ids with 422"
+            match="with 422.* takes token ids"
             if what == "takes_ids"
             else "gave no token ids with log-probs",
         ),

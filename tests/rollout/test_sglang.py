@@ -19,7 +19,7 @@ from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError, RunError
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http_client import Address
-from postgrad.rollout.sglang import SglangEngine, SyncedSglangEngine, sampling_params
+from postgrad.rollout.sglang import SglangEngine, sampling_params
 
 REQUESTS = [Request([1, 2, 3], [1, 2]), Request([4], [3], 3)]
 # The fields of SGLang's SamplingParams that a caller may set and that this engine uses.
@@ -147,7 +147,9 @@ def test_sglangs_own_names():
 def test_the_server_samples_from_what_was_published(host, apart, prompts, tmp_path):
     stand_in = StandIn(apart)
     with serve(stand_in) as address:
-        engine = SyncedSglangEngine(address, prompts, [END], tmp_path / "weights", wait_s=30)
+        engine = SglangEngine(
+            address, prompts, 30, stop_ids=[END], weights_folder=tmp_path / "weights"
+        )
         weights = host.policy.weights()
         turned = {name: -w if "layers.1" in name else w for name, w in weights.items()}
         for published in (turned, weights):
@@ -165,7 +167,7 @@ def test_what_the_server_kept_comes_back(host, apart, prompts):
     sampling = Sampling(1.2, 6, top_k=3, record_kept=True)
     apart.publish(host.policy.weights())
     with serve(StandIn(apart)) as address:
-        done = SglangEngine(address, prompts, [END], wait_s=30).generate(REQUESTS, sampling)
+        done = SglangEngine(address, prompts, 30, stop_ids=[END]).generate(REQUESTS, sampling)
     mine = host.engine.generate(REQUESTS, sampling)
     assert same_completions(done, mine)
     kept = [[one.kept_ids for group in groups for one in group] for groups in (done, mine)]
@@ -175,12 +177,12 @@ def test_what_the_server_kept_comes_back(host, apart, prompts):
 
 def test_answers_without_the_kept_ids_or_an_end_are_refused(apart, prompts):
     with serve(StandIn(apart, gives_mask=False)) as address:
-        engine = SglangEngine(address, prompts, [END], wait_s=30)
+        engine = SglangEngine(address, prompts, 30, stop_ids=[END])
         with pytest.raises(RunError, match="return_sampling_mask"):
             engine.generate(REQUESTS, Sampling(1.0, 4, top_k=3, record_kept=True))
     aborted = {"type": "abort", "message": "out of memory", "status_code": 500}
     with serve(StandIn(apart, finish=aborted)) as address:
-        engine = SglangEngine(address, prompts, [END], wait_s=30)
+        engine = SglangEngine(address, prompts, 30, stop_ids=[END])
         with pytest.raises(RunError, match="out of memory"):
             engine.generate(REQUESTS, Sampling(1.0, 4))
 
@@ -189,4 +191,4 @@ def test_another_server_is_refused_at_the_start(prompts):
     from openai_server import serve as serve_openai
 
     with serve_openai() as served, pytest.raises(ConfigError, match=r"rollout\.engine=http"):
-        SglangEngine(Address.parse(served.address), prompts, [END], wait_s=30)
+        SglangEngine(Address.parse(served.address), prompts, 30, stop_ids=[END])

@@ -31,7 +31,6 @@ from postgrad.model.load.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.http_client import Address
-from postgrad.rollout.http_sync import SyncedHttpEngine
 from postgrad.training.driver import train
 from postgrad.training.guard import check_engine_gap
 from postgrad.training.report import Reporter
@@ -345,11 +344,11 @@ def test_the_server_continues_token_ids_with_log_probs_of_the_model(served, unti
 
 def test_the_server_takes_new_weights(served, untied, prompts, tmp_path):
     host = build_host(config_of("grpo", untied, *SMALL))
-    engine = SyncedHttpEngine(
-        Address.parse(served), prompts, [END], tmp_path / "weights", wait_s=60
+    engine = HttpEngine(
+        Address.parse(served), prompts, 60, stop_ids=[END], weights_folder=tmp_path / "weights"
     )
     host.policy.update(random_batch(1), 1)
-    assert engine.reload_api.server == "vLLM" and gap(host.policy, engine) > 0.01
+    assert engine.weights.api.server == "vLLM" and gap(host.policy, engine) > 0.01
     engine.publish(host.policy.weights())
     assert gap(host.policy, engine) < 1e-3
 
@@ -376,8 +375,8 @@ def test_a_server_without_those_calls_is_refused(untied, prompts, tmp_path):
     try:
         wait(child, url, log)
         with pytest.raises(ConfigError, match=r"^rollout\.url: .* new weights"):
-            SyncedHttpEngine(
-                Address.parse(f"{url}#{NAME}"), prompts, [END], tmp_path / "weights", wait_s=60
+            HttpEngine(
+                Address.parse(f"{url}#{NAME}"), prompts, 60, stop_ids=[END], weights_folder=tmp_path
             )
     finally:
         stop(child)

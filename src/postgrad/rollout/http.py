@@ -1,18 +1,20 @@
 """Engines that are servers: anything with OpenAI's /v1/completions (vLLM, SGLang, postgrad serve).
 
-Encoder are sent as token ids and return as token ids with log-probs where the server supports it; a
-server that refuses ids gets text. http_client.py makes the calls.
+Prompts are sent as token ids, and responses return as token ids with log-probs where the server
+supports it; a server that refuses ids gets text. http_client.py makes the calls.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from postgrad.errors import RunError
+from postgrad.errors import ConfigError, RunError
 from postgrad.problem import Failure
 from postgrad.rollout.engine import Completion, Request, Sampling, max_row_tokens, token_limit
 from postgrad.rollout.http_client import Address, ModelClient, RequestRefused, json_objects
+from postgrad.rollout.http_sync import RELOAD_APIS, ServerWeights
 
 TOKEN_ID_PREFIX = "token_id:"
 
@@ -26,23 +28,54 @@ class Tokenizer(Protocol):
 
 
 class HttpEngine:
-    """The engine port over a server with fixed weights.
+    """The engine port over a server: with fixed weights, or with those of a training run.
 
     Log-probs are the server's (vLLM's are at temperature 1 unless it was started with
-    --logprobs-mode processed_logprobs); empty when the server gives none.
+    --logprobs-mode processed_logprobs); empty when a server with fixed weights gives none.
+
+    Args:
+        address: the server and its model.
+        tokenizer: of the served model.
+        wait_s: time limit per call in seconds.
+        concurrency: largest number of calls at the same time.
+        stop_ids: the model's stop tokens; a row of a training run that ends with another token is
+            refused.
+        weights_folder: where the weights of a training run are written; the server must see it
+            under the same path. None: the weights are fixed.
+
+    Raises:
+        ConfigError: the server does not answer, or is of no use for the training run: it cannot
+            load weights, or gives no token ids with log-probs.
     """
 
     shares_weights = False
-    Client: ClassVar[type[ModelClient]] = ModelClient
+    reload_apis = RELOAD_APIS
 
     def __init__(
-        self, address: Address, tokenizer: Tokenizer, wait_s: float = 600.0, concurrency: int = 32
+        self,
+        address: Address,
+        tokenizer: Tokenizer,
+        wait_s: float = 600.0,
+        concurrency: int = 32,
+        *,
+        stop_ids: Sequence[int] = (),
+        weights_folder: Path | None = None,
     ) -> None:
-        self.client = self.Client(address, wait_s, concurrency)
         self.tokenizer = tokenizer
-        self.max_context = self.client.check()
+        self.stop_ids = list(stop_ids)
         self.takes_ids = True
-        self.extra_fields: dict[str, Any] = {}  # of every call with token ids
+        self.weights: ServerWeights | None = None
+        self.client, self.max_context = self.connect(address, wait_s, concurrency)
+        if weights_folder is not None:
+            self.weights = ServerWeights(address, weights_folder, wait_s, self.reload_apis)
+            self._check_token_ids(self.stop_ids[0])
+
+    def connect(
+        self, address: Address, wait_s: float, concurrency: int
+    ) -> tuple[ModelClient, int | None]:
+        """Return the client of a server that answers, and its context length if known."""
+        client = ModelClient(address, wait_s, concurrency)
+        return client, client.check()
 
     @property
     def url(self) -> str:
@@ -53,9 +86,12 @@ class HttpEngine:
         return self.client.address.model
 
     def publish(self, weights: dict[str, Tensor]) -> None:
-        raise RunError(
-            f"{self.url} cannot take new weights; use it for models that are not trained"
-        )
+        """Let the server load the weights; returns when it samples from them."""
+        if self.weights is None:
+            raise RunError(
+                f"{self.url} cannot take new weights; use it for models that are not trained"
+            )
+        self.weights.publish(weights)
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Make one call per seed; the completions are in the order of the requests and seeds."""
@@ -83,48 +119,61 @@ class HttpEngine:
     def _complete(
         self, request: Request, seed: int, sampling: Sampling, deadline: float
     ) -> Completion:
-        """Complete with token ids; with text if the server refuses ids, also in later calls."""
-        refusals: list[str] = []
-        for with_ids in (True, False) if self.takes_ids else (False,):
-            try:
-                completion = self._post(request, seed, sampling, deadline, with_ids)
-            except RequestRefused as error:
-                refusals.append(f"{error.status}: {error}")
-                if error.status not in (400, 422):
-                    break
-                continue
-            if not with_ids:
-                self.takes_ids = False
-            return completion
-        raise RunError(
-            f"{self.url} refused a completion of model {self.model} with "
-            + "; then, as text, ".join(refusals)
-        )
+        try:
+            completion = self.ask(request, seed, sampling, deadline)
+        except RequestRefused as error:
+            raise RunError(
+                f"{self.url} refused a completion of model {self.model} with "
+                f"{error.status}: {error}"
+            ) from error
+        if self.weights is not None:
+            self._check_of_training(completion, sampling)
+        return completion
 
-    def _post(
-        self, request: Request, seed: int, sampling: Sampling, deadline: float, with_ids: bool
-    ) -> Completion:
+    def ask(self, request: Request, seed: int, sampling: Sampling, deadline: float) -> Completion:
+        """Return a completion by token ids.
+
+        A server that refuses ids gets text, also in later calls. In a training run it does not:
+        text that is tokenized again may be other tokens.
+
+        Raises RequestRefused.
+        """
         body = _sampling_fields(self.model, sampling, seed, token_limit(request, sampling))
         if sampling.stop:
             body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
-        if with_ids:  # fields of vLLM and SGLang beyond OpenAI's
-            body |= {
-                "prompt": list(request.prompt),
-                "logprobs": 0,
-                "top_k": sampling.top_k or -1,
-                "min_p": sampling.min_p,
-                "return_token_ids": True,
-                "return_tokens_as_token_ids": True,
-                "skip_special_tokens": False,
-                **self.extra_fields,
-            }
-        else:
-            if sampling.top_k or sampling.min_p or sampling.stop:
-                raise RunError(
-                    f"{self.url} takes text only, so top_k, min_p and stop strings cannot be used "
-                    "with it; remove them, or use another server"
-                )
-            body["prompt"] = self.tokenizer.decode_raw(request.prompt)
+        if self.takes_ids:
+            try:
+                return self._post(body | self._id_fields(request, sampling), deadline)
+            except RequestRefused as error:
+                if error.status not in (400, 422) or self.weights is not None:
+                    raise
+        if sampling.top_k or sampling.min_p or sampling.stop:
+            raise RunError(
+                f"{self.url} takes text only, so top_k, min_p and stop strings cannot be used "
+                "with it; remove them, or use another server"
+            )
+        body["prompt"] = self.tokenizer.decode_raw(request.prompt)
+        completion = self._post(body, deadline)
+        self.takes_ids = False
+        return completion
+
+    def _id_fields(self, request: Request, sampling: Sampling) -> dict[str, Any]:
+        """Return the fields of a call with token ids, which OpenAI does not have."""
+        fields = {
+            "prompt": list(request.prompt),
+            "logprobs": 0,
+            "top_k": sampling.top_k or -1,
+            "min_p": sampling.min_p,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        if self.weights is not None:
+            # vLLM takes the model's own generation settings for fields that a call leaves out.
+            fields["repetition_penalty"] = 1.0
+        return fields
+
+    def _post(self, body: dict[str, Any], deadline: float) -> Completion:
         answer = self.client.call("POST", "/completions", body, deadline)
         return self._parse_completion(only_choice(answer, self.url))
 
@@ -140,6 +189,39 @@ class HttpEngine:
         if len(values) != len(ids):
             values = []
         return Completion([int(i) for i in ids], values, finish)
+
+    # ---- of a training run
+
+    def _check_token_ids(self, token: int) -> None:
+        """Sample one token to check that the server takes ids and gives ids with log-probs."""
+        try:
+            completion = self.generate([Request([token], [0])], Sampling(1.0, 1))[0][0]
+        except RunError as error:
+            raise ConfigError(
+                f"rollout.url: {error}; rollouts need a server that takes token ids and gives "
+                "them with log-probs, such as vLLM, SGLang or postgrad serve"
+            ) from error
+        if not completion.tokens:
+            raise ConfigError(f"rollout.url: {self.url} answered without a token")
+
+    def _check_of_training(self, completion: Completion, sampling: Sampling) -> None:
+        """Raise RunError for a completion that a training run cannot use."""
+        if len(completion.logprobs) != len(completion.tokens):
+            raise RunError(f"{self.url} gave no token ids with log-probs, which training needs")
+        if completion.finish == "stop" and not self._ends_validly(completion, sampling):
+            known = ", ".join(map(str, sorted(self.stop_ids)))
+            raise RunError(
+                f"{self.url} ended a row with the token {completion.tokens[-1]}, which is not a "
+                f"stop token of model.path ({known}); it serves another model, or has its own "
+                "stop strings"
+            )
+
+    def _ends_validly(self, completion: Completion, sampling: Sampling) -> bool:
+        """Return whether a row ends with a stop token or contains a stop string."""
+        if completion.tokens[-1] in self.stop_ids:
+            return True
+        text = self.tokenizer.decode_raw(completion.tokens) if sampling.stop else ""
+        return any(string in text for string in sampling.stop)
 
 
 class HttpChat:

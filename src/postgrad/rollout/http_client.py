@@ -41,6 +41,12 @@ class Address:
     url: str  # scheme, host, port and path, without a slash at the end
     model: str
 
+    @property
+    def root(self) -> "Address":
+        """The same model at the server's root, where calls are that OpenAI does not have."""
+        parts = urlsplit(self.url)
+        return Address(f"{parts.scheme}://{parts.netloc}", self.model)
+
     @staticmethod
     def parse(text: str) -> "Address":
         """Parse http://host:port/v1#model. Raises ConfigError."""

@@ -17,6 +17,7 @@ from postgrad.user_code import is_path, load_object
 
 if TYPE_CHECKING:
     from postgrad.model.load.formats import Loaded
+    from postgrad.rollout.http import HttpEngine
 
 EXAMPLE_URL = "http://host:8000/v1#model"
 MAX_HTTP_CALLS = 256  # calls to a server at the same time
@@ -83,19 +84,32 @@ def _check_vllm(config: EngineConfig) -> None:
 
 
 def _build_http(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
+    from postgrad.rollout.http import HttpEngine
+
+    return _connect(HttpEngine, config, loaded, weights_folder)
+
+
+def _build_sglang(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
+    from postgrad.rollout.sglang import SglangEngine
+
+    return _connect(SglangEngine, config, loaded, weights_folder)
+
+
+def _connect(
+    engine: "type[HttpEngine]", config: EngineConfig, loaded: "Loaded", weights_folder: Path | None
+) -> Engine:
     from postgrad.data.encode.encoder import Encoder
     from postgrad.model.load.load import stop_ids
-    from postgrad.rollout.http import HttpEngine
     from postgrad.rollout.http_client import Address
-    from postgrad.rollout.http_sync import SyncedHttpEngine
 
-    address = Address.parse(config.rollout.url)
-    encoder = Encoder(loaded.tokenizer)
-    wait_s = config.cluster.wait_s
-    num_calls = _num_calls(config)
-    if weights_folder is None:
-        return HttpEngine(address, encoder, wait_s, num_calls)
-    return SyncedHttpEngine(address, encoder, stop_ids(loaded), weights_folder, wait_s, num_calls)
+    return engine(
+        Address.parse(config.rollout.url),
+        Encoder(loaded.tokenizer),
+        config.cluster.wait_s,
+        min(MAX_HTTP_CALLS, config.rollout.max_rows or MAX_HTTP_CALLS),
+        stop_ids=stop_ids(loaded),
+        weights_folder=weights_folder,
+    )
 
 
 def _check_http(config: EngineConfig) -> None:
@@ -107,25 +121,6 @@ def _check_http(config: EngineConfig) -> None:
             f"add rollout.url={EXAMPLE_URL}"
         )
     Address.parse(config.rollout.url)
-
-
-def _build_sglang(config: EngineConfig, loaded: "Loaded", weights_folder: Path | None) -> Engine:
-    from postgrad.data.encode.encoder import Encoder
-    from postgrad.model.load.load import stop_ids
-    from postgrad.rollout.http_client import Address
-    from postgrad.rollout.sglang import SglangEngine, SyncedSglangEngine
-
-    address = Address.parse(config.rollout.url)
-    encoder = Encoder(loaded.tokenizer)
-    ends = stop_ids(loaded)
-    limits = (config.cluster.wait_s, _num_calls(config))
-    if weights_folder is None:
-        return SglangEngine(address, encoder, ends, *limits)
-    return SyncedSglangEngine(address, encoder, ends, weights_folder, *limits)
-
-
-def _num_calls(config: EngineConfig) -> int:
-    return min(MAX_HTTP_CALLS, config.rollout.max_rows or MAX_HTTP_CALLS)
 
 
 ENGINES = {

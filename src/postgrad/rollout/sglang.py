@@ -9,124 +9,55 @@ returns what it kept (`return_sampling_mask`).
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from postgrad.errors import ConfigError, RunError
 from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
-from postgrad.rollout.http import HttpEngine, Tokenizer
+from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.http_client import START_S, Address, ModelClient, RequestRefused
-from postgrad.rollout.http_sync import SGLANG_RELOAD, ReloadApi, SyncedHttpEngine
+from postgrad.rollout.http_sync import SGLANG_RELOAD
 
 
-class SglangClient(ModelClient):
-    """Calls to an SGLang server. Its own calls are at the root, not under /v1."""
+class SglangEngine(HttpEngine):
+    """The engine port over an SGLang server, http://host:30000/v1#model.
 
-    def __init__(self, address: Address, wait_s: float, concurrency: int) -> None:
-        parts = urlsplit(address.url)
-        root = Address(f"{parts.scheme}://{parts.netloc}", address.model)
-        super().__init__(root, wait_s, concurrency)
+    Its own calls are at the root, not under /v1. `stop_ids` end a response.
+    """
 
-    def check(self) -> int | None:
+    reload_apis = (SGLANG_RELOAD,)
+
+    def connect(
+        self, address: Address, wait_s: float, concurrency: int
+    ) -> tuple[ModelClient, int | None]:
         """Check that SGLang answers. New weights change the model's name, so it is not compared.
 
         Raises ConfigError.
         """
-        deadline = time.monotonic() + min(START_S, self.wait_s)
+        client = ModelClient(address.root, wait_s, concurrency)
+        url = client.address.url
+        deadline = time.monotonic() + min(START_S, wait_s)
         try:
-            answer = self.call("GET", "/model_info", None, deadline)
+            answer = client.call("GET", "/model_info", None, deadline)
         except (RunError, RequestRefused) as error:
             raise ConfigError(
-                f"rollout.url: {self.address.url}/model_info does not answer as SGLang does: "
-                f"{error}; start one with python -m sglang.launch_server, or use "
-                "rollout.engine=http"
+                f"rollout.url: {url}/model_info does not answer as SGLang does: {error}; start one "
+                "with python -m sglang.launch_server, or use rollout.engine=http"
             ) from error
         if not isinstance(answer, dict) or not answer.get("is_generation", True):
-            raise ConfigError(f"rollout.url: the model at {self.address.url} does not generate")
-        return None
+            raise ConfigError(f"rollout.url: the model at {url} does not generate")
+        return client, None
 
-
-class SglangEngine(HttpEngine):
-    """The engine port over an SGLang server with fixed weights.
-
-    Args:
-        address: the server and its model, http://host:30000/v1#model.
-        tokenizer: of the served model.
-        stop_ids: tokens that end a response.
-        wait_s: time limit per call in seconds.
-        concurrency: largest number of calls at the same time.
-    """
-
-    Client = SglangClient
-
-    def __init__(
-        self,
-        address: Address,
-        tokenizer: Tokenizer,
-        stop_ids: Sequence[int],
-        wait_s: float = 600.0,
-        concurrency: int = 32,
-    ) -> None:
-        super().__init__(address, tokenizer, wait_s, concurrency)
-        self.end_ids = list(stop_ids)
-
-    def _complete(
-        self, request: Request, seed: int, sampling: Sampling, deadline: float
-    ) -> Completion:
-        try:
-            return self._post(request, seed, sampling, deadline)
-        except RequestRefused as error:
-            raise RunError(
-                f"{self.url} refused a completion of model {self.model} with "
-                f"{error.status}: {error}"
-            ) from error
-
-    def _post(
-        self,
-        request: Request,
-        seed: int,
-        sampling: Sampling,
-        deadline: float,
-        with_ids: bool = True,
-    ) -> Completion:
+    def ask(self, request: Request, seed: int, sampling: Sampling, deadline: float) -> Completion:
+        """Return a completion by /generate. Raises RequestRefused."""
         body = {
             "input_ids": list(request.prompt),
-            "sampling_params": sampling_params(request, seed, sampling, self.end_ids),
+            "sampling_params": sampling_params(request, seed, sampling, self.stop_ids),
             "return_logprob": True,
         }
         if sampling.record_kept:
             body["return_sampling_mask"] = True
         answer = self.client.call("POST", "/generate", body, deadline)
         return parse_completion(answer, sampling.record_kept, self.url)
-
-
-class SyncedSglangEngine(SglangEngine, SyncedHttpEngine):
-    """The engine of a training run behind an SGLang server, which loads new weights from a folder.
-
-    Its arguments are those of SyncedHttpEngine.
-    """
-
-    def __init__(
-        self,
-        address: Address,
-        tokenizer: Tokenizer,
-        stop_ids: Sequence[int],
-        folder: Path,
-        wait_s: float = 600.0,
-        concurrency: int = 32,
-    ) -> None:
-        self.end_ids = list(stop_ids)
-        SyncedHttpEngine.__init__(self, address, tokenizer, stop_ids, folder, wait_s, concurrency)
-
-    def _complete(
-        self, request: Request, seed: int, sampling: Sampling, deadline: float
-    ) -> Completion:
-        return SyncedHttpEngine._complete(self, request, seed, sampling, deadline)
-
-    @property
-    def reload_apis(self) -> tuple[ReloadApi, ...]:
-        return (SGLANG_RELOAD,)
 
 
 def sampling_params(
