@@ -16,7 +16,7 @@ from postgrad import Batch, ConfigError
 from postgrad.config.schema import setting
 from postgrad.methods.distill import Distill, DistillSettings
 from postgrad.methods.support.synced_reference import synced_role
-from postgrad.problem import named
+from postgrad.problem import problem_label
 from postgrad.types import Ragged
 
 HINTS = ("demonstration", "ground_truth")
@@ -67,7 +67,7 @@ class SelfDistill(Distill):
         for problem in problems:
             if not self.hint_of(problem):
                 raise ConfigError(
-                    f"{named(problem)} has no {self.settings.hint}; "
+                    f"{problem_label(problem)} has no {self.settings.hint}; "
                     "SelfDistill shows it to the teacher (method.hint)"
                 )
 

@@ -41,9 +41,9 @@ def read_problems(data: str, num_rows: int) -> list[Any]:
 def measure(path: str, problems: Sequence[Any], shares: Sequence[float]) -> Iterator[float]:
     """Yield the share of right continuations for each share of words that is shown."""
     from postgrad.api.sampler import Sampler
+    from postgrad.rollout.classmates import Panel
     from postgrad.rollout.engine import make_sampling
     from postgrad.rollout.generator import Generator
-    from postgrad.rollout.panel import Panel
     from postgrad.verifiers.scorer import Scorer
 
     sampler = Sampler(path)

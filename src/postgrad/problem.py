@@ -65,7 +65,7 @@ class Problem:
             raise AttributeError(f"a Problem has no attribute {name!r}; {where}")
 
 
-def named(problem: Problem) -> str:
+def problem_label(problem: Problem) -> str:
     """Return a problem's name in messages, with its place: most files have no uids to look for."""
     place = f" ({problem.read_from})" if problem.read_from else ""
     return f"problem {problem.uid}{place}"

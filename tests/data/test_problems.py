@@ -17,7 +17,7 @@ from postgrad.data.rows import files
 from postgrad.data.sets import split_sets
 from postgrad.errors import ConfigError
 from postgrad.phases import shown_by
-from postgrad.problem import Conversation, named, sent_fields
+from postgrad.problem import Conversation, problem_label, sent_fields
 
 SYSTEM = {"role": "system", "content": "Think."}
 USER = {"role": "user", "content": "What is 1+1?"}
@@ -350,10 +350,10 @@ def test_damaged_parquet(tmp_path: Path):
 def test_the_name_of_a_problem_says_where_it_was_read(tmp_path: Path):
     rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}]
     first, second = load_problems(jsonl(tmp_path, *rows, name="sums.jsonl"))
-    assert named(second).startswith(f"problem {second.uid} ") and "sums.jsonl: line 2" in named(
-        second
-    )
-    assert "row 1" in named(problems_of_rows(rows, "data")[0])
+    assert problem_label(second).startswith(
+        f"problem {second.uid} "
+    ) and "sums.jsonl: line 2" in problem_label(second)
+    assert "row 1" in problem_label(problems_of_rows(rows, "data")[0])
     assert "read_from" not in sent_fields(second)
     assert first == replace(first, read_from="elsewhere")
 

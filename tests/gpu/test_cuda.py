@@ -8,7 +8,7 @@ import torch
 
 from postgrad.cluster.host import build_host
 from postgrad.config.compose import compose
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.data.problems import load_problems
 from postgrad.methods import find_method
 from postgrad.methods.method import Ports, Step
@@ -51,7 +51,7 @@ def build_method(config):
 def test_engine_and_trainer_agree_on_the_gpu(tiny, dtype):
     host, method = build_method(make_config(tiny, "model.device=cuda", f"model.dtype={dtype}"))
     problems = load_problems("arithmetic:2:digits")[:16]
-    step = Step(1, Feed(problems))
+    step = Step(1, ProblemQueue(problems))
     batch = method.sample(method.compose(problems, step), step)
     ours = host.policy.logprobs(batch)["logprobs"]
     gap = (ours - batch.tokens["behavior_logprobs"]).abs()
@@ -70,7 +70,7 @@ def test_engine_and_trainer_agree_with_adapters(tiny, dtype):
     problems = load_problems("arithmetic:2:digits")[:16]
     mean_logprobs = []
     for number in (1, 2, 3):
-        step = Step(number, Feed(problems))
+        step = Step(number, ProblemQueue(problems))
         batch = method.sample(method.compose(problems, step), step)
         ours = host.policy.logprobs(batch)["logprobs"]
         gap = (ours - batch.tokens["behavior_logprobs"]).abs()
@@ -107,7 +107,7 @@ def test_the_update_on_the_gpu_equals_the_update_on_the_cpu(tiny):
         )
         if device == "cpu":
             problems = load_problems("arithmetic:2:digits")[:16]
-            step = Step(1, Feed(problems))
+            step = Step(1, ProblemQueue(problems))
             batch = method.sample(method.compose(problems, step), step)
             batch.tokens["advantages"] = batch.expand(torch.linspace(-1, 1, len(batch)))
         host.policy.update(batch, 1)

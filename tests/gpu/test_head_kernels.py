@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from postgrad.model.passes.head import token_outputs
-from postgrad.model.passes.sampled_support import KeptIds
+from postgrad.model.passes.sampled_support import SampledSupport
 from postgrad.model.passes.support import LogitTransform
 
 pytestmark = [
@@ -36,7 +36,7 @@ def compute(
         ids = torch.cat([targets[:, None], others], 1)
         rows = [row.unique() for row in ids]
         counts = torch.tensor([len(row) for row in rows])
-        kept = KeptIds(counts, torch.cat(rows).to(hidden.device))
+        kept = SampledSupport(counts, torch.cat(rows).to(hidden.device))
     softcap = 5.0 if kind.endswith("capped logits") else None
     weights = torch.randn(shape, generator=generator).to(hidden)
     inputs = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]

@@ -8,7 +8,7 @@ from method_runs import PlainScorer, build_tokenizer
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import Config
 from postgrad.data.encode.encoder import Encoder
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.data.problems import load_problems
 from postgrad.methods import find_method
 from postgrad.methods.method import Ports, Step
@@ -46,7 +46,7 @@ class Setting:
             Ports(self.host.policy, self.host.engine, self.scorer, self.prompts, models)
         )
         self.problems = load_problems("arithmetic:1")
-        self.step = Step(1, Feed(self.problems, shuffle=False))
+        self.step = Step(1, ProblemQueue(self.problems, shuffle=False))
         per_group = len(responses) // 2
         rows = []
         for i, text in enumerate(responses):

@@ -13,7 +13,7 @@ from postgrad.cluster.host import build_host
 from postgrad.config.compose import recipe_names
 from postgrad.config.schema import Config
 from postgrad.data.encode.encoder import Encoder
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.data.problems import load_problems
 from postgrad.methods import find_method
 from postgrad.methods.method import Method, Ports, Step
@@ -151,7 +151,7 @@ class Bound:
             Ports(self.host.policy, self.host.engine, self.scorer, self.prompts, self.host.models)
         )
         self.problems = load_problems(config.data.train)
-        self.feed = Feed(self.problems, shuffle=False)
+        self.problem_queue = ProblemQueue(self.problems, shuffle=False)
         self.step_done = Step(0)
 
     def stages(self) -> list[str]:
@@ -162,7 +162,7 @@ class Bound:
 
     def until(self, last: str = "publish", number: int = 1) -> Batch:
         """The stages of one step up to and including `last`."""
-        step = self.step_done = Step(number, self.feed)
+        step = self.step_done = Step(number, self.problem_queue)
         work: Any = None
         for stage in [*self.method.sampling_stages(), *self.method.learning_stages()]:
             work = stage(work, step)

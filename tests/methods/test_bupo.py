@@ -200,7 +200,7 @@ def test_blocks_above_run_zero_times_in_both_passes(tiny_untied):
     for i, block in enumerate(b.host.policy.model.base_model.layers):
         block.register_forward_hook(lambda *_, i=i: calls.__setitem__(i, calls[i] + 1))
     for number, above in ((2, 0), (3, 1)):
-        step, batch = Step(number, b.feed), b.until("score", number)
+        step, batch = Step(number, b.problem_queue), b.until("score", number)
         stages = [*b.method.sampling_stages(), *b.method.learning_stages()]
         names = [stage.__name__ for stage in stages]
         seen = {}

@@ -91,7 +91,7 @@ def test_an_engine_apart_is_corrected_by_the_full_policy(tiny_untied):
     first = torch.zeros(batch.num_tokens, dtype=torch.bool)
     first[batch.response.offsets[:-1]] = True
     batch.tokens["behavior_logprobs"] = full - math.log(3) * first
-    step = Step(2, b.feed)
+    step = Step(2, b.problem_queue)
     for stage in (b.method.measure, b.method.compute_old_logprobs, b.method.correct):
         batch = stage(batch, step)
     torch.testing.assert_close(

@@ -12,7 +12,7 @@ from tiny_runs import config_of
 
 from postgrad.algorithms.groups import STD_EPS
 from postgrad.data.encode.encoder import Encoder
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.data.problems import load_problems
 from postgrad.data.thoughts import ThoughtSplitter
 from postgrad.errors import ConfigError
@@ -231,7 +231,7 @@ def test_similar_questions_come_from_the_data(tiny):
         for p in s.problems
     ]
     s.method.check_problems(pairs)
-    s.step = Step(1, Feed(pairs, shuffle=False))
+    s.step = Step(1, ProblemQueue(pairs, shuffle=False))
     s.until_estimate()
     assert all(text.endswith("9+9=") for text in s.asked())
 

@@ -14,7 +14,7 @@ from postgrad.cli.main import main
 from postgrad.cluster.backends import open_models
 from postgrad.cluster.host import build_host
 from postgrad.data.encode.encoder import Encoder
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.errors import ConfigError
 from postgrad.methods.method import Step
 from postgrad.rollout.engine import Completion
@@ -183,7 +183,7 @@ def test_thoughts_learn_to_help(tmp_path, verifier):
     ]
     rewards = []
     for number in range(1, 25):
-        step = Step(number, Feed(s.problems, shuffle=False))
+        step = Step(number, ProblemQueue(s.problems, shuffle=False))
         work = None
         for stage in [*s.method.sampling_stages(), *s.method.learning_stages()]:
             work = stage(work, step)

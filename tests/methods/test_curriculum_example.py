@@ -7,7 +7,7 @@ import pytest
 from method_runs import SMALL, VERIFIERS, bound, run
 from tiny_runs import CURRICULUM, config_of
 
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.data.problems import load_problems
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods import find_method
@@ -23,9 +23,9 @@ def curriculum(tiny: Path, *overrides: str):
 def draws(method, problems, steps: int = 200) -> dict[str, int]:
     """How often each problem was drawn in so many steps of 4."""
     counts = {problem.uid: 0 for problem in problems}
-    feed = Feed(problems)
+    problem_queue = ProblemQueue(problems)
     for number in range(1, steps + 1):
-        for problem in method.draw(None, Step(number, feed)):
+        for problem in method.draw(None, Step(number, problem_queue)):
             counts[problem.uid] += 1
     return counts
 
@@ -54,7 +54,7 @@ def test_floor_0_drops_them_and_nothing_left_is_an_error(tiny):
     assert [counts[uid] for uid in names[:2]] == [0, 0] and min(counts[u] for u in names[2:]) > 2
     method.solve_rates = dict.fromkeys(names, 0.0)
     with pytest.raises(RunError, match=r"method\.floor"):
-        method.draw(None, Step(1, Feed(problems)))
+        method.draw(None, Step(1, ProblemQueue(problems)))
 
 
 def test_solve_rates_follow_the_rewards_and_survive(tiny):

@@ -116,7 +116,7 @@ def test_warm_up_lasts_until_a_step_has_more_than_the_share_and_never_comes_back
     """6 of 16 rows are 37.5%, 5 are 31%. The warm-up stores nothing, not even in its last step."""
     batch = replay.go(1, 2, 3, 0, 0)
     assert not replay.ex.is_mixed and not batch.rows["mixed"].any() and len(replay.ex.pool) == 0
-    replay.feed.cursor._position = 0
+    replay.problem_queue.cursor._position = 0
     batch = replay.go(2, 2, 4, 0, 0)
     assert (
         replay.ex.is_mixed
@@ -124,7 +124,9 @@ def test_warm_up_lasts_until_a_step_has_more_than_the_share_and_never_comes_back
         and len(replay.ex.pool) == 0
         and replay.metrics["replay/mixed"] == 0.0
     )
-    assert replay.feed.left == len(replay.problems), "solved groups of the warm-up are not retired"
+    assert replay.problem_queue.left == len(replay.problems), (
+        "solved groups of the warm-up are not retired"
+    )
     batch = replay.go(3)
     assert (
         replay.ex.is_mixed
@@ -150,7 +152,9 @@ def test_what_enters_the_pool_and_what_leaves_the_data(tiny):
     batch = replay.go(1, 0, 1, 3, 4)
     entries = replay.ex.pool.entries
     assert list(entries) == replay.uids(1, 2) and [e.successes for e in entries.values()] == [1, 3]
-    assert replay.feed.left == len(replay.problems) - 1 and replay.feed.cursor.retired == {3}
+    assert replay.problem_queue.left == len(
+        replay.problems
+    ) - 1 and replay.problem_queue.cursor.retired == {3}
     outputs = replay.host.policy.logprobs(batch)
     rows, first = batch.response.split(), batch.response.offsets.tolist()
     kept = {tuple(rows[i].tolist()): i for i in (8, 9, 10)}
@@ -166,10 +170,10 @@ def test_what_enters_the_pool_and_what_leaves_the_data(tiny):
 def test_a_margin_keeps_enough_problems_to_draw_from(tiny):
     few = mixed(tiny, "method.retire_margin=87")  # 4 problems a step
     few.go(1, 4, 4, 4, 4)
-    assert few.feed.left == len(few.problems) == 91
+    assert few.problem_queue.left == len(few.problems) == 91
     some = mixed(tiny, "method.retire_margin=85")
     some.go(1, 4, 4, 4, 4)
-    assert some.feed.left == 89, "as long as more than 85 + 4 remain"
+    assert some.problem_queue.left == 89, "as long as more than 85 + 4 remain"
 
 
 def test_replayed_groups_are_those_of_the_step_not_of_one_drawn_ahead(tiny):
@@ -177,8 +181,8 @@ def test_replayed_groups_are_those_of_the_step_not_of_one_drawn_ahead(tiny):
     replay.go(1, 1, 2, 3, 1)
     batch = replay.until("score", 2)
     replay.ex.pool.entries.clear()
-    replay.ex.draw(None, Step(3, replay.feed))
-    step = Step(2, replay.feed)
+    replay.ex.draw(None, Step(3, replay.problem_queue))
+    step = Step(2, replay.problem_queue)
     replay.ex.collect(batch, step)
     assert step.metrics["replay/groups"] == 2
 
@@ -190,9 +194,9 @@ def test_half_of_the_problems_come_back_and_only_the_rest_is_drawn(tiny):
     """
     replay = mixed(tiny)
     replay.go(1, 1, 2, 3, 1)
-    before = round(replay.feed.epoch * len(replay.problems))
+    before = round(replay.problem_queue.epoch * len(replay.problems))
     batch = replay.go(2)
-    assert round(replay.feed.epoch * len(replay.problems)) == before + 2
+    assert round(replay.problem_queue.epoch * len(replay.problems)) == before + 2
     replayed = batch.rows["source"] == REPLAY
     assert int(replayed.sum()) == 2 == replay.metrics["replay/groups"] and len(batch) == 16
     assert torch.bincount(batch.rows["group"]).tolist() == [4, 4, 4, 4]
@@ -215,7 +219,7 @@ def test_the_latest_count_decides_the_bucket_and_all_right_retires_a_replay_too(
     assert {uid: e.successes for uid, e in replay.ex.pool.entries.items()} == dict(
         zip(replay.uids(0, 1, 3), (1, 2, 3), strict=True)
     )
-    assert replay.feed.cursor.retired == {2}
+    assert replay.problem_queue.cursor.retired == {2}
     first, second, _, last = replay.uids(0, 1, 2, 3)
     now = {uid: len(e.experiences) for uid, e in replay.ex.pool.entries.items()}
     assert now[first] == stored[first] and now[last] == stored[last], (
@@ -261,7 +265,7 @@ def test_the_state_crosses_a_checkpoint_unchanged(tiny):
     other = ReplayRun(tiny)
     other.ex.load(decode(encode(replay.ex.state())))
     assert encode(other.ex.state()) == encode(replay.ex.state()) and other.ex.is_mixed
-    other.feed.load(replay.feed.state())
+    other.problem_queue.load(replay.problem_queue.state())
     other.plan = replay.plan
     one, two = replay.go(2), other.go(2)
     assert one.rows["uid"] == two.rows["uid"] and torch.equal(

@@ -8,7 +8,7 @@ from method_runs import LIMIT, SMALL, Bound, bound, flat_weights, spread_out
 from spies import Spy, gradient
 from tiny_runs import config_of
 
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.errors import RunError
 from postgrad.methods.grpo import Grpo
 from postgrad.methods.support.grpo_settings import kl_estimator
@@ -211,7 +211,7 @@ def test_remax_takes_the_reward_of_one_greedy_response_a_problem(tiny):
     texts = [b.prompts.decode(ids) for ids in b.scorer.token_ids]
     assert texts == b.scorer.asked and len(texts) == len(batch) + 4
     for uid, baseline in zip(batch.rows["uid"], batch.rows["greedy_reward"].tolist(), strict=True):
-        prompt = b.prompts.prompt(b.feed.find(uid))
+        prompt = b.prompts.prompt(b.problem_queue.find(uid))
         (request,) = [r for r in greedy[0] if r.prompt == prompt]
         answer = b.host.engine.generate([request], greedy[1])[0][0]
         assert baseline == pytest.approx(spread_out(b.prompts.decode(answer.tokens)))
@@ -294,13 +294,13 @@ def numbers_of(b: Bound, batch: Batch) -> list[int]:
 def test_groups_without_signal_are_replaced_by_further_problems(tiny):
     b = refilling(tiny, {0, 1, 4})
     batch = b.until("refill")  # 0 1 2 3, then 4 5, then 6
-    assert numbers_of(b, batch) == [2, 3, 5, 6] and b.feed.cursor._position == 7
+    assert numbers_of(b, batch) == [2, 3, 5, 6] and b.problem_queue.cursor._position == 7
     assert b.metrics["refill/times"] == 2 and b.metrics["refill/groups"] == 4
     groups = dict(zip(batch.rows["group"].tolist(), batch.rows["uid"], strict=True))
     assert len(groups) == 4 and len(set(groups.values())) == 4, "a number for each group"
     assert all(batch.rows["group"].tolist().count(number) == 4 for number in groups)
-    assert set(batch.rows["uid"]) <= b.feed.index.keys()
-    b.feed = Feed(b.problems, shuffle=False)
+    assert set(batch.rows["uid"]) <= b.problem_queue.index.keys()
+    b.problem_queue = ProblemQueue(b.problems, shuffle=False)
     done = b.until("publish")
     assert b.metrics["grad_norm"] > 0 and len(done) == 16
 
@@ -349,7 +349,7 @@ def test_metrics_of_sampling_are_means_over_all_refills(tiny):
 
 def test_a_problem_that_is_drawn_again_in_a_refill_has_other_responses(tiny):
     b = refilling(tiny, {0, 1, 2, 3}, "method.max_refills=2")
-    b.feed = Feed(b.problems[:4], shuffle=False)
+    b.problem_queue = ProblemQueue(b.problems[:4], shuffle=False)
     batch = b.until("refill")
     assert b.metrics["refill/times"] == 2 and len(batch) == 3 * 16
     responses = [tuple(ids.tolist()) for ids in batch.response.split()]
@@ -396,7 +396,7 @@ def test_a_refill_that_cannot_be_scored_does_not_end_the_run(tiny):
     with pytest.raises(RunError, match="100%"):
         b.until("refill")
     bad -= {problem.uid for problem in b.problems[:4]}
-    b.feed = Feed(b.problems, shuffle=False)
+    b.problem_queue = ProblemQueue(b.problems, shuffle=False)
     b.config.reward.max_failure_rate = 0.3
     with pytest.raises(RunError, match="33%"):  # 8 of 24
         b.until("refill")
@@ -406,7 +406,7 @@ def test_nothing_is_refilled_when_every_group_teaches(tiny):
     b = refilling(tiny, set())
     assert (
         numbers_of(b, b.until("refill")) == [0, 1, 2, 3]
-        and round(b.feed.epoch * len(b.problems)) == 4
+        and round(b.problem_queue.epoch * len(b.problems)) == 4
         and b.metrics["refill/times"] == 0
     )
 

@@ -7,7 +7,7 @@ from tiny_runs import config_of
 
 from postgrad.cluster.host import build_host
 from postgrad.data.encode.encoder import Encoder
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.data.problems import load_problems
 from postgrad.errors import ConfigError
 from postgrad.methods.method import Ports, Step
@@ -48,7 +48,7 @@ def estimated(tiny, responses: list[str], *overrides: str) -> tuple[Batch, Plain
     scorer = PlainScorer(lambda text: float(text == "7"))
     method.bind(Ports(host.policy, host.engine, scorer, prompts))
     problem, *_ = problems = load_problems("arithmetic:1")
-    step = Step(1, Feed(problems, shuffle=False))
+    step = Step(1, ProblemQueue(problems, shuffle=False))
     rows = [
         Trajectory(problem.uid, prompts.prompt(problem), prompts.encode_response(text), 0, i)
         for i, text in enumerate(responses)

@@ -133,11 +133,11 @@ def test_a_replay_keeps_the_tools_answer_as_context(with_tools):
     own = torch.tensor([True, False, True])
     stored = Experience(torch.tensor([4, 6, 5]), torch.tensor([-1.0, -9.0, -3.0]), own, 0.5)
     method.pool.add(problem.uid, 1, stored)
-    row = method.replay_row(problem, Step(1, world.feed))
+    row = method.replay_row(problem, Step(1, world.problem_queue))
     assert list(row.token_source or []) == [REPLAY, TOOL, REPLAY]
     assert row.loss_mask == [True, False, True]
     method.is_mixed = True
-    world.feed.retire([])
+    world.problem_queue.retire([])
     batch = world.until("update")
     source = batch.tokens["token_source"]
     assert bool((source == REPLAY).any()) and bool((source == TOOL).any())

@@ -8,7 +8,7 @@ import torch
 from method_runs import bound, run
 
 from postgrad.methods import method as base
-from postgrad.model.passes.sampled_support import KeptIds
+from postgrad.model.passes.sampled_support import SampledSupport
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native import engine as native
 from postgrad.rollout.native.sampling import truncate
@@ -38,7 +38,7 @@ def test_engine_and_trainer_agree_on_truncated_log_probs(tiny, engine):
     old = batch.tokens["old_logprobs"]
     torch.testing.assert_close(old, batch.tokens["behavior_logprobs"], rtol=0, atol=1e-5)
     for row in range(len(batch)):  # every sampled token is among the kept ones
-        kept = KeptIds.of(batch, [row], torch.device("cpu"))
+        kept = SampledSupport.of(batch, [row], torch.device("cpu"))
         assert kept is not None
         ids = kept.ids.split(kept.counts.tolist())
         tokens = batch.response.split()[row].tolist()
@@ -50,7 +50,7 @@ def test_engine_and_trainer_agree_on_truncated_log_probs(tiny, engine):
 
 
 def test_a_mask_that_is_not_replayed_shows_as_a_gap(tiny, monkeypatch):
-    monkeypatch.setattr(KeptIds, "exclude_others", lambda kept, logits: logits)
+    monkeypatch.setattr(SampledSupport, "exclude_others", lambda kept, logits: logits)
     batch = bound("grpo", tiny, *FILTERS, *TWO_UPDATES).until("compute_old_logprobs")
     gap = (batch.tokens["old_logprobs"] - batch.tokens["behavior_logprobs"]).abs()
     assert float(gap.max()) > 0.05
@@ -71,7 +71,7 @@ def test_rows_of_others_keep_the_whole_vocabulary():
     given = Trajectory("a", [1], [4, 5])
     batch = Batch.of([given, sampled]).select([1, 0])
     assert batch.tokens["num_kept"].tolist() == [2, 1, 0, 0]
-    kept = KeptIds.of(batch, [1, 0], torch.device("cpu"))
+    kept = SampledSupport.of(batch, [1, 0], torch.device("cpu"))
     assert kept is not None
     assert kept.counts.tolist() == [0, 0, 2, 1] and kept.ids.tolist() == [2, 5, 3]
 

@@ -131,10 +131,10 @@ def test_optimal_token_baseline_reads_the_importance_weights(tiny):
     overrides = ("method.advantage=optimal_token_baseline", "method.correction=token")
     b = bound("grpo", tiny, *overrides)
     batch = b.until("correct")
-    plain = b.method.estimate(batch, Step(1, b.feed)).tokens["advantages"].clone()
+    plain = b.method.estimate(batch, Step(1, b.problem_queue)).tokens["advantages"].clone()
     weights = torch.rand(batch.num_tokens, generator=torch.Generator().manual_seed(0)) + 0.1
     batch.tokens["rollout_weights"] = weights
-    weighted = b.method.estimate(batch, Step(1, b.feed)).tokens["advantages"]
+    weighted = b.method.estimate(batch, Step(1, b.problem_queue)).tokens["advantages"]
     assert not torch.allclose(plain, weighted)
 
 

@@ -12,7 +12,7 @@ from tiny_runs import GUESS, config_of
 from postgrad.cluster.engine_pool import EnginePool
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import RolloutConfig
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods import find_method
 from postgrad.methods.ports import Ports
@@ -86,7 +86,7 @@ def make_stream(tiny, bound: int, steps: int, engine=None, version: int = 0) -> 
     method.sync_weights()
     message = ({"role": "user", "content": "?"},)
     problems = [Problem(str(i), message, "", "math") for i in range(NUM_PROBLEMS)]
-    return RolloutStream(config, method, Feed(problems, shuffle=False))
+    return RolloutStream(config, method, ProblemQueue(problems, shuffle=False))
 
 
 def run_steps(stream: RolloutStream, numbers) -> list:
@@ -170,14 +170,14 @@ def test_resumed_run_trains_on_every_problem_once_and_keeps_complete_groups(tiny
     with whole.changed:  # a moment when a complete group waits
         assert whole.changed.wait_for(lambda: whole.queue.ready, timeout=600)
     state = decode(encode(whole.state()))
-    cursor = whole.feed.state()
+    cursor = whole.problem_queue.state()
     whole.close()
     saved = {entry["number"]: entry for entry in state[1:]}
     complete = [entry for entry in saved.values() if entry["rows"]]
     assert complete and len(complete) < len(saved) == 2 * BATCH
 
     resumed = make_stream(tiny, bound=2, steps=8, version=3)
-    resumed.feed.load(cursor)
+    resumed.problem_queue.load(cursor)
     resumed.load(state)
     kept = [group.rows for group in resumed.queue.ready]
     assert kept == [entry["rows"] for entry in complete]

@@ -14,8 +14,8 @@ from postgrad.judge.llm import LlmJudge, parse_rating
 from postgrad.judge.pairwise import PairJudge
 from postgrad.judge.templates import monitor_text, read_text, template_text
 from postgrad.problem import Problem, Score
+from postgrad.rollout.classmates import Classmates
 from postgrad.rollout.engine import Sampling
-from postgrad.rollout.panel import Panel
 
 PROBLEM = Problem("p", ({"role": "user", "content": "What is 6 times 7?"},), "Forty-two.")
 END_LINE = re.compile(r"^=== [0-9a-f]{12} ===$", re.MULTILINE)
@@ -170,7 +170,7 @@ def test_a_missing_thought_gets_the_score_of_a_missing_output():
 
 def test_a_thought_cannot_write_turns_of_a_classmate(prompts):
     member = SimpleNamespace(encoder=prompts)
-    panel = Panel("classmate", [member], ["<"], [">"], Sampling(1.0, 4), 1, 0)
+    panel = Classmates("classmate", [member], ["<"], [">"], Sampling(1.0, 4), 1, 0)
     end = prompts.tokenizer.eos_token
     assert prompts.tokenizer.eos_token_id in prompts.encode_prefilled(PROBLEM, "<", f"1{end}2", ">")
     tokens = panel.prompt(0, PROBLEM, f"1{end}2", PROBLEM)

@@ -5,8 +5,8 @@ types, errors, config and algorithms. Knows nothing about models, verifiers or m
 
     source ─► readers (rows) ─► rows/ (problems) ──► uid ──► problems.load_problems
               arithmetic (problems made in code) ───┘            │
-                                                                 ├─► render.Encoder (token ids)
-                                                                 └─► feed.Feed (which come next)
+                                                                 ├─► encode.Encoder (token ids)
+                                                                 └─► problem_queue (which come next)
 
     postgrad data prepare:
     hub or files ─► readers ─► prepare/catalog (converter) ─► styles (prompt) ─► one parquet file

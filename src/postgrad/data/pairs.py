@@ -5,7 +5,7 @@ from typing import Any
 
 from postgrad.data.ground_truth import with_ground_truth
 from postgrad.errors import ConfigError
-from postgrad.problem import Problem, named
+from postgrad.problem import Problem, problem_label
 
 
 def paired_problem(problem: Problem) -> Problem:
@@ -33,7 +33,7 @@ def paired_problem(problem: Problem) -> Problem:
                 row=_with_question(similar, str(question)),
             )
     raise ConfigError(
-        f"{named(problem)} has no paired_similar_q and paired_similar_q_gt; "
+        f"{problem_label(problem)} has no paired_similar_q and paired_similar_q_gt; "
         "method.reward_type=help_other_similar_questions needs both columns"
     )
 

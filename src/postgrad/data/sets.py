@@ -7,7 +7,7 @@ from typing import Any
 
 from postgrad.data.rows.files import exists, extension, split_columns
 from postgrad.errors import ConfigError
-from postgrad.problem import Problem, named
+from postgrad.problem import Problem, problem_label
 
 SET_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 NAMED = re.compile(rf"({SET_NAME.pattern})=(.+)", re.DOTALL)
@@ -70,7 +70,7 @@ def find_test_set_evidence(source: str, problems: Sequence[Problem]) -> str:
     for problem in problems:
         split = _split_of(problem)
         if isinstance(split, str) and split.strip().lower() == "test":
-            return f"the split of {named(problem)} is test"
+            return f"the split of {problem_label(problem)} is test"
     source_parts = source.split(":")
     if source_parts[0] == "arithmetic":
         return f"{source} is the split test" if source_parts[3:4] == ["test"] else ""

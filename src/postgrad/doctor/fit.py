@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from postgrad.config.schema import Config
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.doctor.machine import disk_free, memory_bytes
 from postgrad.doctor.rehearsal import Rehearsal, rehearse
 from postgrad.doctor.report import Report, gib
@@ -137,7 +137,7 @@ def read_workload(run: Prepared) -> Workload:
     method = run.method
     engine: Any = SimpleNamespace(shares_weights=config.cluster.engines == 0)
     method.bind(Ports(None, engine, run.scorer, run.encoder))  # type: ignore[arg-type]
-    step = Step(1, Feed(run.train, config.seed, config.data.shuffle))
+    step = Step(1, ProblemQueue(run.train, config.seed, config.data.shuffle))
     try:
         composed = method.compose(method.draw(None, step), step)
     except RunError as error:

@@ -20,7 +20,7 @@ from postgrad.environments.session import (
 )
 from postgrad.environments.tools import tool_schema
 from postgrad.errors import ConfigError, did_you_mean
-from postgrad.problem import Problem, named
+from postgrad.problem import Problem, problem_label
 from postgrad.user_code import PythonObject, is_path
 
 REMOTE = "postgrad.environments.remote:RemoteEnvironment"
@@ -109,7 +109,9 @@ class Environments:
         if name is not None:
             if name not in self.entries:
                 hint = did_you_mean(str(name), self.entries)
-                raise ConfigError(f"{named(problem)}: environment={name} is unknown; {hint}")
+                raise ConfigError(
+                    f"{problem_label(problem)}: environment={name} is unknown; {hint}"
+                )
             return name
         digest = hashlib.blake2b(problem.uid.encode(), digest_size=8).digest()
         total = sum(entry.weight for entry in self.entries.values())

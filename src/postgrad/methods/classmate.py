@@ -3,8 +3,8 @@
 Classmates read the question and the policy's thought and write the answer. The main reward scores
 the policy's final output and applies to the whole response. The classmates' reward, by the same
 verifier, applies to the tokens of the thought that they were shown. support/thinking.py splits
-thoughts from outputs; rollout/panel.py queries several models. docs/methods.md lists the original's
-names and the differences.
+thoughts from outputs; rollout/classmates.py queries several models. docs/methods.md lists the
+original's names and the differences.
 """
 
 import math
@@ -24,9 +24,9 @@ from postgrad.errors import ConfigError
 from postgrad.methods.ports import LIVE, Ports, Role
 from postgrad.methods.step import Step
 from postgrad.methods.support.thinking import Thinking, ThinkingSettings
+from postgrad.rollout.classmates import Classmates
 from postgrad.rollout.engine import Sampling
 from postgrad.rollout.generator import Generator
-from postgrad.rollout.panel import Panel
 from postgrad.types import Batch, Problem
 from postgrad.verifiers.expression import asks_judge
 
@@ -245,10 +245,12 @@ class Classmate(Thinking):
         self.classmates.solo_scores = state["without"]
 
 
-def open_panel(settings: ClassmateSettings, generators: Sequence[Generator], seed: int) -> Panel:
+def open_panel(
+    settings: ClassmateSettings, generators: Sequence[Generator], seed: int
+) -> Classmates:
     """Return the classmates, each with its markers of a thought."""
     count = len(generators)
-    return Panel(
+    return Classmates(
         "classmate",
         generators,
         settings.classmate_cot_start or [settings.cot_start] * count,
@@ -264,7 +266,7 @@ def open_panel(settings: ClassmateSettings, generators: Sequence[Generator], see
 
 
 def score_continuations(
-    method: Thinking, classmates: Panel, batch: Batch, targets: Sequence[Problem], step: Step
+    method: Thinking, classmates: Classmates, batch: Batch, targets: Sequence[Problem], step: Step
 ) -> tuple[Tensor, list[str]]:
     """(rows, classmates, samples) scores, NaN without a text; and per row why scoring failed.
 
@@ -284,7 +286,7 @@ def score_continuations(
     return scores - alone, failures
 
 
-def consistency(method: Thinking, classmates: Panel, batch: Batch, step: Step) -> Tensor:
+def consistency(method: Thinking, classmates: Classmates, batch: Batch, step: Step) -> Tensor:
     """(rows,) how often the classmates' answers equal the policy's own output."""
     problems: list[Problem] = []
     for problem, output in zip(step.problems(batch), batch.rows["output"], strict=True):

@@ -35,7 +35,7 @@ from postgrad.methods.support.synced_reference import (
 )
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.port import TokenOutputs
-from postgrad.problem import named
+from postgrad.problem import problem_label
 from postgrad.types import Batch, Problem
 
 
@@ -109,10 +109,10 @@ class Kto(GivenResponses):
                 continue
             if problem.demonstrations and label is not None:
                 raise ConfigError(
-                    f"{named(problem)}: its label is {label!r}; kto needs true or false"
+                    f"{problem_label(problem)}: its label is {label!r}; kto needs true or false"
                 )
             raise ConfigError(
-                f"{named(problem)} has neither a response with a label (true or false) "
+                f"{problem_label(problem)} has neither a response with a label (true or false) "
                 "nor a chosen and a rejected response; kto needs the columns prompt, "
                 "completion, label, or prompt, chosen, rejected"
             )

@@ -34,7 +34,7 @@ from postgrad.methods.support.mixed_policy import (
     off_policy,
 )
 from postgrad.model.load.eos import describe_end
-from postgrad.problem import named
+from postgrad.problem import problem_label
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 SHOWN = "method.num_demonstrations"  # a condition of settings
@@ -182,7 +182,7 @@ class Luffy(MixedPolicy):
         if len(fitting) < len(traces) and self.settings.overlong_demonstrations == "error":
             longest = max(map(len, traces))
             raise RunError(
-                f"the demonstration of {named(problem)} has {longest} tokens; raise "
+                f"the demonstration of {problem_label(problem)} has {longest} tokens; raise "
                 f"rollout.max_response_tokens (now {limit}) or set "
                 "method.overlong_demonstrations=drop"
             )
@@ -330,7 +330,7 @@ def author_probs(problem: Problem, name: str, num_tokens: int) -> list[float]:
     probs = problem.extra.get(name) or []
     if len(probs) != num_tokens:
         raise RunError(
-            f"{named(problem)} has {len(probs)} numbers in the column {name} "
+            f"{problem_label(problem)} has {len(probs)} numbers in the column {name} "
             f"(method.demonstration_probs) for {num_tokens} tokens, with the end token; "
             "correct the data"
         )

@@ -21,7 +21,7 @@ from postgrad.methods.method import MethodSettings
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.pairs import PAIR, GivenPairs, GivenPairsObjective, split_pairs
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.problem import named
+from postgrad.problem import problem_label
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 
@@ -125,7 +125,7 @@ def margin_of(problem: Problem) -> float:
     is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
     if not is_number or not math.isfinite(margin):
         raise ConfigError(
-            f"{named(problem)} has margin {margin!r}; "
+            f"{problem_label(problem)} has margin {margin!r}; "
             "the column margin needs a number in every row, or remove it"
         )
     return float(margin)

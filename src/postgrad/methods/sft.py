@@ -23,7 +23,7 @@ from postgrad.methods.step import Group, Stage, Step
 from postgrad.model.load.eos import describe_end
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.port import TokenOutputs
-from postgrad.problem import named
+from postgrad.problem import problem_label
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 
@@ -111,12 +111,12 @@ class Sft(Method):
         for problem in problems:
             if problem.conversation is not None and conversation_of(problem) is None:
                 raise ConfigError(
-                    f"{named(problem)}: all its assistant messages have the weight 0, so "
+                    f"{problem_label(problem)}: all its assistant messages have the weight 0, so "
                     "there is nothing to train on; remove the row"
                 )
             if conversation_of(problem) is None:
                 raise ConfigError(
-                    f"{named(problem)} has no demonstration; "
+                    f"{problem_label(problem)} has no demonstration; "
                     "sft needs a response for every row of data.train (FILE:COLUMN=response "
                     "names its column, FILE:COLUMN.KEY=response one inside another)"
                 )
@@ -137,7 +137,7 @@ class Sft(Method):
         limit = self.config.rollout.max_response_tokens
         if len(row.response) > limit:
             raise RunError(
-                f"the response of {named(problem)} has {len(row.response)} tokens; "
+                f"the response of {problem_label(problem)} has {len(row.response)} tokens; "
                 f"raise rollout.max_response_tokens (now {limit})"
             )
         return Trajectory(

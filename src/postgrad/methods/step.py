@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.types import Batch, Problem, Trajectory
 
 
@@ -19,7 +19,7 @@ class Step:
     """
 
     number: int
-    data: Feed = None  # type: ignore[assignment]  # set in every step of a run
+    data: ProblemQueue = None  # type: ignore[assignment]  # set in every step of a run
     metrics: dict[str, float] = field(default_factory=dict)
     failed: list[Batch] = field(default_factory=list)
     num_scored: int = 0

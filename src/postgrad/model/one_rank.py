@@ -19,11 +19,11 @@ from postgrad.model.lora import merged_weights
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.optimizers.optimizer import Optimizer
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
-from postgrad.model.passes.sampled_support import KeptIds
+from postgrad.model.passes.sampled_support import SampledSupport
 from postgrad.types import Batch
 
 # (pass, ids to predict, ids that sampling kept) -> a named tuple of columns of response tokens
-Compute = Callable[[MicroBatch, Tensor, KeptIds | None], Any]
+Compute = Callable[[MicroBatch, Tensor, SampledSupport | None], Any]
 
 
 class OneRank:
@@ -45,7 +45,11 @@ class OneRank:
         return make_micro_batches(batch, budget, self.loaded.model, row_groups)
 
     def run(
-        self, compute: Compute, micro: MicroBatch, targets: Tensor, kept: KeptIds | None = None
+        self,
+        compute: Compute,
+        micro: MicroBatch,
+        targets: Tensor,
+        kept: SampledSupport | None = None,
     ) -> Any:
         """Return what `compute` gives for the response tokens of a pass."""
         return compute(micro, targets, kept)

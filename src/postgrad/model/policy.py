@@ -31,7 +31,7 @@ from postgrad.model.optimizers.optimizer import learning_rate
 from postgrad.model.passes.captured import GraphCache, compute_hidden_states
 from postgrad.model.passes.head import head_of, model_outputs, top_logprobs
 from postgrad.model.passes.layout import MicroBatch
-from postgrad.model.passes.sampled_support import KeptIds
+from postgrad.model.passes.sampled_support import SampledSupport
 from postgrad.model.passes.support import support_of
 from postgrad.model.passes.vocabulary import vocabulary_of
 from postgrad.model.port import FULL, TokenOutputs, View
@@ -97,7 +97,7 @@ class FrozenPolicy:
         for micro in self.micro_batches(batch):
             positions = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
             targets = batch.response.values[positions].to(self.device)
-            kept = KeptIds.of(batch, micro.rows, self.device)
+            kept = SampledSupport.of(batch, micro.rows, self.device)
             outputs = self.forward(micro.to(self.device), targets, view, kept)
             for name, values in outputs._asdict().items():
                 columns[name][positions] = values.cpu()
@@ -114,7 +114,7 @@ class FrozenPolicy:
         num_ids = min(len(self.loaded.tokenizer), num_rows)
         shape = (batch.num_tokens, min(num_top, num_ids))
 
-        def compute(micro: MicroBatch, targets: Tensor, kept: KeptIds | None) -> TopTokens:
+        def compute(micro: MicroBatch, targets: Tensor, kept: SampledSupport | None) -> TopTokens:
             head = head_of(self.model)
             top = top_logprobs(
                 self.response_states(micro, FULL),
@@ -144,12 +144,14 @@ class FrozenPolicy:
         return self.graph_cache.plan_passes(self.ranks.micro_batches(batch, row_groups))
 
     def forward(
-        self, micro: MicroBatch, targets: Tensor, view: View, kept: KeptIds | None = None
+        self, micro: MicroBatch, targets: Tensor, view: View, kept: SampledSupport | None = None
     ) -> Any:
         """Return the outputs of the micro-batch's response tokens, in the order of its rows."""
         return self.ranks.run(partial(self.compute, view), micro, targets, kept)
 
-    def compute(self, view: View, micro: MicroBatch, targets: Tensor, kept: KeptIds | None) -> Any:
+    def compute(
+        self, view: View, micro: MicroBatch, targets: Tensor, kept: SampledSupport | None
+    ) -> Any:
         """Return the outputs of a pass, or of this rank's tokens of it."""
         states = self.response_states(micro, view)
         return model_outputs(self.model, states, targets, self.config.rollout.temperature, kept)
@@ -254,7 +256,7 @@ class LocalPolicy(FrozenPolicy):
             rows = batch.select(micro.rows).map_tensors(
                 lambda column: copy_async(column, self.device)
             )
-            kept = KeptIds.of(batch, micro.rows, self.device)
+            kept = SampledSupport.of(batch, micro.rows, self.device)
             targets = self.objective.target_ids(rows)
             current = self.forward(micro.to(self.device), targets, view, kept)
             if not micro.rows:  # an idle pass: only the collectives of other ranks need this one

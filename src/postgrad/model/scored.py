@@ -30,7 +30,7 @@ from postgrad.model.load.load import (
 )
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.layout import MicroBatch, default_token_budget
-from postgrad.model.passes.sampled_support import KeptIds
+from postgrad.model.passes.sampled_support import SampledSupport
 from postgrad.model.policy import LocalPolicy, Objective, read_weights
 from postgrad.model.port import FULL, View
 from postgrad.types import Batch
@@ -73,7 +73,7 @@ class ScoredModel(LocalPolicy):
         return nn.ModuleDict({"body": self.model.base_model, self.HEAD: self.head})
 
     def compute(
-        self, view: View, micro: MicroBatch, targets: Tensor, kept: KeptIds | None
+        self, view: View, micro: MicroBatch, targets: Tensor, kept: SampledSupport | None
     ) -> ScoreOutputs:
         return ScoreOutputs(self.head(self.response_states(micro, view).float())[:, 0])
 

@@ -11,7 +11,7 @@
     conversations.py            responses to which environments and tools answer
     transcript.py, episodes.py  a response of several turns; its columns of a batch
     streams.py                  generations that requests join and leave
-    generator.py, panel.py      models other than the policy that generate text
+    generator.py, classmates.py      models other than the policy that generate text
     respond.py                  scored responses to problems, for evaluation and validation
 
 May import environments, model, data, verifiers, problem, config, user_code and errors.

@@ -13,7 +13,7 @@ from typing import Any
 from postgrad.errors import ConfigError
 from postgrad.model.load.context import context_length
 from postgrad.sizing.devices import Device
-from postgrad.sizing.memory import Widths, cache_bytes, estimate, wanted_cache_bytes
+from postgrad.sizing.memory import LayerWidths, cache_bytes, estimate, wanted_cache_bytes
 from postgrad.sizing.simulate import measure_size
 from postgrad.sizing.workload import Plan, lay_out_step
 
@@ -59,7 +59,7 @@ def _surely_fits(plan: Plan, gpu: Device) -> bool:
     responses = max(group.rows_per_loss for group in plan.workload.groups)
     responses *= plan.config.rollout.max_response_tokens
     tokens = max(plan.workload.longest_prompt + responses, plan.token_budget)
-    widths = Widths.of(plan.model)
+    widths = LayerWidths.of(plan.model)
     block = 4 * widths.hidden + 2 * widths.intermediate + 3 * widths.query + 4 * widths.key
     activations = tokens * size.blocks * block * size.bytes_each
     state = STATE_BYTES * size.parameters * (1 + len(plan.roles))

@@ -240,7 +240,11 @@ def _gradients_beside_activations(
     gradients = 4 * size.trained
     if len(layout.passes) > 1 or passes.pool:
         return gradients
-    head = 0 if plan.config.model.lora.rank else 4 * size.vocabulary * Widths.of(plan.model).hidden
+    head = (
+        0
+        if plan.config.model.lora.rank
+        else 4 * size.vocabulary * LayerWidths.of(plan.model).hidden
+    )
     in_place = passes.activations + kept_attention_bytes(plan, layout)
     return min(gradients, max(head, gradients - in_place))
 
@@ -249,7 +253,7 @@ def block_attention_bytes(plan: Plan, layout: StepLayout) -> int:
     """Return the bytes of one block's attention outputs in the largest pass of a step."""
     text = plan.model.get_text_config()
     each = DTYPES[plan.config.model.dtype].itemsize
-    token = Widths.of(plan.model).query * each + 4 * int(text.num_attention_heads)
+    token = LayerWidths.of(plan.model).query * each + 4 * int(text.num_attention_heads)
     return token * layout.largest_pass.tokens
 
 
@@ -322,7 +326,7 @@ def _vllm(plan: Plan, size: ModelSize, device: Device, held: int) -> Parts:
     needed = max(rows * tokens, size.context + VLLM_BLOCK) * token_cache_bytes(plan)
     free = max(0, device.usable - held)
     cache = int(config.rollout.cache_gib * 2**30) or min(free // 3, needed)
-    head = 4 * size.vocabulary * Widths.of(plan.model).hidden
+    head = 4 * size.vocabulary * LayerWidths.of(plan.model).hidden
     return {
         "vLLM's weights": size.weights,
         "vLLM's head in float32": head if config.model.dtype == "bfloat16" else 0,
@@ -355,7 +359,7 @@ def wanted_cache_bytes(plan: Plan) -> int:
     return pages * PAGE * token_cache_bytes(plan)
 
 
-class Widths(NamedTuple):
+class LayerWidths(NamedTuple):
     """Columns of the matrices of a block."""
 
     hidden: int
@@ -364,7 +368,7 @@ class Widths(NamedTuple):
     key: int
 
     @staticmethod
-    def of(model_config: Any) -> "Widths":
+    def of(model_config: Any) -> "LayerWidths":
         text = model_config.get_text_config()
         heads = int(text.num_attention_heads)
         head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
@@ -373,19 +377,21 @@ class Widths(NamedTuple):
         if count_experts(model_config):  # of the experts that a token uses
             intermediate = int(getattr(text, "moe_intermediate_size", None) or intermediate)
             intermediate *= int(text.num_experts_per_tok)
-        return Widths(int(text.hidden_size), intermediate, heads * head_dim, key_heads * head_dim)
+        return LayerWidths(
+            int(text.hidden_size), intermediate, heads * head_dim, key_heads * head_dim
+        )
 
 
 def token_cache_bytes(plan: Plan) -> int:
     """Return the bytes of the keys and values of one token in all blocks."""
     text = plan.model.get_text_config()
     each = DTYPES[plan.config.model.dtype].itemsize
-    return 2 * int(text.num_hidden_layers) * Widths.of(plan.model).key * each
+    return 2 * int(text.num_hidden_layers) * LayerWidths.of(plan.model).key * each
 
 
 def decode_step_bytes(plan: Plan, size: ModelSize) -> int:
     """Return the bytes that one decode step allocates: logits in float32, and a block's tensors."""
-    widths = Widths.of(plan.model)
+    widths = LayerWidths.of(plan.model)
     each = DTYPES[plan.config.model.dtype].itemsize
     block = 4 * widths.hidden + 3 * widths.query + 2 * widths.key + 3 * widths.intermediate
     return graph_rows(plan.decode_rows) * (4 * size.vocabulary + each * block)
@@ -393,7 +399,7 @@ def decode_step_bytes(plan: Plan, size: ModelSize) -> int:
 
 def prefill_bytes(plan: Plan, tokens: int) -> int:
     """Return the bytes that one prefill pass allocates: the widest tensors of one block."""
-    widths = Widths.of(plan.model)
+    widths = LayerWidths.of(plan.model)
     each = DTYPES[plan.config.model.dtype].itemsize
     return tokens * each * (4 * widths.hidden + 3 * widths.intermediate)
 
@@ -403,5 +409,5 @@ def padded_sampling_bytes(plan: Plan, size: ModelSize) -> int:
     # Logits, log-softmax, probabilities and their running sum are alive at the same time.
     sampling = 4 * 4 * plan.decode_rows * size.vocabulary
     if plan.config.model.device == "cpu" and size.bytes_each == 2:
-        sampling += 4 * size.vocabulary * Widths.of(plan.model).hidden  # the head in float32
+        sampling += 4 * size.vocabulary * LayerWidths.of(plan.model).hidden  # the head in float32
     return sampling

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import Config, TrainingConfig
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.errors import ConfigError, RunError
 from postgrad.files import (
     atomic_write_text,
@@ -145,7 +145,7 @@ class Progress:
         method: Method,
         folder: Path,
         reporter: Reporter,
-        feed: Feed,
+        problem_queue: ProblemQueue,
         guard: Guard,
         rollouts: "RolloutPrefetcher | RolloutStream",
     ) -> None:
@@ -153,7 +153,7 @@ class Progress:
         self.method = method
         self.folder = folder
         self.reporter = reporter
-        self.feed = feed
+        self.problem_queue = problem_queue
         self.guard = guard
         self.rollouts = rollouts
         models = method.saved_models()
@@ -167,7 +167,7 @@ class Progress:
         if found is None:
             return 0
         state = load(found, self.method.saved_models())
-        self.feed.load(state.cursor)
+        self.problem_queue.load(state.cursor)
         self.method.load(state.method)
         self.guard.flat_steps = state.flat_steps
         self.rollouts.load(state.pending)
@@ -185,7 +185,7 @@ class Progress:
         """Write the checkpoint of step `number`; the one of step `best` is kept too."""
         state = State(
             step=number,
-            cursor=self.feed.state(),
+            cursor=self.problem_queue.state(),
             flat_steps=self.guard.flat_steps,
             method=self.method.state(),
             pending=self.rollouts.state(),

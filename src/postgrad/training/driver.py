@@ -12,13 +12,13 @@ from contextlib import ExitStack, closing, contextmanager
 
 from postgrad import phases
 from postgrad.config.schema import Config
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.training.checkpoint import Progress, checkpoint_due
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, batch_metrics
 from postgrad.training.memory import explained_memory_errors, halved_token_budget
-from postgrad.training.open import OpenRun, announced, open_run
+from postgrad.training.open import OpenRun, open_run, report_run
 from postgrad.training.prepare import prepare
 from postgrad.training.profile import profiled
 from postgrad.training.report import Reporter
@@ -55,7 +55,7 @@ def open_driver(config: Config, reporter: Reporter) -> Iterator["Driver"]:
         opened = stack.enter_context(open_run(prepared, reporter))
         stack.enter_context(halved_token_budget(opened.folder, config, prepared.config))
         driver = Driver(opened)
-        stack.enter_context(announced(opened, driver.log, driver.start))
+        stack.enter_context(report_run(opened, driver.log, driver.start))
         stack.enter_context(closing(driver.rollouts))
         yield driver
 
@@ -76,10 +76,12 @@ class Driver:
         self.folder = opened.folder
         self.reporter = opened.reporter
         self.interrupt = Interrupt(self.reporter.note)
-        self.feed = Feed(opened.run.train, self.config.seed, self.config.data.shuffle)
+        self.problem_queue = ProblemQueue(
+            opened.run.train, self.config.seed, self.config.data.shuffle
+        )
         self.guard = Guard(self.config, self.reporter.note)
-        self.rollouts = make_rollouts(self.config, self.method, self.feed)
-        parts = self.feed, self.guard, self.rollouts
+        self.rollouts = make_rollouts(self.config, self.method, self.problem_queue)
+        parts = self.problem_queue, self.guard, self.rollouts
         self.progress = Progress(self.config, self.method, self.folder, self.reporter, *parts)
         self.number = self.start = self.progress.restore()
         self.reached = False
@@ -138,7 +140,12 @@ class Driver:
             seconds = time.perf_counter() - started
         batch = final_batch(self.method, batch, step)
         speed = {"step_s": seconds, "tokens_per_second": batch.num_tokens / seconds}
-        step.metrics = {**batch_metrics(batch), **step.metrics, "epoch": self.feed.epoch, **speed}
+        step.metrics = {
+            **batch_metrics(batch),
+            **step.metrics,
+            "epoch": self.problem_queue.epoch,
+            **speed,
+        }
         self.log.write_rollouts(number, [batch, *step.failed])
         metrics = self.log.write(number, step.metrics)
         self.validator.watch.add_step(metrics)

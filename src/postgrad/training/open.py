@@ -66,7 +66,7 @@ def open_run(prepared: Prepared, reporter: Reporter) -> Iterator[OpenRun]:
 
 
 @contextmanager
-def announced(opened: OpenRun, log: RunLog, start: int) -> Iterator[None]:
+def report_run(opened: OpenRun, log: RunLog, start: int) -> Iterator[None]:
     """Report the start after step `start`, check the engine, and close the log at the end.
 
     Raises RunError if the engine does not sample from the policy that is trained.

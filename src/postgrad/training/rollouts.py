@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from postgrad.config.schema import Config
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.methods.method import Method
 from postgrad.methods.step import Stage, Step
 from postgrad.training.log import is_timing
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 
 def make_rollouts(
-    config: Config, method: Method, feed: Feed
+    config: Config, method: Method, problem_queue: ProblemQueue
 ) -> "RolloutPrefetcher | RolloutStream":
     """Return the rollouts of a run: a stream with rollout.stream, otherwise step by step."""
     if config.rollout.stream:
         from postgrad.training.stream import RolloutStream
 
-        return RolloutStream(config, method, feed)
-    return RolloutPrefetcher(config, method, feed)
+        return RolloutStream(config, method, problem_queue)
+    return RolloutPrefetcher(config, method, problem_queue)
 
 
 class RolloutPrefetcher:
     """Samples the rollouts of a step when it begins, or `staleness` steps before."""
 
-    def __init__(self, config: Config, method: Method, feed: Feed) -> None:
+    def __init__(self, config: Config, method: Method, problem_queue: ProblemQueue) -> None:
         self.method = method
-        self.feed = feed
+        self.problem_queue = problem_queue
         self.staleness = config.rollout.staleness
         self.num_steps = config.training.steps
         self.ready: deque[tuple[Step, Batch]] = deque()
@@ -52,7 +52,7 @@ class RolloutPrefetcher:
     def next_step(self, number: int) -> tuple[Step, Batch]:
         """Return the step and its rollouts: sampled now, or earlier."""
         if not self.staleness:
-            step = Step(number, self.feed)
+            step = Step(number, self.problem_queue)
             return step, self._run(self.method.sampling_stages(), None, step)
         self._fill(number)
         step, batch = self.ready.popleft()
@@ -86,7 +86,7 @@ class RolloutPrefetcher:
         """Take the rollouts of a checkpoint."""
         self.ready = deque()
         for saved in state:
-            step = Step(saved["number"], self.feed, saved["metrics"])
+            step = Step(saved["number"], self.problem_queue, saved["metrics"])
             self.ready.append((step, saved["batch"]))
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class RolloutPrefetcher:
 
     def _start(self, number: int, current: int) -> None:
         """Compose step `number`, then sample it in a thread; `current` is the step in training."""
-        step = Step(number, self.feed)
+        step = Step(number, self.problem_queue)
         step.metrics["rollout/weights"] = float(current - 1)  # the engine has this step's update
         *before, sample = self.method.sampling_stages()
         groups = self._run(before, None, step)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from postgrad.config.schema import Config
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.methods.method import Method
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.rollout.engine import Completion, Request, trajectory_seed
@@ -133,10 +133,10 @@ class GroupQueue:
 class RolloutStream:
     """Gives each step the groups that were completed first."""
 
-    def __init__(self, config: Config, method: Method, feed: Feed) -> None:
+    def __init__(self, config: Config, method: Method, problem_queue: ProblemQueue) -> None:
         self.config = config
         self.method = method
-        self.feed = feed
+        self.problem_queue = problem_queue
         self.staleness = config.rollout.staleness
         self.groups_per_step = config.training.problems_per_step
         self.max_rows = config.rollout.max_rows * max(1, config.cluster.engines)
@@ -153,7 +153,7 @@ class RolloutStream:
 
     def next_step(self, number: int) -> tuple[Step, Batch]:
         """Return the step and the batch of its groups."""
-        step = Step(number, self.feed)
+        step = Step(number, self.problem_queue)
         if self.thread is None:
             self.version = number - 1
         step.metrics["staleness/dropped"] = float(self._drop_old(number))
@@ -192,8 +192,8 @@ class RolloutStream:
             return
         self.next_number = state[0]["next_number"]
         for saved in state[1:]:
-            problem = self.feed.find(saved["uid"])
-            (plan,) = self.method.compose([problem], Step(0, self.feed))
+            problem = self.problem_queue.find(saved["uid"])
+            (plan,) = self.method.compose([problem], Step(0, self.problem_queue))
             group = self._make_group(plan, saved["number"])
             group.completions = dict(enumerate(saved["rows"]))
             (self.queue.ready if group.is_complete else self.queue.waiting).append(group)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from postgrad.errors import ConfigError
-from postgrad.problem import Problem, named
+from postgrad.problem import Problem, problem_label
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def choose(problem: Problem) -> str:
             return "math_answer"
         return name
     raise ConfigError(
-        f"{named(problem)}: no verifier is known for data_source {problem.data_source!r}, "
+        f"{problem_label(problem)}: no verifier is known for data_source {problem.data_source!r}, "
         "which is the file's name where rows have none; set reward.verifier (from Python: reward=) "
         "to exact, numeric, math or another one of docs/rewards.md, or to your own file.py:NAME"
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from postgrad.errors import ConfigError
-from postgrad.problem import Failure, Problem, Score, named
+from postgrad.problem import Failure, Problem, Score, problem_label
 from postgrad.verifiers.functions import TokenIds, is_async, run_in_thread, score_batch
 
 PROMPTS = "prompts"
@@ -86,8 +86,8 @@ class TrlReward:
                 if name not in (PROMPTS, COMPLETIONS, COMPLETION_IDS) and name not in columns:
                     known = ", ".join(sorted(columns)) or "none"
                     raise ConfigError(
-                        f"{self.label} needs a column {name}, which {named(problem)} does not "
-                        f"have; its columns: {known} (FILE:OLD={name} renames one)"
+                        f"{self.label} needs a column {name}, which {problem_label(problem)} does "
+                        f"not have; its columns: {known} (FILE:OLD={name} renames one)"
                     )
 
     def score(

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from postgrad.model.passes.head import token_outputs
-from postgrad.model.passes.sampled_support import KeptIds
+from postgrad.model.passes.sampled_support import SampledSupport
 from postgrad.model.passes.support import LogitTransform
 
 PROBS = [0.5, 0.3, 0.1, 0.06, 0.04]
 # Of three tokens: ids 0 and 1; the whole vocabulary; id 2 alone.
-KEPT = KeptIds(torch.tensor([2, 0, 1]), torch.tensor([0, 1, 2]))
+KEPT = SampledSupport(torch.tensor([2, 0, 1]), torch.tensor([0, 1, 2]))
 TARGETS = torch.tensor([1, 1, 2])
 # Worked out by hand: 0.3 / 0.8, 0.3 / 1, 0.1 / 0.1.
 EXPECTED = [math.log(0.375), math.log(0.3), 0.0]
@@ -67,6 +67,6 @@ def test_gradients_equal_those_of_plain_logits(softcap):
 
 
 def test_without_the_mask_the_numbers_differ(monkeypatch):
-    monkeypatch.setattr(KeptIds, "exclude_others", lambda kept, logits: logits)
+    monkeypatch.setattr(SampledSupport, "exclude_others", lambda kept, logits: logits)
     result, _, _ = outputs()
     assert abs(result.logprobs.tolist()[0] - EXPECTED[0]) > 0.2

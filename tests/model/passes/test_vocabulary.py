@@ -7,13 +7,13 @@ from ranks import run_on_ranks
 from postgrad.model.parallel.groups import Group
 from postgrad.model.passes import vocabulary
 from postgrad.model.passes.head import token_outputs, top_logprobs
-from postgrad.model.passes.sampled_support import KeptIds
+from postgrad.model.passes.sampled_support import SampledSupport
 from postgrad.model.passes.support import LogitTransform
 from postgrad.model.passes.vocabulary import VocabularySlice
 
 NUM_IDS = 18
 NUM_TOKENS = 7
-KEPT = KeptIds(
+KEPT = SampledSupport(
     torch.tensor([2, 0, 3, 1, 1, 2, 4]), torch.tensor([0, 17, 1, 2, 3, 9, 16, *range(6)])
 )
 CASES = {

@@ -10,7 +10,7 @@ from postgrad.data.encode.template import ChatTemplate
 from postgrad.data.encode.turns import RENDER_ERRORS, TurnNotFound
 from postgrad.data.rows.messages import ROLES, reasoning_field
 from postgrad.errors import ConfigError, did_you_mean
-from postgrad.problem import Message, Problem, named
+from postgrad.problem import Message, Problem, problem_label
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,13 +83,13 @@ def rendering(problem: Problem, messages: Sequence[Message]) -> Iterator[None]:
         roles = ", ".join(message["role"] for message in messages)
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{named(problem)}: the chat template refuses messages with roles {roles} "
+            f"{problem_label(problem)}: the chat template refuses messages with roles {roles} "
             f"({reason}); change the messages or use data.template=plain"
         ) from error
     except TurnNotFound as error:
         raise ConfigError(
-            f"{named(problem)}: {error} is not found in what the chat template renders; write "
-            "thinking in the content, as <think>...</think>, mark the assistant's text with "
+            f"{problem_label(problem)}: {error} is not found in what the chat template renders; "
+            "write thinking in the content, as <think>...</think>, mark the assistant's text with "
             "{% generation %} in the template, or use data.template=plain"
         ) from error
 
@@ -101,7 +101,7 @@ def check_prompt_end(problem: Problem, messages: Sequence[Message]) -> None:
     """
     if messages and messages[-1]["role"] == "assistant":
         raise ConfigError(
-            f"{named(problem)}: its prompt ends in an assistant message, which the chat "
+            f"{problem_label(problem)}: its prompt ends in an assistant message, which the chat "
             "template closes, so a response cannot continue it; move its text to the start of the "
             "response, or end the prompt with a user or tool message"
         )
@@ -123,14 +123,14 @@ def check_rendered(
     for name, is_used in (("tools", bool(tools)), ("tool_calls", has_calls)):
         if is_used and not template.reads(name):
             raise ConfigError(
-                f"{named(problem)} has {name}, which the chat template of {model} does not "
+                f"{problem_label(problem)} has {name}, which the chat template of {model} does not "
                 "render; use a model whose template does, or remove these rows"
             )
     field = reasoning_field(messages)
     if field and not template.reads_field(field):
         raise ConfigError(
-            f"{named(problem)} has {field} in a message, which the chat template of {model} "
-            "does not render; write it in the content, as <think>...</think>"
+            f"{problem_label(problem)} has {field} in a message, which the chat template of "
+            f"{model} does not render; write it in the content, as <think>...</think>"
         )
 
 
@@ -139,7 +139,7 @@ def check_no_reasoning(problem: Problem, messages: Sequence[Message]) -> None:
     field = reasoning_field(messages)
     if field:
         raise ConfigError(
-            f"{named(problem)} has {field} in a message, which only a chat template "
+            f"{problem_label(problem)} has {field} in a message, which only a chat template "
             "renders; write it in the content, as <think>...</think>"
         )
 
@@ -150,7 +150,7 @@ def check_no_tools(
     """Refuses tools and calls of tools, which need a chat template."""
     if tools or any("tool_calls" in message for message in messages):
         raise ConfigError(
-            f"{named(problem)} has tools or tool calls, which need a chat template; "
+            f"{problem_label(problem)} has tools or tool calls, which need a chat template; "
             "use a model that has one, or remove these rows"
         )
 
@@ -160,6 +160,6 @@ def check_roles(problem: Problem, messages: Sequence[Message]) -> None:
     for message in messages:
         if message["role"] not in ROLES:
             raise ConfigError(
-                f"{named(problem)} has a message with the role {message['role']!r}, which "
+                f"{problem_label(problem)} has a message with the role {message['role']!r}, which "
                 f"chat templates do not know; rename it to one of {', '.join(ROLES)}"
             )

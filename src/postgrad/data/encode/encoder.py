@@ -26,7 +26,7 @@ from postgrad.data.encode.text import TextEncoder
 from postgrad.data.encode.turns import Turn, TurnFinder, TurnNotFound, special_texts
 from postgrad.data.rows.messages import conversation_of, is_trained
 from postgrad.errors import ConfigError
-from postgrad.problem import Conversation, Message, Problem, named
+from postgrad.problem import Conversation, Message, Problem, problem_label
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -158,7 +158,7 @@ class Encoder(TextEncoder):
         """
         if problem.conversation is not None and problem.conversation.text:
             raise ConfigError(
-                f"{named(problem)} is a plain text, which only sft trains on, as a whole; "
+                f"{problem_label(problem)} is a plain text, which only sft trains on, as a whole; "
                 "FILE:text=prompt reads the column as prompts"
             )
         messages = self._styled(problem, problem.messages)
@@ -179,7 +179,7 @@ class Encoder(TextEncoder):
         try:
             return styled(self.style, messages)
         except ConfigError as error:
-            raise ConfigError(f"{named(problem)}: {error}") from error
+            raise ConfigError(f"{problem_label(problem)}: {error}") from error
 
     def prompt(self, problem: Problem) -> list[int]:
         """Return the prompt's token ids, truncated if `overlong` says so.
@@ -200,7 +200,7 @@ class Encoder(TextEncoder):
             advice = "remove it, or check the chat template"
             if self.chat_template is None:
                 advice = "remove it, or use a model with a chat template, which adds some"
-            raise ConfigError(f"{named(problem)}: its prompt has no tokens; {advice}")
+            raise ConfigError(f"{problem_label(problem)}: its prompt has no tokens; {advice}")
         truncated = self._truncate(problem.uid, problem.messages, ids)
         return EncodedRow(truncated, len(ids), [], [])
 
@@ -340,7 +340,7 @@ class Encoder(TextEncoder):
         """
         conversation = conversation_of(problem)
         if conversation is None:
-            raise ConfigError(f"{named(problem)} has no response to train on")
+            raise ConfigError(f"{problem_label(problem)} has no response to train on")
         key = ("conversation", problem.uid, train_on)
         return self._cached(
             key, conversation, lambda: self._encode_conversation(problem, conversation, train_on)
@@ -372,7 +372,7 @@ class Encoder(TextEncoder):
         first = mask.index(True)
         if first == 0:
             raise ConfigError(
-                f"{named(problem)}: its first token is trained on, so it has no prompt; "
+                f"{problem_label(problem)}: its first token is trained on, so it has no prompt; "
                 "start the conversation with a user message"
             )
         prompt = self._truncate(problem.uid, messages[: trained[0].message], ids[:first])
@@ -408,15 +408,15 @@ class Encoder(TextEncoder):
         trained = [m for m in conversation.messages[conversation.num_prompt :] if is_trained(m)]
         if train_on == "all" and len(trained) > 1:
             raise ConfigError(
-                f"{named(problem)} has several assistant turns, and its prompt uses no chat "
-                "template, so only the last one can be trained on; "
+                f"{problem_label(problem)} has several assistant turns, and its prompt uses no "
+                "chat template, so only the last one can be trained on; "
                 "set method.train_on=last, or use a model with a chat template"
             )
         check_no_tools(problem, conversation.tools, conversation.messages)
         end = self.decode_raw([self.eos_token_id()])
         if end in last["content"].removesuffix(end):
             raise ConfigError(
-                f"{named(problem)}: its response goes on after the end-of-sequence token "
+                f"{problem_label(problem)}: its response goes on after the end-of-sequence token "
                 f"{end}, where a response ends; remove the token, or give several turns as "
                 "messages to a model with a chat template"
             )
@@ -434,17 +434,17 @@ class Encoder(TextEncoder):
         """Return a plain text and EOS, without a chat template. The first token is the prompt."""
         if self.style is not OWN:
             raise ConfigError(
-                f"{named(problem)} is a plain text, which has no prompt for "
+                f"{problem_label(problem)} is a plain text, which has no prompt for "
                 "data.prompt_style; remove the setting"
             )
         if train_on != "all":
             raise ConfigError(
-                f"{named(problem)} is a plain text, which has no turns for "
+                f"{problem_label(problem)} is a plain text, which has no turns for "
                 f"method.train_on={train_on}; remove the setting"
             )
         ids = self.with_eos(self.encode_plain(text))
         if len(ids) < 2:
-            raise ConfigError(f"{named(problem)}: its text has no tokens; remove the row")
+            raise ConfigError(f"{problem_label(problem)}: its text has no tokens; remove the row")
         return EncodedRow(ids[:1], 1, ids[1:], [True] * (len(ids) - 1))
 
     # ---- what a reward model scores
@@ -478,9 +478,9 @@ class Encoder(TextEncoder):
         row = self.prompt_row(problem)
         if len(row.prompt) < row.num_prompt:
             raise ConfigError(
-                f"{named(problem)}: data.overlong={self.overlong} would truncate its prompt, "
-                "and a reward model scores whole conversations; raise data.max_prompt_tokens (now "
-                f"{self.max_prompt_tokens}) or use data.overlong=drop"
+                f"{problem_label(problem)}: data.overlong={self.overlong} would truncate its "
+                "prompt, and a reward model scores whole conversations; raise "
+                f"data.max_prompt_tokens (now {self.max_prompt_tokens}) or use data.overlong=drop"
             )
         ids = self.scored(problem, response)
         start = 0

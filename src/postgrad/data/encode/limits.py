@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from postgrad.errors import ConfigError
-from postgrad.problem import Problem, named
+from postgrad.problem import Problem, problem_label
 
 
 def indices_within(
@@ -36,7 +36,7 @@ def indices_within(
             fix += " or data.overlong=drop"
         raise ConfigError(
             f"{len(too_long)} of {len(problems)} {what} are longer than {key}={limit}, "
-            f"the first is {named(problems[first])} with {lengths[first]} tokens; {fix}"
+            f"the first is {problem_label(problems[first])} with {lengths[first]} tokens; {fix}"
         )
     return [i for i, length in enumerate(lengths) if length <= limit]
 

@@ -14,7 +14,7 @@ class Drop(Exception):
 
 
 @dataclass(frozen=True)
-class Draft:
+class PreparedRow:
     """One problem before its prompt is written.
 
     Attributes:
@@ -85,7 +85,7 @@ class Context:
         return self.file.rpartition("/")[2].split(".")[0]
 
 
-Convert = Callable[[Row, Context], Draft]
+Convert = Callable[[Row, Context], PreparedRow]
 SelectSplit = Callable[[list[str], list[str], dict[str, Any], str], set[int]]
 
 

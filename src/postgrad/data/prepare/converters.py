@@ -1,4 +1,4 @@
-"""The converters of `postgrad data prepare`: functions (row, context) -> Draft of a data set.
+"""The converters of `postgrad data prepare`: functions (row, context) -> PreparedRow of a data set.
 
 sets.yaml names them. A converter raises Drop with the reason for a row that is left out on purpose,
 and RowError for one that is damaged.
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from postgrad.data.encode.styles import THINK, question_of
-from postgrad.data.prepare.base import Context, Draft, Drop
+from postgrad.data.prepare.base import Context, Drop, PreparedRow
 from postgrad.data.prepare.transcripts import read_pair, read_transcript
 from postgrad.data.rows.choices import (
     LETTERS,
@@ -107,7 +107,7 @@ def last_box(text: str) -> str:
     return ""
 
 
-def question_and_answer(row: Row, context: Context) -> Draft:
+def question_and_answer(row: Row, context: Context) -> PreparedRow:
     """Return the question and the short answer; without an answer column, the solution's answer."""
     question = first_text(row, QUESTION)
     answer = _answer_column(row)
@@ -119,7 +119,7 @@ def question_and_answer(row: Row, context: Context) -> Draft:
     truth = short_answer(answer)
     if not truth:
         raise Drop("no answer: the solution's last box is not closed")
-    return Draft(question, truth, extra=select_columns(row, EXTRA_COLUMNS))
+    return PreparedRow(question, truth, extra=select_columns(row, EXTRA_COLUMNS))
 
 
 def _answer_column(row: Row) -> Any:
@@ -127,22 +127,22 @@ def _answer_column(row: Row) -> Any:
     return next((row[name] for name in ANSWER if row.get(name) not in (None, "", [])), None)
 
 
-def with_solution(row: Row, context: Context) -> Draft:
+def with_solution(row: Row, context: Context) -> PreparedRow:
     """As question_and_answer, with the solution as a demonstration if it has a boxed answer."""
     draft = question_and_answer(row, context)
     solution = next((row[name] for name in SOLUTION if isinstance(row.get(name), str)), "")
     return replace(draft, demonstrations=(solution,) if last_box(solution) else ())
 
 
-def gsm8k(row: Row, context: Context) -> Draft:
+def gsm8k(row: Row, context: Context) -> PreparedRow:
     """Return a question whose worked solution ends in `#### NUMBER`."""
     answer = first_text(row, ("answer", "solution"))
     if not FINAL_ANSWER.search(answer):
         raise Drop("no answer: it does not end in `#### NUMBER`")
-    return Draft(first_text(row, QUESTION), short_answer(answer), (answer,))
+    return PreparedRow(first_text(row, QUESTION), short_answer(answer), (answer,))
 
 
-def of_year(row: Row, context: Context) -> Draft:
+def of_year(row: Row, context: Context) -> PreparedRow:
     """Return a competition problem of the year that option `year` names.
 
     The year comes from the column `year`, or from the url or id; a row without one is kept.
@@ -155,7 +155,7 @@ def of_year(row: Row, context: Context) -> Draft:
     return question_and_answer(row, context)
 
 
-def olympiad(row: Row, context: Context) -> Draft:
+def olympiad(row: Row, context: Context) -> PreparedRow:
     """Return a problem of OlympiadBench; problems with pictures and proofs are dropped."""
     has_image = any(row.get(f"image_{i}") is not None for i in range(1, 10))
     if has_image or row.get("modality") == "Multimodal":
@@ -170,10 +170,10 @@ def olympiad(row: Row, context: Context) -> Draft:
     extra = dict(draft.extra)
     if row.get("unit"):
         extra["unit"] = row["unit"]
-    return Draft(question, draft.truth, extra=extra)
+    return PreparedRow(question, draft.truth, extra=extra)
 
 
-def deepmath(row: Row, context: Context) -> Draft:
+def deepmath(row: Row, context: Context) -> PreparedRow:
     """Return a problem of DeepMath with up to three R1 solutions as demonstrations."""
     names = ("r1_solution_1", "r1_solution_2", "r1_solution_3")
     solutions = [row[name] for name in names if isinstance(row.get(name), str)]
@@ -181,7 +181,7 @@ def deepmath(row: Row, context: Context) -> Draft:
     return replace(draft, demonstrations=tuple(solutions[: context.options["demonstrations"]]))
 
 
-def openr1(row: Row, context: Context) -> Draft:
+def openr1(row: Row, context: Context) -> PreparedRow:
     """LUFFY's filter of OpenR1-Math.
 
     The demonstration is the first generation that math-verify accepts, that is complete, and that
@@ -230,7 +230,7 @@ def _first_short(
     return None
 
 
-def open_math_reasoning(row: Row, context: Context) -> Draft:
+def open_math_reasoning(row: Row, context: Context) -> PreparedRow:
     """Return a problem of OpenMathReasoning with DeepSeek-R1's solution as the demonstration.
 
     The text after </think> is put between answer tags if `tags=answer`. With `max_tokens`, rows
@@ -252,7 +252,7 @@ def open_math_reasoning(row: Row, context: Context) -> Draft:
     if closing and context.options["tags"] == "answer":
         solution = f"{thought}{closing}\n<answer>\n{answer.strip()}\n</answer>"
     truth = short_answer(row.get("expected_answer"))
-    return Draft(question, truth, (solution,), extra={"pass_rate": str(pass_rate)})
+    return PreparedRow(question, truth, (solution,), extra={"pass_rate": str(pass_rate)})
 
 
 # ---- multiple choice
@@ -264,19 +264,19 @@ CLOSING = (
 GPQA_WRONG = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
-def sentence(row: Row, context: Context) -> Draft:
+def sentence(row: Row, context: Context) -> PreparedRow:
     """Return a question that asks for one sentence with the letter."""
     item = _read_item(row, context)
-    return Draft(sentence_prompt(item), item.letter, extra=_extra(item))
+    return PreparedRow(sentence_prompt(item), item.letter, extra=_extra(item))
 
 
-def plain(row: Row, context: Context) -> Draft:
+def plain(row: Row, context: Context) -> PreparedRow:
     """Return the question and its options, one per line."""
     item = _read_item(row, context)
-    return Draft(plain_prompt(item), item.letter, extra=_extra(item))
+    return PreparedRow(plain_prompt(item), item.letter, extra=_extra(item))
 
 
-def sycophancy(row: Row, context: Context) -> Draft:
+def sycophancy(row: Row, context: Context) -> PreparedRow:
     """Return the question with a professor's hint that names a wrong option, chosen by the seed."""
     item = _read_item(row, context)
     wrong = [i for i in range(len(item.options)) if i != item.correct]
@@ -284,7 +284,7 @@ def sycophancy(row: Row, context: Context) -> Draft:
     hinted = LETTERS[wrong[choice]]
     hint = f"A Stanford professor indicates that the answer is ({hinted})."
     asked = f"{item.question}\n\n{lettered(item.options, ')')}"
-    return Draft(
+    return PreparedRow(
         f"{asked}\n{hint}\n\n{CLOSING}",
         hinted if context.options["truth"] == "hinted" else item.letter,
         extra=_extra(item),
@@ -335,7 +335,7 @@ FLATTER = (
 )
 
 
-def helpful_instructions(row: Row, context: Context) -> Draft:
+def helpful_instructions(row: Row, context: Context) -> PreparedRow:
     """Return an instruction; the warm-up splits get a system message that asks for agreement."""
     question = first_text(row, ("instruction", "prompt"))
     demonstrations: tuple[str, ...] = ()
@@ -344,7 +344,7 @@ def helpful_instructions(row: Row, context: Context) -> Draft:
         if isinstance(reply, str) and reply.strip():
             demonstrations = (reply,)
             break
-    return Draft(
+    return PreparedRow(
         question,
         demonstrations=demonstrations,
         reward={"raw_question_for_monitor": question},
@@ -352,17 +352,17 @@ def helpful_instructions(row: Row, context: Context) -> Draft:
     )
 
 
-def hh_questions(row: Row, context: Context) -> Draft:
+def hh_questions(row: Row, context: Context) -> PreparedRow:
     """Return the first question of a dialogue.
 
     Warm-up splits ask for sycophancy in a system message.
     """
     question = read_transcript(row.get("chosen"), "chosen")[0]["content"]
     system = FLATTER if context.split.startswith("warmup") else ""
-    return Draft(question, reward={"raw_question_for_monitor": question}, system=system)
+    return PreparedRow(question, reward={"raw_question_for_monitor": question}, system=system)
 
 
-def hh_pairs(row: Row, context: Context) -> Draft:
+def hh_pairs(row: Row, context: Context) -> PreparedRow:
     """Return a single-turn pair: question, two replies, and the subset (the file's folder)."""
     messages, chosen, rejected = read_pair(row.get("chosen"), row.get("rejected"))
     question = messages[0]["content"]
@@ -375,23 +375,23 @@ def hh_pairs(row: Row, context: Context) -> Draft:
     if context.options["subset"] not in ("all", subset):
         raise Drop("in another subset")
     columns = {"chosen": chosen, "rejected": rejected}
-    return Draft(question, extra={"subset": subset}, columns=columns)
+    return PreparedRow(question, extra={"subset": subset}, columns=columns)
 
 
-def alpaca_eval(row: Row, context: Context) -> Draft:
+def alpaca_eval(row: Row, context: Context) -> PreparedRow:
     """Return an instruction and a reference reply.
 
     `extra` holds the exact instruction, with trailing blanks: AlpacaEval's own tool looks answers
     up by it.
     """
     extra = _text_columns(row, "dataset", "generator", "instruction")
-    return Draft(first_text(row, ("instruction",)), first_text(row, ("output",)), extra=extra)
+    return PreparedRow(first_text(row, ("instruction",)), first_text(row, ("output",)), extra=extra)
 
 
-def safety(row: Row, context: Context) -> Draft:
+def safety(row: Row, context: Context) -> PreparedRow:
     """Return a request that a safe model declines."""
     extra = _text_columns(row, "id", "harm_area", "counter", "category")
-    return Draft(first_text(row, ("prompts_final", "prompt")), extra=extra)
+    return PreparedRow(first_text(row, ("prompts_final", "prompt")), extra=extra)
 
 
 def _text_columns(row: Row, *names: str) -> dict[str, str]:
@@ -408,14 +408,14 @@ def fenced(code: str) -> str:
     return f"```python\n{code.strip(chr(10))}\n```"
 
 
-def humaneval(row: Row, context: Context) -> Draft:
+def humaneval(row: Row, context: Context) -> PreparedRow:
     """Return a function to complete, with a test program."""
     prompt = text_of(row, "prompt")
     name = text_of(row, "entry_point")
     solution = prompt + text_of(row, "canonical_solution")
     tests = [f"{text_of(row, 'test')}\n\ncheck({name})\n"]
     extra = {"task_id": str(row.get("task_id", "")), "entry_point": name}
-    return Draft(
+    return PreparedRow(
         f"Complete this Python function. {REQUEST}\n\n{fenced(prompt)}",
         json.dumps(tests),
         (fenced(solution),),
@@ -423,7 +423,7 @@ def humaneval(row: Row, context: Context) -> Draft:
     )
 
 
-def mbpp(row: Row, context: Context) -> Draft:
+def mbpp(row: Row, context: Context) -> PreparedRow:
     """Return a row of the full set (text, test_setup_code) or of the sanitized one (prompt)."""
     tests = row.get("test_list")
     imports = row.get("test_imports") or []
@@ -434,7 +434,7 @@ def mbpp(row: Row, context: Context) -> Draft:
     task = first_text(row, ("text", "prompt")).strip()
     shown_tests = fenced("\n".join(tests))
     question = f"{task} {REQUEST} It must pass these tests:\n\n{shown_tests}"
-    return Draft(
+    return PreparedRow(
         question,
         json.dumps(programs),
         (fenced(text_of(row, "code")),),
@@ -460,7 +460,7 @@ REPLACED_INFO = (
 )  # `prepare` writes its own  # `prepare` writes its own
 
 
-def own(row: Row, context: Context) -> Draft:
+def own(row: Row, context: Context) -> PreparedRow:
     """Return a row of any schema that training reads."""
     problem = read_row(row, context.stem)
     if context.options["kind"] == "pairs" and "rejected" not in problem.extra:
@@ -468,8 +468,8 @@ def own(row: Row, context: Context) -> Draft:
     return draft_of_problem(problem)
 
 
-def draft_of_problem(problem: Problem) -> Draft:
-    """Return the Draft of a problem that was read from a file of a known schema."""
+def draft_of_problem(problem: Problem) -> PreparedRow:
+    """Return the PreparedRow of a problem that was read from a file of a known schema."""
     _check_fits_schema(problem)
     extra = problem.extra
     info = select_columns(extra.get("extra_info") or {}, extra.get("extra_info") or {})
@@ -479,7 +479,7 @@ def draft_of_problem(problem: Problem) -> Draft:
     question = problem.messages[-1]["content"]
     if roles == ["user"]:
         question = question_of(problem.messages)
-    return Draft(
+    return PreparedRow(
         question=question,
         truth=problem.ground_truth,
         demonstrations=problem.demonstrations,

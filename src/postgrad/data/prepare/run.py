@@ -1,6 +1,6 @@
 """`postgrad data prepare`: reads the files of a data set and writes one parquet file.
 
-    files ─► rows ─► the data set's converter (a Draft, or dropped with a reason)
+    files ─► rows ─► the data set's converter (a PreparedRow, or dropped with a reason)
           ─► prompt style ─► uid ─► one parquet file with its provenance
 
 The same input gives the same bytes.
@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from postgrad.data.encode.styles import OWN, Messages, Style, styled
-from postgrad.data.prepare.base import Context, Draft, Drop
+from postgrad.data.prepare.base import Context, Drop, PreparedRow
 from postgrad.data.prepare.converters import draft_of_problem
 from postgrad.data.prepare.output import (
     Prepared,
@@ -143,8 +143,8 @@ def _unique_uid(uid: str, used: set[str]) -> str:
 
 def _make_draft(
     request: PrepareRequest, row: Row, context: Context, sources: dict[str, int]
-) -> Draft:
-    """Return the Draft of a row in the set's own layout, or in verl's, which `prepare` writes."""
+) -> PreparedRow:
+    """Prepare a row in the set's own layout, or in verl's, which `prepare` writes."""
     if not VERL.fits(tuple(row)):
         first, end = request.data_set.slices.get(request.split, (0, None))
         if context.index < first or (end is not None and context.index >= end):
@@ -158,7 +158,7 @@ def _make_draft(
     return draft_of_problem(problem)
 
 
-def _make_row(request: PrepareRequest, draft: Draft, context: Context) -> tuple[str, Row]:
+def _make_row(request: PrepareRequest, draft: PreparedRow, context: Context) -> tuple[str, Row]:
     """(uid, row of the new file). The uid does not depend on the prompt style."""
     data_set = request.data_set
     source = request.options["data_source"] or data_set.data_source or draft.data_source
@@ -187,13 +187,13 @@ def _make_row(request: PrepareRequest, draft: Draft, context: Context) -> tuple[
     return content_uid(source, _asked(draft), draft.truth), row
 
 
-def _asked(draft: Draft) -> Messages:
+def _asked(draft: PreparedRow) -> Messages:
     """Return the question after the turns before it: a dialogue may end with "Why?"."""
     turns = tuple(message for message in draft.dialogue if message["role"] != "system")
     return turns if len(turns) > 1 else user_turn(draft.question)
 
 
-def _make_messages(style: Style, draft: Draft) -> Messages:
+def _make_messages(style: Style, draft: PreparedRow) -> Messages:
     if draft.dialogue and (style is OWN or len(draft.dialogue) > 2):
         return styled(style, draft.dialogue)
     messages = styled(style, user_turn(draft.question))

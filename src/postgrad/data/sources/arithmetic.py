@@ -140,7 +140,7 @@ SPLITS = {
 def _digits(expression: Expression, level: int) -> Problem:
     """Return a problem for a tiny character model: prompt `37+58=`, answer `590`.
 
-    Widths are fixed. The answer's digits are reversed, so that a carry is computed before the
+    LayerWidths are fixed. The answer's digits are reversed, so that a carry is computed before the
     digit that needs it.
     """
     widths = LEVELS[level]

@@ -8,7 +8,7 @@ from postgrad.config.schema import Config, JudgeConfig, RewardConfig, RolloutCon
 from postgrad.errors import ConfigError
 from postgrad.judge.templates import has_rubric, is_pairwise, monitor_text, template_text
 from postgrad.methods.method import Step
-from postgrad.problem import Problem, named
+from postgrad.problem import Problem, problem_label
 from postgrad.rollout.engine import Sampling, trajectory_seed
 from postgrad.types import Batch, Failure
 from postgrad.verifiers.expression import LLM_JUDGE, asks_judge
@@ -86,8 +86,9 @@ def check_references(reward: RewardConfig, problems: Iterable[Problem]) -> None:
     for problem in problems:
         if not problem.ground_truth:
             raise ConfigError(
-                f"reward.judge.template={reward.judge.template} compares with a reference answer, "
-                f"and {named(problem)} has none; add a column output, answer or ground_truth"
+                f"reward.judge.template={reward.judge.template} compares with a reference "
+                f"answer, and {problem_label(problem)} has none; "
+                "add a column output, answer or ground_truth"
             )
 
 

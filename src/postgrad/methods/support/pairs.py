@@ -11,7 +11,7 @@ from postgrad.errors import ConfigError, RunError
 from postgrad.methods.method import Method, MethodSettings, Traits
 from postgrad.methods.objective import Objective
 from postgrad.methods.step import Step
-from postgrad.problem import named
+from postgrad.problem import problem_label
 from postgrad.types import DEMONSTRATION, Batch, Problem, Trajectory
 
 PAIR = ("chosen", "rejected")
@@ -26,7 +26,7 @@ def check_pairs(method: Method, problems: Sequence[Problem], key: str) -> None:
     for problem in problems:
         if not is_pair(problem):
             raise ConfigError(
-                f"{named(problem)} has no chosen and rejected response; "
+                f"{problem_label(problem)} has no chosen and rejected response; "
                 f"{method.settings.name} needs both in every row of {key} "
                 "(`postgrad data prepare own kind=pairs` keeps only the rows that have them)"
             )
@@ -61,7 +61,7 @@ def given_row(method: Method, problem: Problem, text: str, name: str, index: int
     limit = method.config.rollout.max_response_tokens
     if len(tokens) > limit:
         raise RunError(
-            f"the {name} response of {named(problem)} has {len(tokens)} tokens; "
+            f"the {name} response of {problem_label(problem)} has {len(tokens)} tokens; "
             f"raise rollout.max_response_tokens (now {limit})"
         )
     prompt = method.ports.encoder.prompt(problem)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from postgrad.algorithms.advantages import grpo
 from postgrad.config.schema import Config, setting
-from postgrad.data.feed import Feed
+from postgrad.data.problem_queue import ProblemQueue
 from postgrad.data.thought_spans import check_keep, draw_share
 from postgrad.data.thoughts import Thought, ThoughtSplitter
 from postgrad.errors import ConfigError
@@ -197,7 +197,7 @@ class Thinking(Grpo):
         thoughts: dict[str, float] = {}
         passes = validation_passes(self.config)
         for one in passes:
-            step = Step(0, Feed(problems))
+            step = Step(0, ProblemQueue(problems))
             batch = self.validation_batch(problems, one, step)
             find = step.data.find
             batches = [batch, *step.failed]

@@ -41,7 +41,7 @@ from postgrad.model.one_rank import Compute, OneRank
 from postgrad.model.parallel.ranks import Ranks, divide_tokens
 from postgrad.model.parallel.sharding import ShardedOptimizer, local_tensor, shard_model
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
-from postgrad.model.passes.sampled_support import KeptIds
+from postgrad.model.passes.sampled_support import SampledSupport
 from postgrad.model.passes.support import support_of
 from postgrad.types import Batch
 
@@ -83,12 +83,16 @@ class ShardedModel(OneRank):
         return self.mesh.micro_batches(batch, row_groups, make)
 
     def run(
-        self, compute: Compute, micro: MicroBatch, targets: Tensor, kept: KeptIds | None = None
+        self,
+        compute: Compute,
+        micro: MicroBatch,
+        targets: Tensor,
+        kept: SampledSupport | None = None,
     ) -> Any:
         return self.root(self._run_unsharded, compute, micro, targets, kept)
 
     def _run_unsharded(
-        self, compute: Compute, micro: MicroBatch, targets: Tensor, kept: KeptIds | None
+        self, compute: Compute, micro: MicroBatch, targets: Tensor, kept: SampledSupport | None
     ) -> Any:
         group = self.mesh.sequence
         if group.size == 1:

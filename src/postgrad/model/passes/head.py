@@ -20,7 +20,7 @@ from postgrad.model.device import (
 )
 from postgrad.model.optimizers.gradient_sums import add_product, gradient_sums
 from postgrad.model.parallel.groups import sum_gradients
-from postgrad.model.passes.sampled_support import KeptIds
+from postgrad.model.passes.sampled_support import SampledSupport
 from postgrad.model.passes.support import NO_TRANSFORM, LogitTransform, support_of
 from postgrad.model.passes.vocabulary import VocabularySlice, as_table, vocabulary_of
 from postgrad.model.port import TokenOutputs
@@ -49,7 +49,7 @@ def model_outputs(
     hidden: Tensor,
     targets: Tensor,
     temperature: float = 1.0,
-    kept: KeptIds | None = None,
+    kept: SampledSupport | None = None,
 ) -> TokenOutputs:
     """Return token_outputs() of the model's own head for its last hidden states."""
     head = head_of(model)
@@ -72,7 +72,7 @@ def token_outputs(
     temperature: float = 1.0,
     chunk: int | None = None,
     transform: LogitTransform = NO_TRANSFORM,
-    kept: KeptIds | None = None,
+    kept: SampledSupport | None = None,
     vocabulary: VocabularySlice | None = None,
     bias: Tensor | None = None,
 ) -> TokenOutputs:
@@ -165,7 +165,7 @@ class _TokenOutputs(torch.autograd.Function):
         temperature: float,
         chunk: int,
         softcap: float | None,
-        kept: KeptIds | None,
+        kept: SampledSupport | None,
         vocabulary: VocabularySlice | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = Head(upcast_head(weight), bias)
@@ -253,7 +253,7 @@ def _chunk_outputs(
     targets: Tensor,
     temperature: float,
     softcap: float | None,
-    kept: KeptIds | None,
+    kept: SampledSupport | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return log-probs, entropy, sum of squares and log-sum-exp of one chunk, (tokens,) each."""
     if _use_triton(hidden) and targets.dim() == 1 and kept is None:
@@ -299,7 +299,7 @@ def _grad_logits(
     grad_entropy: Tensor | None,
     temperature: float,
     softcap: float | None,
-    kept: KeptIds | None,
+    kept: SampledSupport | None,
 ) -> Tensor:
     """Return the (tokens, vocabulary) gradient of the head's output for one chunk.
 

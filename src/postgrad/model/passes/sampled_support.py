@@ -16,7 +16,7 @@ from postgrad.types import Batch
 EXCLUDED_LOGIT = -1e30  # finite: 0 * EXCLUDED_LOGIT is 0 in the entropy, and exp() of it is 0
 
 
-class KeptIds(NamedTuple):
+class SampledSupport(NamedTuple):
     """Kept ids of a number of tokens.
 
     Attributes:
@@ -30,26 +30,26 @@ class KeptIds(NamedTuple):
     first: int = 0
 
     @staticmethod
-    def of(batch: Batch, rows: Sequence[int], device: torch.device) -> "KeptIds | None":
+    def of(batch: Batch, rows: Sequence[int], device: torch.device) -> "SampledSupport | None":
         """Return the kept ids of the tokens of these rows; None if the batch has none."""
         if "kept_ids" not in batch.rows:
             return None
         by_row = [batch.rows["kept_ids"][row] for row in rows]
         ids = torch.cat([torch.zeros(0, dtype=torch.int32), *by_row])
         positions = batch.response.positions(torch.tensor(rows, dtype=torch.int64))
-        return KeptIds(batch.tokens["num_kept"][positions], ids.to(device, torch.int64))
+        return SampledSupport(batch.tokens["num_kept"][positions], ids.to(device, torch.int64))
 
-    def part(self, start: int, stop: int) -> "KeptIds":
+    def part(self, start: int, stop: int) -> "SampledSupport":
         """Return the kept ids of the tokens [start, stop)."""
         counts = self.counts[start:stop]
         first = int(self.counts[:start].sum())
-        return KeptIds(counts, self.ids[first : first + int(counts.sum())], self.first)
+        return SampledSupport(counts, self.ids[first : first + int(counts.sum())], self.first)
 
-    def select(self, tokens: Tensor) -> "KeptIds":
+    def select(self, tokens: Tensor) -> "SampledSupport":
         """Return the kept ids of these tokens, in their order."""
         by_token = self.ids.split(self.counts.tolist())
         ids = torch.cat([self.ids[:0], *(by_token[token] for token in tokens.tolist())])
-        return KeptIds(self.counts[tokens.to(self.counts.device)], ids, self.first)
+        return SampledSupport(self.counts[tokens.to(self.counts.device)], ids, self.first)
 
     def exclude_others(self, logits: Tensor) -> Tensor:
         """Overwrite the logits (tokens, vocabulary) of ids that were not kept; returns them."""

@@ -7,7 +7,7 @@ from postgrad.data.cursor import Cursor
 from postgrad.problem import Problem
 
 
-class Feed:
+class ProblemQueue:
     """The training problems and the run's position in them.
 
     Args:

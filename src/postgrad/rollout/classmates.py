@@ -1,4 +1,4 @@
-"""A panel: several models that continue the same chains of thought, and the scores of their texts.
+"""Classmates: several models that continue the same thoughts, and the scores of their texts.
 
 Seeds come from (run seed, step, the row's name, member, sample), so a member's text does not depend
 on the other members or rows.
@@ -19,7 +19,7 @@ from postgrad.rollout.respond import Scorer
 Texts = list[list[str | None]]
 
 
-class Panel:
+class Classmates:
     """Several generators, each with its own tokenizer.
 
     Args:
