@@ -32,7 +32,13 @@ class PictureProcessor:
         defaults = self.stock.valid_processor_kwargs._defaults
         self.options = dict(defaults.get("images_kwargs", {}))
         self.placeholder: str = self.stock.image_token
-        self.image_token_id = int(self.stock.image_token_ids[0])
+        image_token_id = self.stock.image_token_ids[0]
+        if image_token_id is None:
+            raise ConfigError(
+                f"the tokenizer of {tokenizer.name_or_path} has no token {self.placeholder}, which "
+                "stands for a picture; use the stock model's tokenizer"
+            )
+        self.image_token_id = int(image_token_id)
         self._replacements = lru_cache(1 << 14)(self._compute_replacements)
 
     def expand(self, text: str, pictures: Sequence[Picture]) -> str:
@@ -51,8 +57,12 @@ class PictureProcessor:
 
     def pixels(self, picture: Picture) -> "dict[str, Tensor]":
         """Return what the vision tower reads: pixel_values, and image_grid_thw or the like."""
-        options = self.options | {"return_tensors": "pt"}
-        return dict(self.stock.image_processor([picture.open()], **options))
+        return self.all_pixels([picture])
+
+    def all_pixels(self, pictures: Sequence[Picture]) -> "dict[str, Tensor]":
+        """Return what the stock model reads of all pictures of a row."""
+        images = [picture.open() for picture in pictures]
+        return dict(self.stock.image_processor(images, **self.options, return_tensors="pt"))
 
     def _compute_replacements(self, pictures: tuple[Picture, ...]) -> tuple[str, ...]:
         images = [picture.open() for picture in pictures]

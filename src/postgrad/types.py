@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from postgrad.pictures import Picture
 from postgrad.problem import Failure as Failure
 from postgrad.problem import Problem as Problem
 from postgrad.problem import Score as Score
@@ -30,7 +31,8 @@ class Trajectory:
     `loss_mask` marks the response tokens that enter the loss (None: all of them).
     `behavior_logprobs` are the log-probs of the tokens when they were sampled (0 for tokens that
     were not sampled). `kept_ids` has, per token, the ids that top-p, top-k or min-p sampling kept
-    (none: the whole vocabulary). `tokens` and `rows` hold further columns.
+    (none: the whole vocabulary). `images` are the pictures that its image tokens show, in order.
+    `tokens` and `rows` hold further columns.
     """
 
     uid: str
@@ -44,6 +46,7 @@ class Trajectory:
     loss_mask: Sequence[bool] | None = None
     token_source: Sequence[int] | None = None
     kept_ids: Sequence[Sequence[int]] | None = None
+    images: tuple[Picture, ...] = ()
     tokens: dict[str, Sequence[float]] = field(default_factory=dict)
     rows: dict[str, Any] = field(default_factory=dict)
 
@@ -163,8 +166,8 @@ class Batch:
     `tokens` columns are flat over all response tokens. Every batch has `loss_mask`,
     `behavior_logprobs` and `token_source`. If sampling was truncated, `num_kept` counts the ids
     that it kept per token, and the row column `kept_ids` has one int32 tensor of them per row.
-    `rows` columns have one entry per row. Every batch has `uid`, `group`, `index`, `source` and
-    `finish`.
+    If some row shows pictures, the row column `images` has a tuple of them per row. `rows` columns
+    have one entry per row. Every batch has `uid`, `group`, `index`, `source` and `finish`.
     """
 
     def __init__(
@@ -205,6 +208,8 @@ class Batch:
             tokens["num_kept"] = _flatten("kept_ids", trajectories, _num_kept, 0, torch.int64)
             kept = [[i for ids in t.kept_ids or () for i in ids] for t in trajectories]
             rows["kept_ids"] = [torch.tensor(ids, dtype=torch.int32) for ids in kept]
+        if any(t.images for t in trajectories):
+            rows["images"] = [tuple(t.images) for t in trajectories]
         for name in _shared_names(trajectories, lambda t: t.tokens):
             tokens[name] = _flatten(
                 name, trajectories, lambda t, name=name: t.tokens[name], 0.0, torch.float32
@@ -317,6 +322,8 @@ def _trajectory(batch: Batch) -> Trajectory:
     if "kept_ids" in rows:
         kept = rows.pop("kept_ids").split(tokens.pop("num_kept"))
         fields["kept_ids"] = [ids.tolist() for ids in kept]
+    if "images" in rows:
+        fields["images"] = rows.pop("images")
     prompt = batch.prompt.values.tolist()
     response = batch.response.values.tolist()
     return Trajectory(prompt=prompt, response=response, tokens=tokens, rows=rows, **fields)

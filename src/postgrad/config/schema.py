@@ -73,6 +73,11 @@ class ModelConfig:
     trust_remote_code: bool = setting(
         False, "run Python code that comes with the model; only for models you trust"
     )
+    vision: str = setting(
+        "frozen",
+        "what reads pictures in a model of text and images: frozen or trained",
+        choices=("frozen", "trained"),
+    )
     lora: LoraConfig = field(
         default_factory=LoraConfig,
         metadata={"help": "LoRA adapters", "only_with": "model.lora.rank"},

@@ -5,7 +5,7 @@ the blocks above do not run. The internal policy is softmax(head(hidden) / tempe
 the final norm; norm="final" applies the final norm (the logit lens).
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,10 @@ from postgrad.errors import ConfigError
 from postgrad.model.passes.sequence import AnyPacking
 from postgrad.model.passes.support import has_window
 from postgrad.model.port import FULL, View, after
+
+if TYPE_CHECKING:
+    from postgrad.model.passes.layout import MicroBatch
+    from postgrad.model.vision import PlacedPictures
 
 # Cosines and sines (batch, length, head_dim) by kind; see rotary_kinds.
 Rotary = dict[str, tuple[Tensor, Tensor]]
@@ -29,16 +33,24 @@ def hidden_states(
     view: View,
     packing: AnyPacking | None = None,
     stock: bool = False,
+    pictures: "PlacedPictures | None" = None,
 ) -> Tensor:
     """Return the (batch, length, width) states of the viewed policy that the head reads.
 
     `mask` is a boolean (batch, 1, length, length) attention mask, or None for causal order. For
     one row of packed tokens a `packing` replaces the mask. `stock` runs the model's own forward
-    pass with its own masks; each row then holds one trajectory, padded on the right.
+    pass with its own masks; each row then holds one trajectory, padded on the right. With
+    `pictures` the language model gets embeddings in place of ids.
     """
     decoder: Any = model.base_model
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if pictures is not None:
+        from postgrad.model.vision import vision_of
+
+        decoder = cast(Any, model).get_decoder()
+        inputs = vision_of(model).language_inputs(model, ids, pictures)
     if stock and view.num_blocks is None:
-        return decoder(input_ids=ids, use_cache=False).last_hidden_state
+        return decoder(**inputs, use_cache=False).last_hidden_state
     if packing is not None:
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
     elif mask is None:
@@ -46,8 +58,7 @@ def hidden_states(
     # transformers passes a boolean 4-D mask on unchanged, so every architecture sees the same one.
     if view.num_blocks is None:
         return decoder(
-            input_ids=ids,
-            position_ids=positions,
+            **{"position_ids": positions, **inputs},
             attention_mask=mask,
             use_cache=False,
             **_packing_argument(packing),
@@ -55,6 +66,12 @@ def hidden_states(
         ).last_hidden_state
     hidden, rotary = embed(model, ids, positions)
     return run_blocks(model, hidden, rotary, view, packing, mask, positions)
+
+
+def pass_states(model: nn.Module, micro: "MicroBatch", view: View = FULL) -> Tensor:
+    """Return hidden_states of one laid-out pass."""
+    layout = (micro.ids, micro.positions, micro.mask, view, micro.packing, micro.stock)
+    return hidden_states(model, *layout, micro.pictures)
 
 
 def embed(model: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotary]:

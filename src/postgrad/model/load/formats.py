@@ -97,7 +97,29 @@ PROCESSOR_FILES = (
     "preprocessor_config.json",
     "processor_config.json",
     "video_preprocessor_config.json",
+    "chat_template.json",
 )
+
+
+def is_image_text_model(model: Any) -> bool:
+    return auto_class_of(model.config).__name__ == "AutoModelForImageTextToText"
+
+
+def tower_parameters(model: Any) -> dict[str, Any]:
+    """Return the parameters of a model of text and images outside of its language model."""
+    inside = {id(p) for p in model.get_decoder().parameters()}
+    if (head := model.get_output_embeddings()) is not None:
+        inside |= {id(p) for p in head.parameters()}
+    return {name: p for name, p in model.named_parameters() if id(p) not in inside}
+
+
+def has_processor(loaded: Loaded) -> bool:
+    """Return whether a model of text and images was loaded with the files of its processor."""
+    if not is_image_text_model(loaded.model):
+        return False
+    source = str(loaded.tokenizer.name_or_path)
+    is_offline = not _is_folder(source) and not hub_is_reachable()
+    return any(_find_file(source, name, is_offline) for name in PROCESSOR_FILES[:2])
 
 
 def save_tokenizer(loaded: Loaded, folder: Path) -> None:
@@ -106,7 +128,7 @@ def save_tokenizer(loaded: Loaded, folder: Path) -> None:
     Without these files other programs could not give images to the trained model.
     """
     loaded.tokenizer.save_pretrained(folder)
-    if auto_class_of(loaded.model.config).__name__ != "AutoModelForImageTextToText":
+    if not is_image_text_model(loaded.model):
         return
     names = (str(loaded.tokenizer.name_or_path), str(loaded.model.config._name_or_path))
     sources = [source for source in dict.fromkeys(names) if source]

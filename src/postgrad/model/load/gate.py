@@ -9,7 +9,7 @@ by architecture, device, type and version.
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,12 @@ from postgrad.model.passes.support import (
     PassKind,
     Support,
     packing_problem,
+    set_attention,
     set_support,
     transform_of,
 )
-from postgrad.model.port import FULL
 from postgrad.model.quantized import quantized_modules
-from postgrad.model.views import hidden_states
+from postgrad.model.views import pass_states
 from postgrad.types import Batch, Trajectory
 
 # Differences in nats that always count as rounding, by compute type: largest and mean.
@@ -98,12 +98,17 @@ def stock_logprobs(model: Any, batch: Batch) -> Tensor:
     return torch.cat(columns)
 
 
-def measure_rounding(model: Any, batch: Batch, stock: Tensor) -> tuple[float, float]:
+def measure_rounding(
+    model: Any,
+    batch: Batch,
+    stock: Tensor,
+    compute: Callable[[Any, Batch], Tensor] = stock_logprobs,
+) -> tuple[float, float]:
     """Return the mean and largest change of log-probs when the embeddings are rounded differently.
 
     Each entry of the embeddings changes by at most the spacing of the compute type at its size. On
     SmolLM2-135M in bfloat16 this changes log-probs as much as another attention kernel does.
-    Zeros in float32, where TOLERANCE is far above rounding.
+    Zeros in float32, where TOLERANCE is far above rounding. `compute` gave `stock`.
     """
     dtype = next(model.parameters()).dtype
     if dtype == torch.float32:
@@ -117,7 +122,7 @@ def measure_rounding(model: Any, batch: Batch, stock: Tensor) -> tuple[float, fl
 
     hook = model.get_input_embeddings().register_forward_hook(round_differently)
     try:
-        gap = (stock_logprobs(model, batch) - stock).abs()
+        gap = (compute(model, batch) - stock).abs()
     finally:
         hook.remove()
     return (gap.mean().item(), gap.max().item())
@@ -138,9 +143,7 @@ def _our_passes(model: Any, batch: Batch, kind: PassKind) -> Iterator[tuple[Tens
     for micro in make_micro_batches_of_kind(kind, batch, 4096, model):
         micro = micro.to(device)
         where = batch.response.positions(torch.tensor(micro.rows, dtype=torch.int64))
-        states = hidden_states(
-            model, micro.ids, micro.positions, micro.mask, FULL, micro.packing, micro.stock
-        )
+        states = pass_states(model, micro)
         targets = batch.response.values[where].to(device)
         picked = states.flatten(0, 1)[micro.gather]
         yield where, model_outputs(model, picked, targets).logprobs
@@ -193,9 +196,7 @@ def try_backward(model: Any, batch: Batch, kind: PassKind) -> None:
             continue
         micro = micro.to(device)
         with torch.enable_grad():
-            states = hidden_states(
-                model, micro.ids, micro.positions, micro.mask, FULL, micro.packing, micro.stock
-            )
+            states = pass_states(model, micro)
             # The gradient of one weight: the others' need not fit into memory here.
             torch.autograd.grad(states.float().sum(), model.get_input_embeddings().weight)
 
@@ -238,6 +239,7 @@ class Gate:
         self.dtype = next(model.parameters()).dtype
         self.file = cache / "gate" / f"{fingerprint(model)}.json"
         self.verdict = read_verdict(self.file)
+        self.kinds: Sequence[PassKind] = PASS_KINDS
         self.batch: Batch | None = None
         self.stock = torch.empty(0)
         self.rounding = (0.0, 0.0)
@@ -274,19 +276,14 @@ class Gate:
 
         Raises ConfigError when no kind gives the stock model's numbers.
         """
-        if self.verdict is None:
-            self.verdict = self._compare()
-            with suppress(OSError):  # without a cache the next load measures again
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                atomic_write_text(self.file, json.dumps(self.verdict))
-        passes, reasons, rounding = self.verdict
+        passes, reasons, rounding = self._find_verdict()
         if passes is None:
             raise ConfigError(
                 f"{type(self.model).__name__} is not supported: {'; '.join(reasons)}; "
                 "train a model of another family"
             )
         kind: PassKind = passes
-        self.model.set_attn_implementation(self._attention(kind))
+        set_attention(self.model, self._attention(kind))
         support = Support(kind, transform_of(self.model), tuple(reasons), rounding)
         set_support(self.model, support)
         return support
@@ -294,10 +291,19 @@ class Gate:
     def _attention(self, kind: PassKind) -> str:
         return self.stock_attention if kind == "rows" else attention.NAME
 
+    def _find_verdict(self) -> Verdict:
+        """Return the cached verdict, or compare and cache it."""
+        if self.verdict is None:
+            self.verdict = self._compare()
+            with suppress(OSError):  # without a cache the next load measures again
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                atomic_write_text(self.file, json.dumps(self.verdict))
+        return self.verdict
+
     def _compare(self) -> Verdict:
         assert self.batch is not None
         reasons: list[str] = []
-        for kind in PASS_KINDS:
+        for kind in self.kinds:
             reason = self._reason_against(kind, self.batch)
             if not reason:
                 return kind, reasons, self.rounding
@@ -310,7 +316,7 @@ class Gate:
             return problem
         if kind == "shared" and (layers := unusual_layers(self.model)):
             return f"a mask cannot express {layers}"
-        self.model.set_attn_implementation(self._attention(kind))
+        set_attention(self.model, self._attention(kind))
         try:
             with eval_mode(self.model):
                 ours = our_logprobs(self.model, batch, kind)

@@ -26,8 +26,11 @@ from postgrad.model.load.formats import (
     Loaded,
     auto_class_of,
     check_is_language_model,
+    has_processor,
     hub_is_reachable,
+    is_image_text_model,
     save_tokenizer,
+    tower_parameters,
 )
 from postgrad.model.lora import base_model_config, is_adapter, merge_adapter
 from postgrad.model.quantized import quantize_linears
@@ -85,7 +88,12 @@ def load(
     for folder in reversed(adapters):
         model = merge_adapter(model, folder)
     prepare_for_training(model, config, device)
-    return Loaded(model, load_tokenizer(config, seed))
+    loaded = Loaded(model, load_tokenizer(config, seed))
+    if has_processor(loaded):
+        from postgrad.model.load.picture_gate import enable_pictures
+
+        enable_pictures(loaded, config.vision == "trained", cache_folder())
+    return loaded
 
 
 def _initialize_lm_head(model: Any, missing: set[str], seed: int) -> set[str]:
@@ -210,6 +218,9 @@ def prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.de
 
         install_kernels(model)
     gate.decide()
+    if config.vision == "frozen" and is_image_text_model(model):
+        for parameter in tower_parameters(model).values():
+            parameter.requires_grad_(False)
 
 
 def _check_padding(model: Any) -> None:

@@ -19,7 +19,13 @@ from postgrad.model.load.formats import Loaded, auto_class_of
 from postgrad.model.load.load import disable_dropout, load_tokenizer, model_config
 from postgrad.model.parallel.ranks import Ranks
 from postgrad.model.passes.attention import register_attention
-from postgrad.model.passes.support import Support, set_support, support_of, transform_of
+from postgrad.model.passes.support import (
+    Support,
+    set_attention,
+    set_support,
+    support_of,
+    transform_of,
+)
 
 BUFFER = "buffer/"  # marks names of buffers
 
@@ -80,7 +86,7 @@ def _adapt(model: Any, described: dict[str, Any]) -> None:
         )
     for name, p in parameters.items():
         p.data = p.data.to(getattr(torch, described["types"][name]))
-    model.set_attn_implementation(described["attention"])
+    set_attention(model, described["attention"])
     reasons = tuple(described["reasons"])
     mean, largest = described["rounding"]
     support = Support(described["passes"], transform_of(model), reasons, (mean, largest))

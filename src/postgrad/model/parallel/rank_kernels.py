@@ -17,8 +17,7 @@ from postgrad.model.parallel.ranks import Ranks, divide_tokens
 from postgrad.model.passes.head import model_outputs
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches_of_kind
 from postgrad.model.passes.support import PassKind, set_support, support_of
-from postgrad.model.port import FULL
-from postgrad.model.views import hidden_states
+from postgrad.model.views import pass_states
 
 STOCK_ATTENTION = "eager"  # every architecture has it
 TOKEN_BUDGET = 4096
@@ -66,9 +65,7 @@ def _probe_logprobs(root: nn.Module, model: Any, ranks: Ranks, kind: PassKind) -
     batch = probe_rows(model)
 
     def run(micro: MicroBatch, targets: Tensor) -> Tensor:
-        hidden = hidden_states(
-            model, micro.ids, micro.positions, micro.mask, FULL, micro.packing, micro.stock
-        )
+        hidden = pass_states(model, micro)
         return model_outputs(model, hidden.flatten(0, 1)[micro.gather], targets).logprobs
 
     def run_divided(micro: MicroBatch, targets: Tensor) -> Tensor:

@@ -119,14 +119,14 @@ def in_window(mask: Tensor | None, positions: Tensor, num_keys: int, window: int
     """Return the boolean mask restricted to keys less than `window` positions before the query.
 
     With more keys than queries (a decode step, or a part of a long prompt) keys are stored by
-    position; otherwise they are the queries' tokens.
+    position; otherwise they are the queries' tokens. Without a mask order is causal.
     """
     key_positions = positions
     if positions.shape[1] != num_keys:
         key_positions = torch.arange(num_keys, device=positions.device)[None]
     distance = positions[:, None, :, None] - key_positions[:, None, None, :]
-    visible = (distance >= 0) & (distance < window)
-    return visible if mask is None else mask & visible
+    visible = distance < window
+    return visible & (distance >= 0) if mask is None else mask & visible
 
 
 def explicit_attention(
@@ -195,3 +195,15 @@ def prompt_mask(lengths: Tensor, width: int, first: int = 0) -> Tensor:
     is_token = keys[None, :] < lengths[:, None]
     diagonal = keys[None, :] == queries[:, None]
     return ((causal[None] & is_token[:, None, :]) | diagonal[None])[:, None]
+
+
+def with_blocks(mask: Tensor | None, blocks: Tensor) -> Tensor:
+    """Return a mask (bundles, 1, length, length) in which the tokens of a picture see each other.
+
+    `mask` None is causal; `blocks` is (bundles, length).
+    """
+    length = blocks.shape[1]
+    if mask is None:
+        mask = torch.ones(length, length, dtype=torch.bool, device=blocks.device).tril()[None, None]
+    same = (blocks[:, None, :] == blocks[:, :, None]) & (blocks[:, None, :] > 0)
+    return mask | same[:, None]

@@ -19,7 +19,7 @@ from postgrad.model.passes.layout import MicroBatch, supports_packing
 from postgrad.model.passes.packing import Packing, num_tiles, padding_tiles
 from postgrad.model.passes.support import capture_problem
 from postgrad.model.port import View
-from postgrad.model.views import Rotary, embed, hidden_states, run_blocks
+from postgrad.model.views import Rotary, embed, pass_states, run_blocks
 
 # Operations of one block in one pass. Above it the device is busy anyway, and a graph would only
 # hold memory.
@@ -236,9 +236,7 @@ def compute_hidden_states(
     """
     if graph_cache.accepts(micro):
         return graph_cache.hidden_states(micro, view)
-    return hidden_states(
-        model, micro.ids, micro.positions, micro.mask, view, micro.packing, micro.stock
-    )
+    return pass_states(model, micro, view)
 
 
 def supports_capture(model: Any) -> bool:

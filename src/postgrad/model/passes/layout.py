@@ -8,7 +8,8 @@ much is computed; results change by rounding only.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,16 +17,38 @@ from torch import Tensor
 
 from postgrad.model.device import copy_async, has_own_memory, supports_triton
 from postgrad.model.load.context import check_token_id
+from postgrad.model.passes.attention import with_blocks
 from postgrad.model.passes.packing import Packing, Segment, make_packing
 from postgrad.model.passes.row_attention import PaddedSegments, make_padded_segments
 from postgrad.model.passes.sequence import AnyPacking
 from postgrad.model.passes.support import PassKind, support_of
 from postgrad.types import Batch
 
-Prompt = tuple[int, ...]  # token ids
+if TYPE_CHECKING:  # imported by runs with pictures
+    from postgrad.model.vision import PlacedPictures
+
 Bundle = list[int]  # row numbers
 EAGER_GPU_TOKENS = 16_384  # per pass on a GPU that launches kernels one by one
 MakePacking = Callable[[list[Segment]], Packing | PaddedSegments]
+
+
+class Prompt(NamedTuple):
+    """What the rows that share a prompt have in common."""
+
+    ids: tuple[int, ...]
+    pictures: tuple[str, ...] = ()  # their keys
+
+
+class RowSpan(NamedTuple):
+    """Consecutive tokens of one row in a pass; `start` and `end` count the pass's flattened ids."""
+
+    start: int
+    end: int
+    row: int
+    first: int  # the position of the first token in its row
+
+
+Place = Callable[[list[RowSpan], int], "PlacedPictures"]  # of a pass of so many tokens
 
 
 @dataclass(frozen=True)
@@ -43,6 +66,7 @@ class MicroBatch:
     gather: Tensor  # (response tokens of rows,)
     packing: AnyPacking | None = None  # for one row of packed tokens
     stock: bool = False  # one trajectory per row, through the stock forward pass
+    pictures: "PlacedPictures | None" = None
 
     def to(self, device: torch.device) -> "MicroBatch":
         return MicroBatch(
@@ -53,6 +77,7 @@ class MicroBatch:
             copy_async(self.gather, device),
             None if self.packing is None else self.packing.to(device),
             self.stock,
+            None if self.pictures is None else self.pictures.to(device),
         )
 
     @property
@@ -73,10 +98,14 @@ def make_micro_batches(
     `device` is where the passes run; by default the device of the model's parameters. Raises
     RunError for token ids without an embedding.
     """
+    kind = support_of(model).passes
+    if "images" in batch.rows:
+        from postgrad.model.vision import vision_of
+
+        kind = vision_of(model).passes
     for ids in (batch.prompt.values, batch.response.values):
         if len(ids):
             check_token_id(int(ids.max()), model.config)
-    kind = support_of(model).passes
     return make_micro_batches_of_kind(kind, batch, token_budget, model, row_groups, device)
 
 
@@ -96,12 +125,17 @@ def make_micro_batches_of_kind(
         device = next(model.parameters()).device
     assert device is not None
     budget = token_budget or default_token_budget(device)
+    place: Place | None = None
+    if "images" in batch.rows:
+        from postgrad.model.vision import vision_of
+
+        place = partial(vision_of(model).place, model, batch)
     if kind == "packed" and supports_triton(device):
-        return make_packed_micro_batches(batch, budget, row_groups, make_packing)
+        return make_packed_micro_batches(batch, budget, row_groups, make_packing, place)
     if kind == "packed" and device.type == "cpu":
-        return make_packed_micro_batches(batch, budget, row_groups, make_padded_segments)
+        return make_packed_micro_batches(batch, budget, row_groups, make_padded_segments, place)
     width = int(model.config.get_text_config().hidden_size)
-    return make_padded_micro_batches(batch, budget, width, row_groups, share=kind != "rows")
+    return make_padded_micro_batches(batch, budget, width, row_groups, kind != "rows", place)
 
 
 def default_token_budget(device: torch.device, eager: bool = False) -> int:
@@ -126,6 +160,7 @@ def make_padded_micro_batches(
     width: int,
     row_groups: Sequence[int] | None = None,
     share: bool = True,
+    place: Place | None = None,
 ) -> list[MicroBatch]:
     """Return padded micro-batches that cover every row with a response once.
 
@@ -149,13 +184,13 @@ def make_padded_micro_batches(
         unit = units[index]
         padded_length = max(longest, unit_lengths[index])
         if current and padded_length * (len(current) + len(unit)) > token_budget:
-            micro_batches.append(_pad_bundles(batch, current, stock=not share))
+            micro_batches.append(_pad_bundles(batch, current, not share, place))
             current = []
             longest = 0
         current.extend(unit)
         longest = max(longest, unit_lengths[index])
     if current:
-        micro_batches.append(_pad_bundles(batch, current, stock=not share))
+        micro_batches.append(_pad_bundles(batch, current, not share, place))
     return micro_batches
 
 
@@ -172,12 +207,12 @@ def _make_bundles(batch: Batch, token_budget: int, width: int) -> list[Bundle]:
         own = length - 1
         size = sizes.get(prompt, 0)
         fits = prompt in open_bundles and size + own <= token_budget
-        if fits and _sharing_is_cheaper(len(prompt), own, size, width):
+        if fits and _sharing_is_cheaper(len(prompt.ids), own, size, width):
             open_bundles[prompt].append(row)
             sizes[prompt] = size + own
         else:
             open_bundles[prompt] = [row]
-            sizes[prompt] = len(prompt) + own
+            sizes[prompt] = len(prompt.ids) + own
             bundles.append(open_bundles[prompt])
     return bundles
 
@@ -221,7 +256,9 @@ def _bundle_length(batch: Batch, bundle: Bundle) -> int:
     return prompt + sum(int(batch.response.lengths[row]) - 1 for row in bundle)
 
 
-def _pad_bundles(batch: Batch, bundles: list[Bundle], stock: bool) -> MicroBatch:
+def _pad_bundles(
+    batch: Batch, bundles: list[Bundle], stock: bool, place: Place | None
+) -> MicroBatch:
     """Lay the bundles out as padded rows.
 
     The last response token is never an input, because nothing is predicted from it.
@@ -232,12 +269,14 @@ def _pad_bundles(batch: Batch, bundles: list[Bundle], stock: bool) -> MicroBatch
     # -1: padding, 0: prompt, i: the i-th response
     part = torch.full((len(bundles), width), -1, dtype=torch.int64)
     gather: list[Tensor] = []
+    spans: list[RowSpan] = []
     for b, bundle in enumerate(bundles):
         prompt_start = int(batch.prompt.offsets[bundle[0]])
         prompt = int(batch.prompt.lengths[bundle[0]])
         ids[b, :prompt] = batch.prompt.values[prompt_start : prompt_start + prompt]
         positions[b, :prompt] = torch.arange(prompt)
         part[b, :prompt] = 0
+        spans.append(RowSpan(b * width, b * width + prompt, bundle[0], 0))
         begin = prompt
         for i, row in enumerate(bundle, start=1):
             num_inputs = int(batch.response.lengths[row]) - 1
@@ -248,11 +287,16 @@ def _pad_bundles(batch: Batch, bundles: list[Bundle], stock: bool) -> MicroBatch
             part[b, begin:end] = i
             predictors = torch.cat([torch.tensor([prompt - 1]), torch.arange(begin, end)])
             gather.append(b * width + predictors)
+            spans.append(RowSpan(b * width + begin, b * width + end, row, prompt))
             begin = end
     rows = [row for bundle in bundles for row in bundle]
     is_shared = any(len(bundle) > 1 for bundle in bundles)
     mask = _bundle_mask(part) if is_shared else None
-    return MicroBatch(rows, ids, positions, mask, torch.cat(gather), stock=stock)
+    pictures = None if place is None else place(spans, ids.numel())
+    if pictures is not None and pictures.blocks is not None:
+        mask = with_blocks(mask, pictures.blocks.view(ids.shape))
+    gathered = torch.cat(gather)
+    return MicroBatch(rows, ids, positions, mask, gathered, stock=stock, pictures=pictures)
 
 
 def _bundle_mask(part: Tensor) -> Tensor:
@@ -270,6 +314,7 @@ def make_packed_micro_batches(
     token_budget: int,
     row_groups: Sequence[int] | None = None,
     make: MakePacking = make_packing,
+    place: Place | None = None,
 ) -> list[MicroBatch]:
     """Return packed micro-batches: no padding, and each prompt once per pass.
 
@@ -280,7 +325,7 @@ def make_packed_micro_batches(
     prompt_lengths = batch.prompt.lengths.tolist()
     lengths = batch.response.lengths.tolist()
     passes = plan_packed(prompts, prompt_lengths, lengths, token_budget, row_groups)
-    return [_pack(batch, rows, prompts, make) for rows in passes]
+    return [_pack(batch, rows, prompts, make, place) for rows in passes]
 
 
 def plan_packed(
@@ -323,24 +368,35 @@ def plan_packed(
 
 
 def _prompts(batch: Batch) -> list[Prompt]:
-    return [tuple(prompt.tolist()) for prompt in batch.prompt.split()]
+    prompts = [tuple(prompt.tolist()) for prompt in batch.prompt.split()]
+    if "images" not in batch.rows:
+        return [Prompt(ids) for ids in prompts]
+    keys = [tuple(picture.key for picture in shown) for shown in batch.rows["images"]]
+    return [Prompt(*pair) for pair in zip(prompts, keys, strict=True)]
 
 
-def _pack(batch: Batch, rows: list[int], prompts: list[Prompt], make: MakePacking) -> MicroBatch:
+def _pack(
+    batch: Batch,
+    rows: list[int],
+    prompts: list[Prompt],
+    make: MakePacking,
+    place: Place | None,
+) -> MicroBatch:
     bundles: dict[Prompt, Bundle] = {}
     for row in rows:
         bundles.setdefault(prompts[row], []).append(row)
     offsets = batch.response.offsets.tolist()
     values = batch.response.values.numpy()
     lengths = {row: offsets[row + 1] - offsets[row] for row in rows}
-    longest = max(len(prompts[row]) + lengths[row] for row in rows)
+    longest = max(len(prompts[row].ids) + lengths[row] for row in rows)
     index = np.arange(longest)
     ids: list[Any] = []
     positions: list[Any] = []
     gather: list[Any] = []
     segments: list[Segment] = []
+    spans: list[RowSpan] = []
     begin = 0  # where the next segment begins
-    for prompt, bundle in bundles.items():
+    for (prompt, _), bundle in bundles.items():
         shared = len(prompt) - 1
         shared_start = begin
         shared_end = begin + shared
@@ -349,6 +405,7 @@ def _pack(batch: Batch, rows: list[int], prompts: list[Prompt], make: MakePackin
         positions.append(index[:shared])
         if shared:
             segments.append((shared_start, shared_end, 0, 0, bundle_end))
+            spans.append(RowSpan(shared_start, shared_end, bundle[0], 0))
         begin = shared_end
         last_prompt_token = np.array(prompt[-1:])
         for row in bundle:
@@ -358,6 +415,7 @@ def _pack(batch: Batch, rows: list[int], prompts: list[Prompt], make: MakePackin
             positions.append(index[shared : shared + length])
             gather.append(begin + index[:length])
             segments.append((begin, end, shared_start, shared_end, end))
+            spans.append(RowSpan(begin, end, row, shared))
             begin = end
     return MicroBatch(
         rows=[row for bundle in bundles.values() for row in bundle],
@@ -366,4 +424,5 @@ def _pack(batch: Batch, rows: list[int], prompts: list[Prompt], make: MakePackin
         mask=None,
         gather=torch.from_numpy(np.concatenate(gather)),
         packing=make(segments),
+        pictures=None if place is None else place(spans, begin),
     )

@@ -57,6 +57,13 @@ def support_of(model: Any) -> Support:
     return support
 
 
+def set_attention(model: Any, name: str) -> None:
+    """Choose the attention function of the language model; a vision tower keeps its own one."""
+    config = model.config
+    text = [key for key in config.sub_configs if getattr(config, key) is config.get_text_config()]
+    model.set_attn_implementation({"": name, **dict.fromkeys(text, name)})
+
+
 def packing_problem(model: Any) -> str:
     """Return why packed attention cannot express the model's attention; empty when it may."""
     config = model.config.get_text_config()

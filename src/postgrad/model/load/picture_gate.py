@@ -1,0 +1,155 @@
+"""The numeric gate of pictures: may a model of text and images be trained on them, and how.
+
+Rows with one and with two pictures go through the stock model, which reads their pixels itself.
+Our passes must give the same log-probs (gate.py); two rows have equal ids and different pictures.
+A model that fails is trained on text only.
+"""
+
+import hashlib
+import inspect
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from postgrad import picture_processor
+from postgrad.errors import ConfigError, first_line
+from postgrad.model import vision as vision_module
+from postgrad.model.load.formats import Loaded
+from postgrad.model.load.gate import (
+    Gate,
+    eval_mode,
+    fingerprint,
+    measure_rounding,
+    read_verdict,
+)
+from postgrad.model.passes.support import PASS_KINDS, set_attention, support_of
+from postgrad.model.vision import Vision, set_vision
+from postgrad.picture_processor import PictureProcessor
+from postgrad.pictures import Picture
+from postgrad.types import Batch, Trajectory
+
+SIZES = ((48, 32), (32, 48), (48, 32))  # of the pictures; two have equally many tokens
+STOCK_ATTENTION = "sdpa"
+
+
+def enable_pictures(loaded: Loaded, trained: bool, cache: Path) -> None:
+    """Let a model see pictures; `vision_of` says what is wrong where it cannot."""
+    model = loaded.model
+    try:
+        vision = Vision(model, PictureProcessor(loaded.tokenizer), trained)
+        set_vision(model, vision)
+        gate = PictureGate(model, cache, loaded.tokenizer, vision)
+        gate.measure()
+        gate.decide()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # code of other people fails in many ways
+        set_vision(model, first_line(error))
+
+
+class PictureGate(Gate):
+    """The gate of passes with pictures; the model's text passes are decided already."""
+
+    def __init__(self, model: Any, cache: Path, tokenizer: Any, vision: Vision) -> None:
+        super().__init__(model, cache)
+        self.tokenizer = tokenizer
+        self.vision = vision
+        self.text_attention = model.config._attn_implementation
+        if self.stock_attention != "eager":
+            self.stock_attention = STOCK_ATTENTION
+        settings = vision.processor.stock.image_processor.to_dict()
+        processor = hashlib.sha256(json.dumps(settings, default=str).encode()).hexdigest()[:8]
+        sources = [Path(str(module.__file__)) for module in (picture_processor, vision_module)]
+        name = fingerprint(model, [*sources, Path(__file__)])
+        self.file = cache / "gate" / f"{name}-{processor}-pictures.json"
+        self.verdict = read_verdict(self.file)
+        # The stock attention sees other masks than ours; a model that needs it has it for text.
+        of_text = support_of(model).passes
+        self.kinds = [kind for kind in PASS_KINDS if kind != "rows" or of_text == "rows"]
+        self.kinds = self.kinds[self.kinds.index(of_text) :]
+        if vision.sees_both_ways:
+            self.kinds = [kind for kind in self.kinds if kind != "packed"]
+
+    def measure(self) -> None:
+        if self.verdict is not None:
+            return
+        self.batch = picture_rows(self.vision.processor, self.tokenizer)
+        set_attention(self.model, self.stock_attention)
+        with eval_mode(self.model):
+            self.stock = self._stock_logprobs(self.batch)
+            if self.stock.isnan().any():
+                raise ConfigError("its log-probs are not numbers (NaN)")
+            self.rounding = measure_rounding(
+                self.model, self.batch, self.stock, lambda _, batch: self._stock_logprobs(batch)
+            )
+
+    @torch.no_grad()
+    def _stock_logprobs(self, batch: Batch) -> Tensor:
+        """Return (tokens,) log-probs of the stock model, which gets ids and pixels."""
+        model = self.model
+        device = next(model.parameters()).device
+        parameters = inspect.signature(model.forward).parameters
+        columns: list[Tensor] = []
+        rows = zip(batch.prompt.split(), batch.response.split(), batch.rows["images"], strict=True)
+        for prompt, response, pictures in rows:
+            inputs = {"input_ids": torch.cat([prompt, response])[None]}
+            if pictures:
+                inputs |= self.vision.processor.all_pixels(pictures)
+                types = (inputs["input_ids"] == self.vision.processor.image_token_id).int()
+                inputs |= {"mm_token_type_ids": types, "token_type_ids": types}
+            inputs = {name: inputs[name].to(device) for name in inputs if name in parameters}
+            logits = model(**inputs, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+            logprobs = torch.log_softmax(logits, -1)
+            columns.append(logprobs.gather(1, response.to(device)[:, None])[:, 0].cpu())
+        return torch.cat(columns)
+
+    def decide(self) -> None:  # type: ignore[override]
+        """Note the kind of passes with pictures. Raises ConfigError if there is none."""
+        passes, reasons, _ = self._find_verdict()
+        set_attention(self.model, self.text_attention)
+        if passes is None:
+            raise ConfigError("; ".join(reasons))
+        self.vision.passes = passes
+
+
+def picture_rows(processor: PictureProcessor, tokenizer: Any) -> Batch:
+    """Return rows with one and with two pictures that share prompts, and one without any."""
+    rng = random.Random(0)
+    special = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
+    known = [token for token in range(len(tokenizer)) if token not in special]
+
+    def text(count: int) -> list[int]:
+        return [rng.choice(known) for _ in range(count)]
+
+    def shown(picture: Picture) -> list[int]:
+        expanded = processor.expand(processor.placeholder, [picture])
+        return tokenizer(expanded, add_special_tokens=False)["input_ids"]
+
+    one, two, three = (noise(number, size) for number, size in enumerate(SIZES))
+    single = [*text(3), *shown(one), *text(2)]
+    double = [*text(2), *shown(one), *text(1), *shown(two), *text(2)]
+    rows = [
+        Trajectory("single", single, text(4), 0, images=(one,)),
+        Trajectory("single", single, text(2), 0, 1, images=(one,)),
+        Trajectory("other", single, text(3), 1, images=(three,)),
+        Trajectory("double", double, text(2), 2, images=(one, two)),
+        Trajectory("double", double, text(5), 2, 1, images=(one, two)),
+        Trajectory("text", text(5), text(3), 3),
+    ]
+    return Batch.of(rows)
+
+
+def noise(seed: int, size: tuple[int, int]) -> Picture:
+    """Return a picture of random colors."""
+    from PIL import Image
+
+    width, height = size
+    image = Image.frombytes("RGB", size, random.Random(seed).randbytes(3 * width * height))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return Picture(file.getvalue())

@@ -1,0 +1,283 @@
+"""Pictures in a model's passes: what the stock vision tower sees, in the places of image tokens.
+
+A pass with pictures has the tower's features where its ids have image tokens, and token embeddings
+elsewhere; then it is a pass of the stock language model like any other. Three things depend on the
+family, and all come from the stock model: rotary positions of three axes (Qwen), features that are
+added after the first blocks (Qwen3), and image tokens that attend to each other in both directions
+(Gemma 3). The numeric gate holds the result against the stock forward pass (load/picture_gate.py).
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from postgrad.errors import ConfigError, RunError
+from postgrad.model.device import copy_async
+from postgrad.model.passes.layout import RowSpan
+from postgrad.model.passes.support import PassKind
+from postgrad.picture_processor import PictureProcessor
+from postgrad.pictures import Picture
+from postgrad.types import POLICY, Batch
+
+KEPT_PIXELS = 64  # pictures whose pixels stay in memory between their uses
+KEPT_FEATURE_BYTES = 2 << 30  # of a frozen tower
+
+Pictures = tuple[Picture, ...]
+
+
+class Features(NamedTuple):
+    """What a tower makes of pictures; each tensor has one line per image token."""
+
+    embeddings: Tensor  # (places, width)
+    deep: tuple[Tensor, ...]  # added to the states after each of the first blocks
+
+    @property
+    def layers(self) -> list[Tensor]:
+        return [self.embeddings, *self.deep]
+
+
+class Part(NamedTuple):
+    """Consecutive image tokens of one row, which has `total` of them, from `first` on."""
+
+    pictures: Pictures
+    first: int
+    length: int
+    total: int
+
+
+@dataclass(frozen=True)
+class PlacedPictures:
+    """The pictures of one pass.
+
+    Attributes:
+        parts: which features the places get, in order; a prompt that rows share is there once.
+        places: (image tokens,) where they are in the pass's flattened ids.
+        axes: (4, tokens) positions in the row and on three rotary axes; None with one axis.
+        blocks: (tokens,) the number of the picture that a token belongs to, 0 for text; None where
+            image tokens attend to earlier tokens only.
+    """
+
+    parts: list[Part]
+    places: Tensor
+    axes: Tensor | None
+    blocks: Tensor | None
+
+    def to(self, device: torch.device) -> "PlacedPictures":
+        axes = None if self.axes is None else copy_async(self.axes, device)
+        return PlacedPictures(self.parts, copy_async(self.places, device), axes, self.blocks)
+
+
+class RowPictures(NamedTuple):
+    """The pictures of one row; see PlacedPictures. `is_place` is (tokens,) bool."""
+
+    pictures: Pictures
+    is_place: Tensor
+    axes: Tensor | None
+    blocks: Tensor | None
+
+    @property
+    def offset(self) -> int:
+        """What a rotary position after the row has more than its position in the row."""
+        if self.axes is None or not self.pictures:
+            return 0
+        return int(self.axes[1:].max()) + 1 - len(self.is_place)
+
+    def longer(self, length: int) -> "RowPictures":
+        """Return the row with text after it, up to this many tokens."""
+        after = torch.arange(len(self.is_place), length)
+        axes, blocks = self.axes, self.blocks
+        if axes is not None:
+            axes = torch.cat([axes, torch.stack([after, *[after + self.offset] * 3])], 1)
+        if blocks is not None:
+            blocks = torch.cat([blocks, torch.zeros_like(after)])
+        is_place = torch.cat([self.is_place, torch.zeros_like(after).bool()])
+        return RowPictures(self.pictures, is_place, axes, blocks)
+
+
+class Vision:
+    """How a model sees pictures; `vision_of(model)` returns it.
+
+    `passes` is the kind of passes with pictures that the gate has chosen.
+    """
+
+    def __init__(self, model: Any, processor: PictureProcessor, trained: bool) -> None:
+        self.processor = processor
+        self.trained = trained
+        self.passes: PassKind = "packed"
+        self.has_axes = hasattr(model.base_model, "get_rope_index")
+        parameters = inspect.signature(model.base_model.forward).parameters
+        self.sees_both_ways = "token_type_ids" in parameters
+        self.inputs = set(inspect.signature(model.base_model.get_image_features).parameters)
+        self.pixels = lru_cache(KEPT_PIXELS)(processor.pixels)
+        self.kept: dict[Picture, Features] = {}  # of a frozen tower, the oldest first
+
+    # ---- the tower
+
+    def features(self, model: Any, picture: Picture) -> Features:
+        """Return the features of a picture. Those of a frozen tower are computed once."""
+        if self.trained:
+            return self._compute(model, picture)
+        if picture in self.kept:
+            return self.kept[picture]
+        with torch.no_grad():
+            features = self._compute(model, picture)
+        size = sum(layer.nbytes for layer in features.layers)
+        while self.kept and size * (len(self.kept) + 1) > KEPT_FEATURE_BYTES:
+            del self.kept[next(iter(self.kept))]
+        self.kept[picture] = features
+        return features
+
+    def _compute(self, model: Any, picture: Picture) -> Features:
+        device = model.get_input_embeddings().weight.device
+        pixels = {
+            name: value.to(device)
+            for name, value in self.pixels(picture).items()
+            if name in self.inputs and isinstance(value, Tensor)
+        }
+        output = model.base_model.get_image_features(**pixels, return_dict=True)
+        deep = getattr(output, "deepstack_features", None) or ()
+        return Features(_lines(output.pooler_output), tuple(map(_lines, deep)))
+
+    # ---- where pictures are
+
+    def read_row(
+        self, model: Any, tokens: Tensor, pictures: Pictures, readable: Tensor | None = None
+    ) -> RowPictures:
+        """Return where the pictures of a row are.
+
+        `readable` (tokens,) excludes image tokens that the policy sampled: they show nothing.
+        """
+        is_place = tokens == self.processor.image_token_id
+        if readable is not None:
+            is_place &= readable
+        if not pictures:
+            is_place = torch.zeros_like(is_place)
+        axes = self._axes(model, tokens, pictures, is_place) if self.has_axes else None
+        blocks = _number_runs(is_place) if self.sees_both_ways else None
+        return RowPictures(tuple(pictures), is_place, axes, blocks)
+
+    def _axes(self, model: Any, tokens: Tensor, pictures: Pictures, is_place: Tensor) -> Tensor:
+        positions = torch.arange(len(tokens))
+        if not pictures:
+            return positions.expand(4, -1)
+        grids = torch.cat([self.pixels(picture)["image_grid_thw"] for picture in pictures])
+        rotary, _ = model.base_model.get_rope_index(
+            input_ids=tokens[None], mm_token_type_ids=is_place[None].int(), image_grid_thw=grids
+        )
+        return torch.cat([positions[None], rotary[:, 0]])
+
+    def place(
+        self, model: Any, batch: Batch, spans: Sequence[RowSpan], size: int
+    ) -> PlacedPictures:
+        """Return the pictures of a pass that lays out rows of a batch in these spans."""
+        prompts = batch.prompt.split()
+        responses = batch.response.split()
+        sources = batch.tokens["token_source"].split(batch.response.lengths.tolist())
+        rows: dict[int, RowPictures] = {}
+        for row in {span.row for span in spans}:
+            tokens = torch.cat([prompts[row], responses[row]])
+            readable = torch.cat([torch.ones_like(prompts[row]).bool(), sources[row] != POLICY])
+            rows[row] = self.read_row(model, tokens, batch.rows["images"][row], readable)
+        return self.join(spans, rows, size)
+
+    def join(
+        self, spans: Sequence[RowSpan], rows: Mapping[int, RowPictures], size: int
+    ) -> PlacedPictures:
+        """Return the pictures of a pass of `size` tokens from those of its rows."""
+        axes = torch.zeros(4, size, dtype=torch.int64) if self.has_axes else None
+        blocks = torch.zeros(size, dtype=torch.int64) if self.sees_both_ways else None
+        parts: list[Part] = []
+        places: list[Tensor] = []
+        for start, end, number, first in spans:
+            row = rows[number]
+            here = slice(first, first + end - start)
+            found = torch.nonzero(row.is_place[here])[:, 0]
+            if len(found):
+                num_before = int(row.is_place[:first].sum())
+                parts.append(Part(row.pictures, num_before, len(found), int(row.is_place.sum())))
+                places.append(found + start)
+            if axes is not None and row.axes is not None:
+                axes[:, start:end] = row.axes[:, here]
+            if blocks is not None and row.blocks is not None:
+                blocks[start:end] = row.blocks[here]
+        flat = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
+        return PlacedPictures(parts, flat, axes, blocks)
+
+    # ---- passes
+
+    def language_inputs(self, model: Any, ids: Tensor, placed: PlacedPictures) -> dict[str, Any]:
+        """Return what the stock language model gets in place of `ids` (bundles, length)."""
+        is_place = torch.zeros(ids.numel(), dtype=torch.bool, device=ids.device)
+        is_place[placed.places] = True
+        is_place = is_place.view(ids.shape)
+        embeddings = model.get_input_embeddings()(ids.masked_fill(is_place, 0))
+        inputs: dict[str, Any] = {}
+        if placed.axes is not None:
+            inputs["position_ids"] = placed.axes.view(4, *ids.shape)
+        if placed.parts:
+            features = self._features_of(model, placed.parts)
+            values = features.embeddings.to(embeddings.dtype)
+            flat = embeddings.flatten(0, 1).index_copy(0, placed.places, values)
+            embeddings = flat.view_as(embeddings)
+            if features.deep:
+                inputs["visual_pos_masks"] = is_place
+                inputs["deepstack_visual_embeds"] = list(features.deep)
+        return inputs | {"inputs_embeds": embeddings}
+
+    def _features_of(self, model: Any, parts: Sequence[Part]) -> Features:
+        """Return the features of all places of a pass; each picture is computed once."""
+        shown = dict.fromkeys(picture for part in parts for picture in part.pictures)
+        by_picture = {picture: self.features(model, picture) for picture in shown}
+        layers: list[list[Tensor]] = []
+        for pictures, first, length, total in parts:
+            found = [by_picture[picture] for picture in pictures]
+            joined = [torch.cat(layer) for layer in zip(*(f.layers for f in found), strict=True)]
+            if len(joined[0]) != total:
+                raise RunError(
+                    f"a row has {total} image tokens, and its {len(pictures)} pictures have "
+                    f"{len(joined[0])} features; encode it with the model's own processor"
+                )
+            layers.append([layer[first : first + length] for layer in joined])
+        embeddings, *deep = [torch.cat(layer) for layer in zip(*layers, strict=True)]
+        return Features(embeddings, tuple(deep))
+
+
+def set_vision(model: Any, vision: Vision | str) -> None:
+    """Note on the model how it sees pictures, or why it cannot."""
+    model.postgrad_vision = vision
+
+
+def vision_of(model: Any) -> Vision:
+    """Return how the model sees pictures. Raises ConfigError if it does not."""
+    vision: Vision | str | None = vars(model).get("postgrad_vision")
+    name = type(model).__name__
+    if vision is None:
+        raise ConfigError(
+            f"the data have pictures, and {name} was loaded without the files of a processor "
+            "(preprocessor_config.json); train a model of text and images, with these files"
+        )
+    if isinstance(vision, str):
+        raise ConfigError(f"{name} cannot learn from pictures: {vision}")
+    return vision
+
+
+def _lines(features: Any) -> Tensor:
+    """Return features (places, width) of a tensor, or of several in a tuple."""
+    parts = features if isinstance(features, tuple | list) else [features]
+    return torch.cat([part.flatten(0, -2) for part in parts])
+
+
+def _number_runs(is_place: Tensor) -> Tensor:
+    """Return the number of the run of places that a token belongs to, 0 for others."""
+    numbers: list[int] = []
+    number = 0
+    for found, run in groupby(is_place.tolist()):
+        number += found
+        numbers += [number if found else 0] * len(list(run))
+    return torch.tensor(numbers)

@@ -1,0 +1,163 @@
+"""Passes with pictures: log-probs and gradients are those of the stock model that reads pixels."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_gradient_invariance import collect_gradients
+from tiny_runs import config_of
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+from vision_models import FAMILIES, save_vision_model, square
+
+from postgrad.errors import ConfigError, RunError
+from postgrad.methods import find_method
+from postgrad.model.load.formats import tower_parameters
+from postgrad.model.load.load import load
+from postgrad.model.load.picture_gate import enable_pictures, picture_rows
+from postgrad.model.metrics import MetricAccumulator
+from postgrad.model.passes.support import support_of
+from postgrad.model.policy import LocalPolicy
+from postgrad.model.port import FULL
+from postgrad.model.vision import Vision, vision_of
+from postgrad.picture_processor import PictureProcessor
+from postgrad.types import Batch, Trajectory
+
+KINDS = dict.fromkeys(FAMILIES, "packed") | {"gemma3": "shared"}
+
+
+def policy_of(folder: Path, *overrides: str) -> LocalPolicy:
+    config = config_of("sft", folder, *overrides)
+    loaded = load(config.model, torch.device("cpu"))
+    return LocalPolicy(config, loaded, find_method("sft")(config).objective)
+
+
+def rows_with_pictures(folder: Path) -> Batch:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return picture_rows(PictureProcessor(tokenizer), tokenizer)
+
+
+def stock_logprobs(model: Any, folder: Path, batch: Batch) -> list[torch.Tensor]:
+    """Return the log-probs of each response by the stock model and the stock processor."""
+    processor = PictureProcessor(AutoTokenizer.from_pretrained(folder)).stock
+    columns = []
+    for row in batch.trajectories():
+        ids = torch.tensor([[*row.prompt, *row.response]])
+        inputs: dict[str, Any] = {}
+        if row.images:
+            images = [picture.open() for picture in row.images]
+            inputs = dict(processor.image_processor(images, return_tensors="pt"))
+            inputs = {name: value for name, value in inputs.items() if name.startswith(PIXELS)}
+            types = (ids == processor.image_token_ids[0]).int()
+            family = model.config.model_type
+            if family == "gemma3":
+                inputs["token_type_ids"] = types
+            elif family.startswith("qwen"):
+                inputs["mm_token_type_ids"] = types
+        logits = model(input_ids=ids, **inputs).logits[0, len(row.prompt) - 1 : -1]
+        targets = torch.tensor(row.response)[:, None]
+        columns.append(torch.log_softmax(logits, -1).gather(1, targets)[:, 0])
+    return columns
+
+
+PIXELS = ("pixel", "image_grid")
+
+
+@pytest.mark.parametrize("vision", ["frozen", "trained"])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_log_probs_and_gradients_are_those_of_the_stock_model(model_type, vision, tmp_path):
+    folder = save_vision_model(tmp_path, model_type)
+    policy = policy_of(folder, f"model.vision={vision}", "method.aggregation=token-sum")
+    assert support_of(policy.model).passes == "packed"
+    assert vision_of(policy.model).passes == KINDS[model_type]
+    batch = rows_with_pictures(folder)
+    stock = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    expected = torch.cat(stock_logprobs(stock, folder, batch))
+    ours = policy.logprobs(batch)["logprobs"]
+    torch.testing.assert_close(ours, expected.detach(), atol=2e-4, rtol=0)
+
+    policy.accumulate(policy.objective.prepare(batch), FULL, MetricAccumulator())
+    (-expected.sum()).backward()
+    masters = policy.optimizer.masters
+    towers = tower_parameters(stock)
+    assert towers
+    for name, parameter in stock.named_parameters():
+        if name in towers and vision == "frozen":
+            assert name not in masters
+        elif parameter.grad is not None:
+            scale = parameter.grad.abs().max()
+            difference = (masters[name].grad - parameter.grad).abs().max()
+            assert difference <= 2e-4 * max(1.0, scale), name
+
+
+def test_a_gradient_does_not_depend_on_the_split_of_the_rows(tmp_path):
+    folder = save_vision_model(tmp_path, "qwen3_vl")
+    batch = rows_with_pictures(folder)
+    gradients = []
+    for budget in (8192, 1):
+        policy = policy_of(folder, "model.vision=trained", f"training.token_budget={budget}")
+        policy.accumulate(policy.objective.prepare(batch), FULL, MetricAccumulator())
+        gradients.append(collect_gradients(policy))
+    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-4)
+
+
+def test_a_frozen_tower_sees_each_picture_once(tmp_path, monkeypatch):
+    folder = save_vision_model(tmp_path, "qwen3_vl")
+    policy = policy_of(folder)
+    batch = rows_with_pictures(folder)
+    vision = vision_of(policy.model)
+    vision.kept.clear()
+    seen = []
+    compute = Vision._compute
+    monkeypatch.setattr(Vision, "_compute", lambda *args: seen.append(args[-1]) or compute(*args))
+    for _ in range(3):
+        policy.logprobs(batch)
+    assert len(seen) == len(set(seen)) == 3
+
+
+def test_image_tokens_that_the_policy_sampled_show_nothing(tmp_path):
+    folder = save_vision_model(tmp_path, "qwen3_vl")
+    policy = policy_of(folder)
+    rows = rows_with_pictures(folder).trajectories()
+    rows[0].response = [3, vision_of(policy.model).processor.image_token_id, 5, 7]
+    logprobs = policy.logprobs(Batch.of(rows))["logprobs"]
+    assert logprobs.isfinite().all()
+    rows[0].images = (*rows[0].images, square("red"))
+    with pytest.raises(RunError, match="image tokens"):
+        policy.logprobs(Batch.of(rows))
+
+
+MISTAKES = {
+    "ignores the pictures": (
+        "_features_of",
+        lambda features: features._replace(embeddings=torch.zeros_like(features.embeddings)),
+    ),
+    "forgets deepstack": ("_features_of", lambda features: features._replace(deep=())),
+    "forgets the axes": ("_axes", lambda axes: axes[:1].expand(4, -1)),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_gate_finds_a_mistake(mistake, tmp_path, monkeypatch):
+    folder = save_vision_model(tmp_path / "model", "qwen3_vl")
+    policy = policy_of(folder)
+    name, change = MISTAKES[mistake]
+    right = getattr(Vision, name)
+    monkeypatch.setattr(Vision, name, lambda *args: change(right(*args)))
+    enable_pictures(policy.loaded, False, tmp_path)
+    with pytest.raises(ConfigError, match="log-probs differ"):
+        policy.logprobs(rows_with_pictures(folder))
+
+
+def test_a_model_without_a_processor_refuses_pictures_in_one_line(tmp_path, tiny):
+    folder = save_vision_model(tmp_path, "qwen3_vl")
+    batch = rows_with_pictures(folder)
+    (folder / "preprocessor_config.json").unlink()
+    (folder / "processor_config.json").unlink()
+    for path in (folder, tiny):
+        policy = policy_of(path)
+        with pytest.raises(ConfigError, match="without the files of a processor") as caught:
+            policy.logprobs(batch)
+        assert "\n" not in str(caught.value)
+    text = Trajectory("text", [1, 2], [3, 4])
+    assert policy.logprobs(Batch.of([text]))["logprobs"].isfinite().all()
