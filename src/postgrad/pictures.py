@@ -9,7 +9,7 @@ import hashlib
 import io
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,9 @@ FIRST_BYTES = {
     b"GIF8": "gif",
     b"BM": "bmp",
 }
+# What an object has a picture in: the columns of parquet files, and parts of messages in the forms
+# of Qwen, transformers and OpenAI.
+VALUE_FIELDS = ("bytes", "path", "image", "url", "image_url")
 ORIENTATION = 0x0112  # the tag of EXIF; from 5 on, width and height are exchanged
 PLACEHOLDER = "<image>"  # marks a picture in the text of a data file
 
@@ -92,10 +95,10 @@ def read_picture(value: Any, folder: Path | None = None) -> Picture:
         PictureError: the file is missing, no picture, broken, animated, or beyond the limits.
     """
     if isinstance(value, Mapping):
-        given = [value[name] for name in ("bytes", "path") if value.get(name) is not None]
-        if not given:
-            raise PictureError("a picture {bytes, path} has neither bytes nor a path")
-        value = given[0]
+        for name in VALUE_FIELDS:
+            if value.get(name) is not None:
+                return read_picture(value[name], folder)
+        raise PictureError("a picture {bytes, path} has neither bytes nor a path")
     if isinstance(value, Picture):
         picture = value
     elif isinstance(value, bytes | bytearray):
@@ -162,21 +165,35 @@ def text_of_content(content: Any) -> str:
     return content or ""
 
 
-def count_pictures(messages: Iterable[Mapping[str, Any]]) -> int:
-    """Return how many pictures the messages show."""
-    return sum(
-        part["type"] == "image"
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-    )
+def add_text(content: Any, text: str) -> Any:
+    """Return the content of a message with a text after it, in a paragraph of its own."""
+    if isinstance(content, list):
+        return [*content, {"type": "text", "text": f"\n\n{text}"}]
+    return f"{content}\n\n{text}" if content else text
 
 
-def shown_in(
-    messages: Iterable[Mapping[str, Any]], images: Sequence[Picture]
-) -> tuple[Picture, ...]:
-    """Return the pictures that the first messages of a problem show, in order."""
-    return tuple(images[: count_pictures(messages)])
+def image_parts(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the parts {type: image} of messages, in order."""
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [part for part in parts if part["type"] == "image"]
+
+
+def with_pictures(
+    messages: Iterable[Mapping[str, Any]], pictures: Iterable[Picture]
+) -> list[dict[str, Any]]:
+    """Return messages whose parts {type: image} hold the pictures, as `image`."""
+    pictures = iter(pictures)
+    filled: list[dict[str, Any]] = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            content = [
+                {"type": "image", "image": next(pictures)} if part["type"] == "image" else part
+                for part in content
+            ]
+        filled.append({**message, "content": content})
+    return filled
 
 
 # ---- reading and decoding

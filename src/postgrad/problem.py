@@ -6,7 +6,7 @@ Imports no torch, so that the child processes of verifiers start fast.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from postgrad.pictures import Picture, from_base64, to_base64
+from postgrad.pictures import Picture, from_base64, image_parts, to_base64
 
 # One message of a conversation: role, content, and other fields that the chat template reads. The
 # content is a text; with pictures a list of {type: text, text} and {type: image}.
@@ -52,6 +52,11 @@ class Problem:
     images: tuple[Picture, ...] = ()
     row: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     read_from: str = field(default="", compare=False, repr=False)
+
+    @property
+    def prompt_images(self) -> tuple[Picture, ...]:
+        """The pictures of the prompt; a conversation may have more of them after it."""
+        return self.images[: len(image_parts(self.messages))] if self.images else ()
 
     if not TYPE_CHECKING:  # a type checker would then accept every name
 

@@ -198,7 +198,7 @@ def test_a_column_that_the_model_should_see_is_not_lost(
     """Wherever such a column is filled; an empty one is no reason to stop."""
     message = refused(tmp_path, row, {**row, name: None}, {**row, name: ["x"]})
     assert message.startswith("line 3: ") and f"FILE:{name}=unused" in message
-    assert ("text only" if name == "image_1" else f"unread_column: {name} ") in message
+    assert ("FILE:image_1=images" if name == "image_1" else f"unread_column: {name} ") in message
     rows = ({**row, name: ["x"]}, {**row, name: []})
     assert all(
         name not in problem.extra for problem in load(tmp_path, *rows, columns=f":{name}=unused")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 from postgrad.data.problems import problems_of_rows
 from postgrad.data.rows.files import exists
 from postgrad.errors import ConfigError
+from postgrad.pictures import Picture, PictureError, read_picture
 from postgrad.problem import Problem
 
 Row = dict[str, Any]
 TRAIN = ("train",)  # splits of a hub data set, the first one that exists
 HELD_OUT = ("validation", "test")
+PICTURES = ("image", "images")
 EXTENSIONS = ("parquet", "jsonl", "json", "csv", "arrow", "gz", "zst")
 
 
@@ -84,7 +87,17 @@ def _as_row(item: Any, number: int, label: str) -> Row:
             f"{label}: row {number} is {type(item).__name__}, not a dict; write for example "
             '{"prompt": "2+2=", "ground_truth": "4"}'
         )
-    return {str(name): _as_json(value, number, str(name), label) for name, value in item.items()}
+    row = {str(name): _as_json(value, number, str(name), label) for name, value in item.items()}
+    # Paths are relative to where the program runs, and a run reads its data from another folder.
+    return {name: _absolute(value) if name in PICTURES else value for name, value in row.items()}
+
+
+def _absolute(value: Any) -> Any:
+    """Return a path, or a list of paths, as absolute ones; URLs and other values as they are."""
+    if isinstance(value, list):
+        return [_absolute(one) for one in value]
+    is_path = isinstance(value, str) and not re.match(r"\w+:", value)
+    return str(Path(value).expanduser().absolute()) if is_path and value else value
 
 
 def _row_of_problem(problem: Problem) -> Row:
@@ -100,6 +113,8 @@ def _row_of_problem(problem: Problem) -> Row:
         row["completion"] = list(conversation.messages[conversation.num_prompt :])
     else:
         row["messages"] = list(conversation.messages)
+    if problem.images:
+        row["images"] = [picture.data_url() for picture in problem.images]
     if tools := conversation.tools if conversation else problem.tools:
         row["tools"] = list(tools)
     if conversation is None and problem.demonstrations:
@@ -121,6 +136,11 @@ def _as_json(value: Any, number: int, column: str, label: str) -> Any:
         return {str(key): _as_json(one, number, column, label) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_as_json(one, number, column, label) for one in value]
+    if isinstance(value, bytes | Picture) or type(value).__module__.startswith("PIL."):
+        try:
+            return read_picture(value).data_url()
+        except PictureError as error:
+            raise ConfigError(f"{label}: row {number}: the column {column}: {error}") from error
     if hasattr(value, "tolist"):  # NumPy
         return _as_json(value.tolist(), number, column, label)
     raise ConfigError(

@@ -96,12 +96,13 @@ def _read_part(part: str, report: Report) -> Iterator[tuple[str, Problem]]:
     else:
         path, columns = split_columns(part)
         if loader := LOADER.fullmatch(path):
-            yield from _convert(path, Path(loader[1]).stem, _call_loader(path), columns, report)
+            file = Path(loader[1])
+            yield from _convert(path, file.stem, file.parent, _call_loader(path), columns, report)
             return
         name, files = "", data_files(Path(path).expanduser())
     for file in files:
         stem = name or file.name[: -len(extension(file))]
-        yield from _convert(str(file), stem, read_rows(file), columns, report)
+        yield from _convert(str(file), stem, file.parent, read_rows(file), columns, report)
 
 
 def _call_loader(path: str) -> Iterator[tuple[str, Any]]:
@@ -124,6 +125,7 @@ def _call_loader(path: str) -> Iterator[tuple[str, Any]]:
 def _convert(
     label: str,
     stem: str,
+    folder: Path | None,
     rows: Iterable[tuple[str, Row | Problem]],
     columns: Mapping[str, str],
     report: Report = str,
@@ -131,7 +133,7 @@ def _convert(
     """Yield (location, problem) of each (location, row). The first row decides the shape."""
     from postgrad.data.rows.shapes import RowReader
 
-    reader = RowReader(stem)
+    reader = RowReader(stem, folder)
     number = 0
     for number, (location, row) in enumerate(rows, 1):
         if number % ROWS_PER_COUNT == 0:
@@ -154,4 +156,4 @@ def problems_of_rows(rows: Sequence[Row], label: str, stem: str = "train") -> li
     `label` starts error messages. Raises ConfigError.
     """
     located = ((f"row {i}", row) for i, row in enumerate(rows, 1))
-    return _identified(list(_convert(label, stem, located, {})))
+    return _identified(list(_convert(label, stem, None, located, {})))

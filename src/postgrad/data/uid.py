@@ -4,17 +4,26 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from postgrad.errors import ConfigError
+from postgrad.pictures import Picture
 from postgrad.problem import Problem
 
 
-def content_uid(data_source: str, messages: Sequence[dict[str, str]], ground_truth: str) -> str:
+def content_uid(
+    data_source: str,
+    messages: Sequence[dict[str, Any]],
+    ground_truth: str,
+    images: Sequence[Picture] = (),
+) -> str:
     """16 hex digits of a hash of the content.
 
     The uid is the same in every process, every Python version and every row order.
     """
-    content = [data_source, list(messages), ground_truth]
+    content: list[Any] = [data_source, list(messages), ground_truth]
+    if images:
+        content.append([picture.key for picture in images])
     canonical = json.dumps(content, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(canonical.encode("ascii"), digest_size=8).hexdigest()
 
@@ -44,7 +53,9 @@ def assign_uids(problems: Sequence[Problem], locations: Sequence[str]) -> list[P
     copies: dict[str, int] = {}
     for problem, location in zip(problems, locations, strict=True):
         if not problem.uid:
-            base = content_uid(problem.data_source, problem.messages, problem.ground_truth)
+            base = content_uid(
+                problem.data_source, problem.messages, problem.ground_truth, problem.images
+            )
             uid = base
             while uid in owners:
                 copies[base] = copies.get(base, 1) + 1

@@ -11,6 +11,7 @@ from decimal import Decimal
 
 from postgrad.data.encode.styles import question_of
 from postgrad.errors import ConfigError
+from postgrad.pictures import text_of_content
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.expression import asks_judge
 from postgrad.verifiers.grading.answers import truth_of
@@ -253,9 +254,10 @@ def question_key(problem: Problem) -> str:
     Prompt style, letter case, whitespace and final punctuation are removed.
     """
     try:
-        text = question_of(problem.messages)
+        text = text_of_content(question_of(problem.messages))
     except ConfigError:
-        contents = [m["content"] for m in problem.messages if m["role"] != "system"]
-        text = "\n".join(contents)
+        asked = [message for message in problem.messages if message["role"] != "system"]
+        text = "\n".join(text_of_content(message["content"]) for message in asked)
     folded = unicodedata.normalize("NFKC", text).casefold()
-    return re.sub(r"\s+", "", folded).strip(".?!:")
+    keys = "".join(picture.key for picture in problem.prompt_images)
+    return keys + re.sub(r"\s+", "", folded).strip(".?!:")

@@ -14,7 +14,7 @@ from typing import Any
 from postgrad.data.rows.files import extension, read_rows
 from postgrad.data.rows.shapes import RowReader
 from postgrad.data.rows.values import Row, RowError, checked_text, type_name
-from postgrad.data.uid import assign_uids
+from postgrad.data.uid import assign_uids, content_uid
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
@@ -51,7 +51,7 @@ def read_responses(path: str | Path, column: str = "") -> list[Responded]:
     file = Path(path).expanduser()
     stem = file.name[: -len(extension(file))]
     is_csv = extension(file).startswith((".csv", ".tsv"))
-    reader = RowReader(stem)
+    reader = RowReader(stem, file.parent)
     found: dict[str, tuple[str, Responded]] = {}  # key of the problem -> (location, responses)
     for location, row in read_rows(file):
         try:
@@ -127,4 +127,4 @@ def _extra_values(row: Row, names: Sequence[str], count: int, kind: type) -> lis
 
 
 def _content_key(problem: Problem) -> str:
-    return json.dumps([problem.data_source, list(problem.messages), problem.ground_truth])
+    return content_uid(problem.data_source, problem.messages, problem.ground_truth, problem.images)

@@ -29,6 +29,7 @@ from postgrad.methods.support.judging import (
     check_references,
     connect_scorer,
 )
+from postgrad.pictures import text_of_content
 from postgrad.results.metrics import summarize
 from postgrad.results.rows import check_failure_rate, result_row
 from postgrad.verifiers.expression import LLM_JUDGE, asks_judge
@@ -168,7 +169,7 @@ def _score_set(
                 next(verdicts),
                 verifier=verifier,
                 pass_score=config.reward.pass_score,
-                prompt=str(entry.problem.messages[-1]["content"]),
+                prompt=text_of_content(entry.problem.messages[-1]["content"]),
                 finish=entry.finishes[sample] if entry.finishes else "",
                 length=entry.lengths[sample] if entry.lengths else len(text),
             )

@@ -15,6 +15,7 @@ from pathlib import Path
 from postgrad.config.schema import JudgeConfig
 from postgrad.errors import RunError
 from postgrad.judge.templates import fill
+from postgrad.pictures import text_of_content
 from postgrad.problem import Failure, Problem, Score
 
 # (prompts, number of the attempt) -> one reply or Failure per prompt
@@ -57,8 +58,8 @@ def question_of(problem: Problem) -> str:
             return extra["raw_question_for_monitor"]
     for message in reversed(problem.messages):
         if message["role"] == "user":
-            return message["content"]
-    return problem.messages[-1]["content"]
+            return text_of_content(message["content"])
+    return text_of_content(problem.messages[-1]["content"])
 
 
 class RatingStore:

@@ -24,6 +24,7 @@ from postgrad.methods.support.checks import check_method, check_stream
 from postgrad.methods.support.sampling import SampleRequest, sample_requests, sampled_row
 from postgrad.methods.support.scoring import add_scores, drop_failures, policy_texts, score_texts
 from postgrad.methods.support.validation import validate
+from postgrad.pictures import text_of_content
 from postgrad.rollout.engine import Completion, Sampling, make_sampling, trajectory_seed
 from postgrad.rollout.episodes import failed_environments, row_problems, turn_metrics
 from postgrad.rollout.respond import Answer
@@ -173,7 +174,9 @@ class Method:
         ]
         texts = self.texts_to_score(batch)
         if "environment" not in batch.rows:
-            batch.rows["question"] = [problem.messages[-1]["content"] for problem in problems]
+            batch.rows["question"] = [
+                text_of_content(problem.messages[-1]["content"]) for problem in problems
+            ]
             add_scores(batch, self.score_texts(batch, problems, texts, step))
             return self.drop_failures(batch, step)
         failures = batch.rows["environment_failure"]

@@ -118,7 +118,8 @@ class Classmates:
             )
         turn = {"role": "assistant", "content": thought}
         messages = (*problem.messages, turn, *target.messages)
-        return encoder.prompt(replace(problem, uid="", messages=messages))
+        images = (*problem.prompt_images, *target.prompt_images)
+        return encoder.prompt(replace(problem, uid="", messages=messages, images=images))
 
     def score(
         self, scorer: Scorer, problems: Sequence[Problem], texts: Texts

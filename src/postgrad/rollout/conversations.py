@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from postgrad.environments.calls import THOUGHT_END, Call, CallParser
 from postgrad.environments.port import Observation, Outcome, add_parts
+from postgrad.pictures import add_text, text_of_content
 from postgrad.problem import Failure, Message, Problem
 from postgrad.rollout.engine import Completion, Request, Sampling, token_limit, trajectory_seed
 from postgrad.rollout.transcript import Transcript
@@ -200,7 +201,9 @@ class Conversations:
             problem = _with_text(conversation.problem, text)
             prompt = self.turns.encoder.prompt(problem)
             conversation.transcript.prompt = prompt
-            conversation.transcript.episode.question = str(problem.messages[-1]["content"])
+            conversation.transcript.episode.question = text_of_content(
+                problem.messages[-1]["content"]
+            )
             limit = self.turns.encoder.max_prompt_tokens
             reason = ""
             if not prompt:
@@ -264,5 +267,6 @@ def _with_text(problem: Problem, text: str) -> Problem:
     *earlier, last = problem.messages
     if last["role"] != "user":
         return replace(problem, messages=(*problem.messages, {"role": "user", "content": text}))
-    content = f"{last['content']}\n\n{text}" if last["content"] else text
-    return replace(problem, messages=(*earlier, {**last, "content": content}))
+    return replace(
+        problem, messages=(*earlier, {**last, "content": add_text(last["content"], text)})
+    )

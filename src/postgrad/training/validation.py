@@ -10,6 +10,7 @@ from postgrad.config.schema import Config, TrainingConfig
 from postgrad.errors import RunError
 from postgrad.files import atomic_write_text
 from postgrad.methods.method import Method
+from postgrad.pictures import text_of_content
 from postgrad.problem import Problem
 from postgrad.rollout.respond import Answer
 from postgrad.training import checkpoint
@@ -220,7 +221,7 @@ class ValidationAnswers:
             answer.verdict,
             verifier=self.scorer.name_for(problem),
             pass_score=PASS_SCORE,
-            prompt=str(problem.messages[-1]["content"]),
+            prompt=text_of_content(problem.messages[-1]["content"]),
             finish=answer.finish,
             length=len(answer.tokens),
             seed=answer.seed,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from postgrad.errors import ConfigError
+from postgrad.pictures import text_of_content
 from postgrad.problem import Problem, problem_label
 
 
@@ -132,7 +133,7 @@ def choose(problem: Problem) -> str:
         ConfigError: no pattern matches the data source.
     """
     source = problem.data_source.strip().lower()
-    prompt = "\n".join(str(message.get("content", "")) for message in problem.messages)
+    prompt = "\n".join(text_of_content(message.get("content", "")) for message in problem.messages)
     asks_for_box = "\\boxed" in prompt
     if not source and asks_for_box:
         return "math"

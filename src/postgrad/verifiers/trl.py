@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from postgrad.errors import ConfigError
+from postgrad.pictures import text_of_content
 from postgrad.problem import Failure, Problem, Score, problem_label
 from postgrad.verifiers.functions import TokenIds, is_async, run_in_thread, score_batch
 
@@ -154,5 +155,5 @@ def _columns_of(problem: Problem) -> dict[str, Any]:
 def _prompt(problem: Problem) -> Any:
     """Return the prompt as in the data: a text, or a list of messages."""
     if problem.row and not isinstance(problem.row.get("prompt"), list):
-        return problem.row.get("prompt") or problem.messages[-1]["content"]
+        return problem.row.get("prompt") or text_of_content(problem.messages[-1]["content"])
     return [dict(message) for message in problem.messages]

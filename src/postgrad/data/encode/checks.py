@@ -10,6 +10,7 @@ from postgrad.data.encode.template import ChatTemplate
 from postgrad.data.encode.turns import RENDER_ERRORS, TurnNotFound
 from postgrad.data.rows.messages import ROLES, reasoning_field
 from postgrad.errors import ConfigError, did_you_mean
+from postgrad.pictures import PictureError
 from postgrad.problem import Message, Problem, problem_label
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def rendering(problem: Problem, messages: Sequence[Message]) -> Iterator[None]:
     """Raise ConfigError for what a chat template raises, or loses, when it renders the messages."""
     try:
         yield
+    except PictureError as error:
+        raise ConfigError(f"{problem_label(problem)}: {error}") from error
     except RENDER_ERRORS as error:
         roles = ", ".join(message["role"] for message in messages)
         reason = " ".join(str(error).split())[:200]

@@ -26,6 +26,7 @@ from postgrad.data.encode.text import TextEncoder
 from postgrad.data.encode.turns import Turn, TurnFinder, TurnNotFound, special_texts
 from postgrad.data.rows.messages import conversation_of, is_trained
 from postgrad.errors import ConfigError
+from postgrad.pictures import Picture, image_parts, with_pictures
 from postgrad.problem import Conversation, Message, Problem, problem_label
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class EncodedRow:
         loss_mask: whether the loss reads each id of the response.
         is_rewritten: the template renders a trained turn, or the text before it, differently
             from what the model sees when it generates the turn.
+        images: the pictures of prompt and response, in order; their tokens are among the ids.
     """
 
     prompt: list[int]
@@ -52,6 +54,7 @@ class EncodedRow:
     response: list[int]
     loss_mask: list[bool]
     is_rewritten: bool = False
+    images: tuple[Picture, ...] = ()
 
 
 def make_encoder(
@@ -175,11 +178,20 @@ class Encoder(TextEncoder):
             return self.chat_template.render_prompt(messages, tools)
 
     def _styled(self, problem: Problem, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages in the prompt style."""
+        """Return the messages in the prompt style, with the pictures in their parts."""
         try:
-            return styled(self.style, messages)
+            messages = styled(self.style, messages)
         except ConfigError as error:
             raise ConfigError(f"{problem_label(problem)}: {error}") from error
+        return self._with_pictures(problem, messages)
+
+    def _with_pictures(self, problem: Problem, messages: Sequence[Message]) -> tuple[Message, ...]:
+        if problem.images and self.chat_template is None:
+            raise ConfigError(
+                f"{problem_label(problem)} has pictures, which only a chat template places; "
+                "use a model of text and images and data.template=chat, or remove these rows"
+            )
+        return tuple(with_pictures(messages, problem.images) if problem.images else messages)
 
     def prompt(self, problem: Problem) -> list[int]:
         """Return the prompt's token ids, truncated if `overlong` says so.
@@ -191,7 +203,9 @@ class Encoder(TextEncoder):
     def prompt_row(self, problem: Problem) -> EncodedRow:
         """Return the row of a problem's prompt, without a response."""
         return self._cached(
-            ("prompt", problem.uid), problem.messages, lambda: self._encode_prompt(problem)
+            ("prompt", problem.uid),
+            (problem.messages, problem.images),
+            lambda: self._encode_prompt(problem),
         )
 
     def _encode_prompt(self, problem: Problem) -> EncodedRow:
@@ -202,7 +216,7 @@ class Encoder(TextEncoder):
                 advice = "remove it, or use a model with a chat template, which adds some"
             raise ConfigError(f"{problem_label(problem)}: its prompt has no tokens; {advice}")
         truncated = self._truncate(problem.uid, problem.messages, ids)
-        return EncodedRow(truncated, len(ids), [], [])
+        return EncodedRow(truncated, len(ids), [], [], images=problem.prompt_images)
 
     def _encode_full(self, problem: Problem) -> list[int]:
         text = self.text(problem)
@@ -228,6 +242,11 @@ class Encoder(TextEncoder):
         problem = (
             f"the prompt of problem {uid} has {len(ids)} tokens, data.max_prompt_tokens={limit}"
         )
+        if image_parts(messages):
+            raise ConfigError(
+                f"{problem}, and data.overlong={side} would cut through its pictures; raise the "
+                "limit, use smaller pictures or data.overlong=drop"
+            )
         if self.tools:
             raise ConfigError(
                 f"{problem}, and data.overlong={side} would remove part of the schemas of "
@@ -277,7 +296,8 @@ class Encoder(TextEncoder):
         starts with it loses that start.
         """
         key = ("reply", problem.uid, text)
-        return list(self._cached(key, problem.messages, lambda: self._encode_reply(problem, text)))
+        content = (problem.messages, problem.images)
+        return list(self._cached(key, content, lambda: self._encode_reply(problem, text)))
 
     def _encode_reply(self, problem: Problem, text: str) -> list[int]:
         prompt = self.text(problem)
@@ -343,7 +363,9 @@ class Encoder(TextEncoder):
             raise ConfigError(f"{problem_label(problem)} has no response to train on")
         key = ("conversation", problem.uid, train_on)
         return self._cached(
-            key, conversation, lambda: self._encode_conversation(problem, conversation, train_on)
+            key,
+            (conversation, problem.images),
+            lambda: self._encode_conversation(problem, conversation, train_on),
         )
 
     def _encode_conversation(
@@ -358,6 +380,8 @@ class Encoder(TextEncoder):
         if self.style is not OWN:
             messages = (*self._styled(problem, messages[:-1]), messages[-1])
             num_prompt = len(messages) - 1
+        else:
+            messages = self._with_pictures(problem, messages)
         check_rendered(self.chat_template, problem, messages, conversation.tools)
         check_prompt_end(problem, messages[:num_prompt])
         with rendering(problem, messages):
@@ -377,7 +401,10 @@ class Encoder(TextEncoder):
             )
         prompt = self._truncate(problem.uid, messages[: trained[0].message], ids[:first])
         is_rewritten = any(turn.is_rewritten for turn in trained)
-        return EncodedRow(prompt, first, ids[first:], mask[first:], is_rewritten)
+        num_images = len(image_parts(messages[: trained[-1].message]))
+        return EncodedRow(
+            prompt, first, ids[first:], mask[first:], is_rewritten, problem.images[:num_images]
+        )
 
     def _ids_and_mask(self, text: str, turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
         """Return the ids of a text up to the last turn's end, and which of them are in a turn."""
@@ -487,7 +514,8 @@ class Encoder(TextEncoder):
         while start < min(len(ids) - 1, len(row.prompt)) and ids[start] == row.prompt[start]:
             start += 1
         start = max(1, start)
-        return EncodedRow(ids[:start], row.num_prompt, ids[start:], [True] * (len(ids) - start))
+        mask = [True] * (len(ids) - start)
+        return EncodedRow(ids[:start], row.num_prompt, ids[start:], mask, images=row.images)
 
     # ---- limits
 

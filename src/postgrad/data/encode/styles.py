@@ -9,6 +9,7 @@ prepared in one style can be used in any other.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from postgrad.errors import ConfigError, did_you_mean
 
@@ -204,8 +205,10 @@ def stop_strings(configured: Sequence[str] | None, style: str) -> list[str]:
     return stops
 
 
-def question_of(messages: Sequence[dict[str, str]]) -> str:
+def question_of(messages: Sequence[dict[str, Any]]) -> Any:
     """Return the question alone: without system messages and without the text that a style added.
+
+    A question with pictures is the list of its parts.
 
     Raises:
         ConfigError: the messages are a dialogue of several turns, which have no one question.
@@ -218,6 +221,8 @@ def question_of(messages: Sequence[dict[str, str]]) -> str:
             "use data.prompt_style=own"
         )
     content = turns[0]["content"]
+    if isinstance(content, list):
+        return content
     for style in STYLES.values():
         if _is_in_style(content, style):
             return content[len(style.before) : len(content) - len(style.after)]
@@ -232,14 +237,20 @@ def _is_in_style(content: str, style: Style) -> bool:
     return content.startswith(style.before) and content.endswith(style.after)
 
 
-def styled(style: Style, messages: Sequence[dict[str, str]]) -> Messages:
+def styled(style: Style, messages: Sequence[dict[str, Any]]) -> Messages:
     """Return the messages in a style.
 
     With a text style: one user message that is the whole prompt.
     """
     if style is OWN:
         return tuple(dict(message) for message in messages)
-    user = {"role": "user", "content": style.form.replace(SLOT, question_of(messages))}
+    content = question_of(messages)
+    if isinstance(content, list):
+        before, after = ({"type": "text", "text": text} for text in style.form.split(SLOT))
+        content = [part for part in (before, *content, after) if part.get("text") != ""]
+    else:
+        content = style.form.replace(SLOT, content)
+    user = {"role": "user", "content": content}
     if style.system:
         return ({"role": "system", "content": style.system}, user)
     return (user,)

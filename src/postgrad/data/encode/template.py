@@ -3,15 +3,19 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from jinja2 import TemplateError, TemplateRuntimeError
 
 from postgrad.data.encode.template_limits import check_template_limits
 from postgrad.errors import ConfigError, did_you_mean
+from postgrad.pictures import PictureError, add_text, image_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from postgrad.picture_processor import PictureProcessor
 
 # Variables that transformers itself passes to a chat template.
 RESERVED = (
@@ -130,12 +134,31 @@ class ChatTemplate:
     ) -> str:
         """Return the text of the messages exactly as the template writes it, without `opening`.
 
+        Where a picture is, the text has all tokens that stand for it.
+
         Raises:
             jinja2.TemplateError: the template refuses the messages, or fails in any other way.
+            PictureError: the model cannot read pictures, or the text writes their tokens itself.
         """
+        pictures = [part["image"] for part in image_parts(messages)]
+        if not pictures:
+            return self._render_text(messages, tools, add_generation_prompt)
+        try:
+            processor = self._processor  # refuses a model of text before its template does
+            text = self._render_text(messages, tools, add_generation_prompt)
+            return processor.expand(text, pictures)
+        except ConfigError as error:
+            raise PictureError(str(error)) from error
+
+    def _render_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        add_generation_prompt: bool,
+    ) -> str:
         try:
             text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                self._contents_as_read(messages),
                 tools=list(tools) or None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
@@ -146,6 +169,33 @@ class ChatTemplate:
         except Exception as error:  # a template is a program of the model's author
             raise TemplateRuntimeError(f"{type(error).__name__}: {error}") from error
         return cast(str, text)
+
+    def _contents_as_read(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages with parts in place of texts, if the template reads parts only."""
+        copies = [dict(message) for message in messages]
+        for message in copies if self._reads_parts_only else ():
+            if isinstance(message["content"], str):
+                message["content"] = [{"type": "text", "text": message["content"]}]
+        return copies
+
+    @cached_property
+    def _reads_parts_only(self) -> bool:
+        """Whether a text as content would be lost, as in SmolVLM's template."""
+        if "type" not in self.source:
+            return False
+        message = {"role": "user", "content": PLACEHOLDER}
+        try:
+            return PLACEHOLDER not in cast(
+                str, self.tokenizer.apply_chat_template([message], tokenize=False)
+            )
+        except Exception:  # a template is a program of the model's author
+            return False
+
+    @cached_property
+    def _processor(self) -> "PictureProcessor":
+        from postgrad.picture_processor import PictureProcessor
+
+        return PictureProcessor(self.tokenizer)
 
     @property
     def has_generation_markers(self) -> bool:
@@ -158,20 +208,30 @@ class ChatTemplate:
         """Return [start, end) of each {% generation %} block in the text of `render`."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        _, spans = render_jinja_template(
-            [[dict(message) for message in messages]],
+        texts, spans = render_jinja_template(
+            [self._contents_as_read(messages)],
             tools=list(tools) or None,
             chat_template=self.tokenizer.get_chat_template(None, list(tools) or None),
             return_assistant_tokens_mask=True,
             **{**self.tokenizer.special_tokens_map, **self.options},
         )
-        return cast(list[tuple[int, int]], spans[0])
+        found = cast(list[tuple[int, int]], spans[0])
+        pictures = [part["image"] for part in image_parts(messages)]
+        if not pictures:
+            return found
+
+        def moved(end: int) -> int:
+            before = texts[0][:end]
+            num_before = before.count(self._processor.placeholder)
+            return len(self._processor.expand(before, pictures[:num_before]))
+
+        return [(moved(start), moved(end)) for start, end in found]
 
     def _with_tools_prompt(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         schemas = "\n".join(json.dumps(schema) for schema in self.tools)
         content = TOOLS_PROMPT.format(schemas=schemas)
         if messages[0]["role"] == "system":
-            content = f"{messages[0]['content']}\n\n{content}"
+            content = add_text(messages[0]["content"], content)
             messages = messages[1:]
         return [{"role": "system", "content": content}, *messages]
 

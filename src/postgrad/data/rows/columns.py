@@ -9,6 +9,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "ground_truth": ("answer", "expected_answer", "final_answer"),
     "messages": ("conversations", "conversation"),
     "system": ("system_prompt",),
+    "images": ("image",),
 }
 UNUSED = "unused"  # FILE:COLUMN=unused leaves a column out
 
@@ -22,7 +23,7 @@ CONTEXT = frozenset(
         *("chat_template_kwargs", "enable_thinking", "__rollout_n__"),
     )
 )
-# image, images, decoded_image, image_1, image_path, video_url and the like.
+# Columns beside image and images: decoded_image, image_1, image_path, video_url and the like.
 MEDIA = re.compile(
     r"(decoded_|input_)?(image|img|picture|video|audio)s?(_?\d+|_(path|url|file|bytes)s?)?"
 )
@@ -36,5 +37,5 @@ def is_media(name: str) -> bool:
 
 def canonical_names() -> frozenset[str]:
     """Return the names of prompts, replies and truths, and all their aliases."""
-    chat = {name: aliases for name, aliases in ALIASES.items() if name != "system"}
+    chat = {name: names for name, names in ALIASES.items() if name not in ("system", "images")}
     return frozenset(chat).union(*chat.values())

@@ -35,7 +35,7 @@ SPLIT_NAME = re.compile(rf"({'|'.join(SPLITS)})[-_.]")
 # Columns that are JSON in a csv file, as `postgrad data export` writes them. Messages and
 # reward_model are JSON text in files of other formats, too: the shapes read them.
 JSON_COLUMNS = (
-    *("extra_info", "target", "tools", "choices", "options", "history"),
+    *("extra_info", "target", "tools", "images", "choices", "options", "history"),
     *("responses", "finishes", "lengths"),
 )
 # MMLU's csv files have no header. A first line of six fields that ends in a letter is one of them.

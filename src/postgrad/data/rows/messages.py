@@ -16,6 +16,7 @@ from postgrad.data.rows.values import (
     type_name,
     user_turn,
 )
+from postgrad.pictures import VALUE_FIELDS
 from postgrad.problem import Conversation, Message, Problem
 
 # Columns that may be a text or messages. JSON text is messages if all of it has these roles.
@@ -32,6 +33,8 @@ LOSS = "loss"  # ms-swift's field of the same meaning: false or true
 # Fields of a message that describe it, as objects or lists: those of AM-DeepSeek-R1-Distilled,
 # WildChat and SWE-smith.
 NOTE_FIELDS = ("info", "metadata", "header", "usage", "tool_call_ids", "annotations")
+
+IMAGE = {"type": "image"}  # the part of a content where a picture is
 
 # Columns that some files hold as JSON text, and csv files always do.
 MESSAGE_COLUMNS = (*TEXT_COLUMNS, "messages", "conversations", "conversation")
@@ -92,7 +95,8 @@ def read_conversation(row: Row, name: str) -> tuple[Message, ...]:
     """Return a list of {role, content} or of ShareGPT's {from, value}, or a user message of a text.
 
     Null fields, which parquet adds, are left out, except the content of a message that calls tools.
-    A content may be a list of text parts, which are joined. Of the weights, only 0 is kept.
+    A content may be a list of text parts, which are joined, unless pictures are between them. Of
+    the weights, only 0 is kept.
 
     Raises:
         RowError: the column is neither of them, or a message is not valid.
@@ -215,7 +219,7 @@ def _read_message(message: Any, name: str) -> Message:
             if value:
                 fields[key] = _read_tool_calls(value, f"{name}.{key}")
         elif key == "content" and isinstance(value, list) and value:
-            fields[key] = _join_parts(value, f"{name}.{key}")
+            fields[key] = _read_parts(value, f"{name}.{key}", message["role"])
         elif key == "function_call" and value is not None:
             raise RowError(f"{name}.function_call is not read; write the call in tool_calls")
         elif value is not None and not _is_note(key, value):
@@ -288,19 +292,34 @@ def is_muted(message: Row, name: str) -> bool:
     return role == "assistant" and weight == 0
 
 
-def _join_parts(parts: list[Any], name: str) -> str:
-    """Return the text of a content that is a list of {type: text, text}.
+def _read_parts(parts: list[Any], name: str, role: str) -> str | list[dict[str, Any]]:
+    """Return the text of a content that is a list of {type: text, text}; with pictures the list.
 
     Raises RowError for others.
     """
-    texts: list[str] = []
+    read: list[dict[str, Any]] = []
     for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
+        if kind in ("image", "image_url") and role != "assistant":
+            read.append(_read_image(part))
+        elif kind == "text":
+            text = checked_text(part.get("text"), f"{name}[{i}].text")
+            read.append({"type": "text", "text": text})
+        else:
             given = f"of type {kind}" if kind else type_name(part)
-            raise RowError(f"{name}[{i}] must be a part {{type: text, text}}, not {given}")
-        texts.append(checked_text(part.get("text"), f"{name}[{i}].text"))
-    return "".join(texts)
+            raise RowError(
+                f"{name}[{i}] must be a part {{type: text, text}}, or {{type: image}} in a message "
+                f"that the assistant does not write, not {given}"
+            )
+    if all(part["type"] == "text" for part in read):
+        return "".join(part["text"] for part in read)
+    return read
+
+
+def _read_image(part: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a picture, with its value as `image` if it has one."""
+    values = [part[name] for name in VALUE_FIELDS if part.get(name) is not None]
+    return {**IMAGE, "image": values[0]} if values else IMAGE
 
 
 def _read_tool_calls(value: Any, name: str) -> list[dict[str, Any]]:

@@ -5,17 +5,19 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from postgrad.data.rows import fields
 from postgrad.data.rows.choices import LETTERED_COLUMNS, LETTERS, SECOND_ANSWERS
 from postgrad.data.rows.columns import ALIASES, CONTEXT, canonical_names, is_media
 from postgrad.data.rows.messages import parse_nested
+from postgrad.data.rows.pictures import place_pictures
 from postgrad.data.rows.values import Row, RowError, data_source_of, is_missing, uid_of
 from postgrad.problem import Problem
 
 COMMON = frozenset(("uid", "data_source"))
-CHAT = frozenset(("system", "tools"))  # columns of all shapes but plain texts
+CHAT = frozenset(("system", "tools", "images"))  # columns of all shapes but plain texts
 INSTRUCTION = ["instruction", "input"]  # Alpaca's input is what the instruction is about
 
 
@@ -181,10 +183,12 @@ class RowReader:
 
     Attributes:
         stem: the file's name without extension.
+        folder: the folder of relative paths of pictures; None: where the program runs.
         shape: the shape, once it is known.
     """
 
     stem: str
+    folder: Path | None = None
     shape: Shape | None = None
     _seen: set[tuple[str, ...]] = field(default_factory=set)
 
@@ -204,6 +208,8 @@ class RowReader:
         named = {reading.renames[name]: row[name] for name in columns if name in reading.renames}
         try:
             read = shape.read(named, self.stem)
+            if "images" in named or _has_parts(read):
+                read = place_pictures(read, named.get("images"), self.folder)
         except RowError as error:
             raise RowError(_with_column_names(str(error), reading.renames)) from error
         extra = {name: row[name] for name in reading.unread} | read.pop("extra", {})
@@ -227,6 +233,13 @@ class RowReader:
             unread |= dict.fromkeys(reading.unread)
         others = f"; not used: {', '.join(unread)}" if unread else ""
         return f"{self.shape.name} rows: reads {', '.join(read)}{others}"
+
+
+def _has_parts(fields: dict[str, Any]) -> bool:
+    """Return whether a message of a row has parts, which it keeps only if one is a picture."""
+    conversation = fields.get("conversation")
+    messages = conversation.messages if conversation else ()
+    return any(isinstance(m["content"], list) for m in (*fields["messages"], *messages))
 
 
 def read_row(row: Row, stem: str) -> Problem:
@@ -260,8 +273,9 @@ def _check_unread(name: str, value: Any, shape: Shape) -> None:
         if not value:
             return
         raise RowError(
-            f"column {name}: models are trained on text only; remove the rows with {name}, "
-            f"or leave the column out if the text is enough (FILE:{name}=unused)"
+            f"column {name}: pictures are read from a column images (FILE:{name}=images), video "
+            f"and audio are not read; leave the column out if the text is enough "
+            f"(FILE:{name}=unused)"
         )
     raise RowError(
         f"unread_column: {name} is not read beside the columns of the shape {shape.name}, so the "

@@ -1,0 +1,180 @@
+"""Rows with pictures: the forms of verl, TRL and LLaVA become the same problem."""
+
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from PIL import Image
+
+from postgrad.api.rows import as_problems, as_rows, to_jsonl
+from postgrad.data.problems import load_problems, problems_of_rows
+from postgrad.errors import ConfigError
+
+IMAGE = {"type": "image"}
+TEXT = {"type": "text", "text": "Find x."}
+PARTS = [IMAGE, TEXT]
+
+
+def png(color="red"):
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4), color).save(file, "PNG")
+    return file.getvalue()
+
+
+RED, BLUE = png(), png("blue")
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "red.png").write_bytes(RED)
+    (tmp_path / "images" / "blue.png").write_bytes(BLUE)
+    return tmp_path
+
+
+def load(folder, *rows):
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_problems(str(path))
+
+
+RED_PATH = "images/red.png"
+ONE_PICTURE = [
+    {"prompt": "<image>Find x.", "images": [RED_PATH]},
+    {"prompt": [user("<image>Find x.")], "image": RED_PATH},
+    {"prompt": "Find x.", "images": [{"bytes": None, "path": RED_PATH}]},  # pictures go first
+    {"prompt": [user([IMAGE, TEXT])], "images": [{"image": RED_PATH}]},
+    {"prompt": [user([{**IMAGE, "text": None}, TEXT])], "image": RED_PATH},
+    {"prompt": [user([{**IMAGE, "image": RED_PATH}, TEXT])]},
+    {"prompt": [user([{"type": "image_url", "image_url": {"url": RED_PATH}}, TEXT])]},
+]
+
+
+@pytest.mark.parametrize("row", ONE_PICTURE)
+def test_one_picture_in_every_form_is_the_same_problem(folder, row):
+    first, problem = load(folder, {**ONE_PICTURE[0], "uid": "a"}, {**row, "uid": "b"})
+    for one in (first, problem):
+        assert one.messages == (user(PARTS),)
+        assert [picture.data for picture in one.images] == [RED] == [one.prompt_images[0].data]
+
+
+def test_the_parquet_of_verl_has_bytes_and_places_between_texts(folder):
+    row = {
+        "data_source": "geometry3k",
+        "prompt": [{"role": "system", "content": "Box it."}, user("A <image> or <image>?")],
+        "images": [{"bytes": RED, "path": "a.png"}, {"bytes": BLUE, "path": None}],
+        "reward_model": {"ground_truth": "7"},
+    }
+    parquet.write_table(pa.Table.from_pylist([row]), folder / "train.parquet")
+    (problem,) = load_problems(str(folder / "train.parquet"))
+    parts = [{"type": "text", "text": text} for text in ("A ", " or ", "?")]
+    assert problem.messages[0]["content"] == "Box it."
+    assert problem.messages[1]["content"] == [parts[0], IMAGE, parts[1], IMAGE, parts[2]]
+    assert [picture.data for picture in problem.images] == [RED, BLUE]
+
+
+def test_a_conversation_of_llava_has_its_picture_in_the_first_turn(folder):
+    row = {
+        "image": "images/red.png",
+        "conversations": [
+            {"from": "human", "value": "<image>\nWhat is it?"},
+            {"from": "gpt", "value": "An <image>."},
+            {"from": "human", "value": "Sure?"},
+            {"from": "gpt", "value": "Yes."},
+        ],
+    }
+    (problem,) = load(folder, row)
+    conversation = problem.conversation
+    assert conversation.messages[0]["content"] == [
+        IMAGE,
+        {"type": "text", "text": "\nWhat is it?"},
+    ]
+    assert conversation.messages[1]["content"] == "An <image>."
+    assert problem.messages == conversation.messages[:3]
+    assert problem.demonstrations == ("Yes.",) and len(problem.images) == 1
+
+
+def test_a_preference_pair_and_a_completion_have_pictures(folder):
+    reply = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
+    no = {"role": "assistant", "content": "No."}
+    prompt = [user([IMAGE, TEXT])]
+    pair, dialogues, completion = load(
+        folder,
+        {"prompt": prompt, "chosen": [reply], "rejected": [no], "images": [RED_PATH]},
+        {
+            "prompt": prompt,
+            "chosen": [*prompt, reply],
+            "rejected": [*prompt, no],
+            "images": RED_PATH,
+        },
+        {"prompt": prompt, "chosen": "a", "rejected": "b", "images": RED_PATH},
+    )
+    for problem in (pair, dialogues, completion):
+        assert problem.messages == (user(PARTS),) and len(problem.images) == 1
+    assert pair.extra["chosen"] == "Yes."
+
+
+def test_the_picture_is_a_part_of_the_uid_and_texts_alone_are_as_before(folder):
+    red, blue, text = load(
+        folder,
+        {"prompt": "What?", "images": [RED_PATH]},
+        {"prompt": "What?", "images": ["images/blue.png"]},
+        {"prompt": "What?", "images": []},
+    )
+    assert len({red.uid, blue.uid, text.uid}) == 3
+    assert text.messages == (user("What?"),) and text.images == ()
+    (plain,) = problems_of_rows([{"prompt": "An <image> is written here"}], "rows", "rows")
+    assert plain.messages[0]["content"] == "An <image> is written here"
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"prompt": "<image><image>x", "images": [RED_PATH]}, "2 places"),
+        ({"prompt": "<image>x", "images": [RED_PATH, RED_PATH]}, "1 places"),
+        ({"prompt": "<image>x", "images": None}, "0 in images"),
+        ({"prompt": [user(PARTS)], "images": [RED_PATH] * 2}, "1 places"),
+        ({"prompt": [user(PARTS)]}, "0 in images"),
+        ({"prompt": [user([{**IMAGE, "image": RED_PATH}, IMAGE])]}, "in the messages and some"),
+        ({"prompt": "x", "images": ["images/gone.png"]}, "picture 1: "),
+        ({"prompt": "x", "images": ["https://host/a.png"]}, "not fetched"),
+        ({"prompt": "x", "images": ["rows.jsonl"]}, "not a picture"),
+        ({"prompt": [user([{"type": "video"}])]}, "of type video"),
+        ({"messages": [user("x"), {"role": "assistant", "content": PARTS}]}, "assistant"),
+        ({"prompt": "x", "image": RED_PATH, "images": [RED_PATH]}, "column image: "),
+    ],
+)
+def test_what_is_refused_names_file_and_row(folder, row, sentence):
+    with pytest.raises(ConfigError) as caught:
+        load(folder, {**row, "prompt": "x", "images": []} if "prompt" in row else row, row)
+    message = str(caught.value)
+    assert "rows.jsonl: line " in message and sentence in message
+    assert "\n" not in message and len(message) < 500
+
+
+def test_rows_in_memory_hold_pictures_of_pillow(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    rows = [
+        {"prompt": "x", "image": Image.open("images/red.png")},
+        {"prompt": "x", "images": [RED]},
+        {"prompt": "x", "images": ["images/red.png"]},
+        {"prompt": [user([{**IMAGE, "image": Image.open("images/red.png")}, TEXT])]},
+    ]
+    problems = as_problems(rows)
+    assert all(problem.images[0].open().getpixel((0, 0)) == (255, 0, 0) for problem in problems)
+    elsewhere = folder / "run" / "train.jsonl"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(to_jsonl(as_rows(rows[:3])))
+    assert [one.images for one in load_problems(str(elsewhere))] == [
+        problem.images for problem in problems[:3]
+    ]
+    again = as_problems(problems)
+    assert [(one.uid, one.images, one.messages) for one in again] == [
+        (one.uid, one.images, one.messages) for one in problems
+    ]
