@@ -170,7 +170,7 @@ def test_sandbox_row_shows_the_level_or_the_refusal(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_sandbox_row_shows_the_server_or_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from postgrad.sandbox.client import FusionSandbox
+    from postgrad.sandbox.remote import FusionSandbox
 
     url = "http://127.0.0.1:9/run_code"
     monkeypatch.setenv("POSTGRAD_SANDBOX", url)

@@ -80,37 +80,6 @@ def hybrid(state, rank: int, world: int) -> dict:
     return out
 
 
-def sharded(state, rank: int, world: int) -> dict:
-    """FSDP1 without a device mesh."""
-    from torch.distributed._shard.sharded_tensor import Shard as Piece
-    from torch.distributed._shard.sharded_tensor import (
-        ShardedTensor,
-        ShardedTensorMetadata,
-        TensorProperties,
-    )
-    from torch.distributed._shard.sharding_spec import ShardMetadata
-
-    out = {}
-    for name, whole in state.items():
-        chunks = whole.chunk(world, dim=0)
-        at = 0
-        metas = []
-        for number, chunk in enumerate(chunks):
-            offsets = [at] + [0] * (whole.dim() - 1)
-            metas.append(
-                ShardMetadata(
-                    shard_offsets=offsets,
-                    shard_sizes=list(chunk.shape),
-                    placement=f"rank:{number}/cpu",
-                )
-            )
-            at += len(chunk)
-        local = [Piece(chunks[rank].clone(), metas[rank])] if rank < len(chunks) else []
-        table = ShardedTensorMetadata(metas, whole.shape, TensorProperties(dtype=whole.dtype))
-        out[name] = ShardedTensor._init_from_local_shards_and_global_metadata(local, table)
-    return out
-
-
 def fully_sharded(state, rank: int, world: int) -> dict:
     """torch's own FSDP2 over a module with the weights."""
     from torch.distributed.fsdp import fully_shard
@@ -171,7 +140,6 @@ def odd_model(tmp_path_factory) -> Path:
         (2, dtensors),
         (3, dtensors),
         (5, dtensors),
-        (3, sharded),
         (4, hybrid),
         (3, fully_sharded),
     ],

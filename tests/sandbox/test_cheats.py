@@ -13,8 +13,8 @@ import pytest
 from sandbox_programs import CHEATS, RIGHT, Cheat
 
 from postgrad.sandbox.bubblewrap import INSIDE
-from postgrad.sandbox.fusion import MAIN_PROGRAM, MANY_THREADS
 from postgrad.sandbox.outcome import Limits, Result, parse_result
+from postgrad.sandbox.remote import MAIN_PROGRAM, MANY_THREADS
 
 KEY = "the test runner's key"
 LIMITS = Limits(time_s=60.0, memory_mb=1024, threads=MANY_THREADS)

@@ -26,9 +26,8 @@ from postgrad.errors import ConfigError
 from postgrad.net import client
 from postgrad.problem import Failure, Problem, Score
 from postgrad.sandbox.bubblewrap import INSIDE
-from postgrad.sandbox.client import RemoteSandbox, remote_sandbox
-from postgrad.sandbox.fusion import START_S, FusionSandbox
 from postgrad.sandbox.outcome import Limits, SandboxError
+from postgrad.sandbox.remote import START_S, FusionSandbox, RemoteSandbox, remote_sandbox
 from postgrad.verifiers.grading.code import sandbox
 from postgrad.verifiers.pool import VerifierPool
 

@@ -20,10 +20,9 @@ from waiting import wait_for
 
 from postgrad.cli.main import main
 from postgrad.problem import Failure, Problem, Score
-from postgrad.sandbox.client import RemoteSandbox
-from postgrad.sandbox.fusion import FusionSandbox
 from postgrad.sandbox.local import probe
 from postgrad.sandbox.outcome import SandboxError
+from postgrad.sandbox.remote import FusionSandbox, RemoteSandbox
 from postgrad.verifiers.pool import VerifierPool
 
 try:

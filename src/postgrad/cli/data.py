@@ -2,8 +2,7 @@
 
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,34 +44,6 @@ def _data_sets() -> str:
     return "\n".join(lines)
 
 
-@contextmanager
-def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal; yield the function that advances it by a count."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda count: bar.advance(task, count)
-
-
 def prepare(
     name: str | None = None,
     *options: str,
@@ -106,7 +77,6 @@ def prepare(
     from postgrad.data.prepare.output import describe
     from postgrad.data.prepare.request import find_files, parse_request, source_columns
     from postgrad.data.prepare.run import prepare as write_prepared
-    from postgrad.data.rows.files import count_rows
 
     count_tokens = _token_counter(tokenizer) if tokenizer else None
     source, columns = source_columns(from_)
@@ -115,10 +85,7 @@ def prepare(
         raise ConfigError("max_tokens= needs a tokenizer; add tokenizer=MODEL")
     paths, commit = find_files(request, source, files, repo, revision)
     file = Path(out or f"{request.name}-{request.split}.parquet").expanduser()
-    counts = [count_rows(path) or 0 for _, path in paths]
-    total = sum(counts) if all(counts) else None
-    with progress(f"reading {request.name}", total) as advance:
-        prepared = write_prepared(request, paths, commit, file, overwrite, advance)
+    prepared = write_prepared(request, paths, commit, file, overwrite)
     print("\n".join(describe(prepared)))
     if request.data_set.note:
         print(f"note: {request.data_set.note}")
@@ -245,11 +212,8 @@ def check(
 
     problems, locations = load_problems_with_locations(",".join(files))
     test_set = load_problems(against) if against else []
-    with (
-        Scorer(verifier, timeout_s) as scorer,
-        progress("scoring gold answers", len(problems)) as advance,
-    ):
-        report = check_data(problems, locations, scorer, test_set, advance)
+    with Scorer(verifier, timeout_s) as scorer:
+        report = check_data(problems, locations, scorer, test_set)
     _print_report(report, against, show)
     if report.num_unknown and not report.num_checked:
         raise ConfigError(

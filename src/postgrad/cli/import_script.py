@@ -1,6 +1,6 @@
 """`postgrad import SCRIPT`"""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +67,10 @@ def _differing(recipe: str, defaults: dict[str, str]) -> dict[str, str]:
     """Those of the values that differ from the recipe's."""
     if not defaults:
         return {}
-    base = _values(_compose(recipe, REQUIRED, False))
-    changed = _values(_compose(recipe, REQUIRED | defaults, False))
-    return {key: value for key, value in defaults.items() if base[key] != changed[key]}
+    from postgrad.config.compose import differences
 
-
-def _values(config: Any, prefix: str = "") -> dict[str, Any]:
-    """All settings of a configuration by their full names."""
-    found: dict[str, Any] = {}
-    for one in fields(config):
-        value = getattr(config, one.name)
-        if is_dataclass(value):
-            found |= _values(value, f"{prefix}{one.name}.")
-        else:
-            found[prefix + one.name] = value
-    return found
+    base, changed = (
+        asdict(_compose(recipe, REQUIRED | values, False)) for values in ({}, defaults)
+    )
+    changed_keys = differences(base, changed)
+    return {key: value for key, value in defaults.items() if key in changed_keys}

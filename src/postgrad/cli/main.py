@@ -4,6 +4,7 @@ Exit codes: 0 success, 1 the run failed, 2 wrong input and nothing was written,
 130 interrupted and resumable.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -12,71 +13,33 @@ from postgrad.cli.arguments import HelpPrinted, Parser
 from postgrad.errors import ConfigError, RunError, did_you_mean
 from postgrad.log_level import DEBUG, QUIET, VARIABLE, log_level, set_up_logging, take_option
 from postgrad.phases import PhaseLines, Show, shown_by
-from postgrad.user_code import import_named
 from postgrad.version import __version__
 
-# name -> (the command's function, one-line description); `run` parses its arguments itself
+# The module of a command has its name, and a function of that name, or `run` if it parses its
+# arguments itself.
 COMMANDS = {
-    "demo": ("postgrad.cli.demo:demo", "train a tiny model on addition, on a CPU, no download"),
-    "train": ("postgrad.cli.train:run", "train RECIPE key=value ...: start a run, or continue it"),
-    "eval": ("postgrad.cli.eval:run", "eval MODEL data=SET n=16 ...: avg@k, pass@k and maj@k"),
-    "generate": (
-        "postgrad.cli.generate:generate",
-        "generate MODEL data=SET out=FILE: responses without scores",
-    ),
-    "score": (
-        "postgrad.cli.score:score",
-        "score FILE ...: score responses that a file already has",
-    ),
-    "analyze": (
-        "postgrad.cli.analyze:analyze",
-        "analyze entropy MODEL data=...: entropy after every block",
-    ),
-    "doctor": (
-        "postgrad.cli.doctor:doctor",
-        "show the machine; --fit RECIPE: estimate memory and time",
-    ),
-    "recipes": (
-        "postgrad.cli.recipes:recipes",
-        "recipes [NAME]: list the recipes, or one recipe's settings",
-    ),
-    "runs": ("postgrad.cli.runs:runs", "runs [FOLDER]: list the runs and their states"),
-    "view": (
-        "postgrad.cli.view:view",
-        "view [RUNS]: web page with curves, rollouts and evaluations",
-    ),
-    "data": (
-        "postgrad.cli.data:run",
-        "data prepare gsm8k: prepare, show, check and export data sets",
-    ),
-    "serve": ("postgrad.cli.serve:serve", "serve MODEL ...: an OpenAI-compatible server"),
-    "chat": ("postgrad.cli.chat:chat", "chat MODEL: talk to a model in the terminal"),
-    "sandbox": ("postgrad.cli.sandbox:sandbox", "serve the code sandbox over HTTP"),
-    "plot": (
-        "postgrad.cli.plot:plot",
-        "plot RUN [RUN ...] [FILE.png]: training curves as a picture",
-    ),
-    "export": (
-        "postgrad.cli.export:export",
-        "export SOURCE OUT: write a Hugging Face model folder",
-    ),
-    "push": (
-        "postgrad.cli.push:push",
-        "push FOLDER|RUN user/name: upload a model with a model card",
-    ),
-    "import": (
-        "postgrad.cli.import_script:import_script",
-        "import SCRIPT: the command that equals a script of verl or TRL",
-    ),
-    "launch": (
-        "postgrad.cli.launch:launch",
-        "launch slurm|kuberay|skypilot|ssh train ...: job files for several nodes",
-    ),
-    "init": (
-        "postgrad.cli.init:init",
-        "init NAME [--verifier]: start a method or verifier of your own",
-    ),
+    "demo": "train a tiny model on addition, on a CPU, no download",
+    "train": "train RECIPE key=value ...: start a run, or continue it",
+    "eval": "eval MODEL data=SET n=16 ...: avg@k, pass@k and maj@k",
+    "generate": "generate MODEL data=SET out=FILE: responses without scores",
+    "score": "score FILE ...: score responses that a file already has",
+    "analyze": "analyze entropy MODEL data=...: entropy after every block",
+    "doctor": "show the machine; --fit RECIPE: estimate memory and time",
+    "recipes": "recipes [NAME]: list the recipes, or one recipe's settings",
+    "runs": "runs [FOLDER]: list the runs and their states",
+    "view": "view [RUNS]: web page with curves, rollouts and evaluations",
+    "data": "data prepare gsm8k: prepare, show, check and export data sets",
+    "serve": "serve MODEL ...: an OpenAI-compatible server",
+    "chat": "chat MODEL: talk to a model in the terminal",
+    "sandbox": "serve the code sandbox over HTTP",
+    "plot": "plot RUN [RUN ...] [FILE.png]: training curves as a picture",
+    "export": "export SOURCE OUT: write a Hugging Face model folder",
+    "push": "push FOLDER|RUN user/name: upload a model with a model card",
+    "import": "import SCRIPT: the command that equals a script of verl or TRL",
+    "launch": "launch slurm|kuberay|skypilot|ssh train ...: job files for several nodes",
+    "init": "init NAME [--verifier]: start a method or verifier of your own",
 }
+MODULES = {"import": "import_script"}  # Python reserves the name
 
 # Commands that say what they are doing.
 LONG_COMMANDS = ("demo", "train", "doctor", "data", "analyze")
@@ -93,7 +56,7 @@ HOW_TO_CONTINUE = {
 
 def usage() -> str:
     """Return the help text of `postgrad` itself."""
-    commands = [f"  {name:<13}{help_line}" for name, (_, help_line) in COMMANDS.items()]
+    commands = [f"  {name:<13}{help_line}" for name, help_line in COMMANDS.items()]
     lines = [
         f"postgrad {__version__}: RL post-training for language models",
         "",
@@ -172,9 +135,11 @@ def run(argv: list[str], ends_process: bool = False) -> int:
 
 
 def _run_command(name: str, argv: list[str]) -> int:
-    place = COMMANDS[name][0]
-    function = import_named(place)
-    return function(argv) if place.endswith(":run") else Parser(function, name).call(argv)
+    module_name = MODULES.get(name, name)
+    module = importlib.import_module(f"postgrad.cli.{module_name}")
+    if hasattr(module, "run"):
+        return module.run(argv)
+    return Parser(getattr(module, module_name), name).call(argv)
 
 
 def _phase_lines(argv: list[str]) -> Show | None:
@@ -201,7 +166,7 @@ def _suggest_command(name: str) -> str:
     from postgrad.config.compose import recipe_names
 
     if name in OTHER_NAMES:
-        return f"use postgrad {COMMANDS[OTHER_NAMES[name]][1]}"
+        return f"use postgrad {COMMANDS[OTHER_NAMES[name]]}"
     if name in recipe_names():
         return f"it is a recipe: postgrad train {name} key=value ..."
     return did_you_mean(name, COMMANDS)

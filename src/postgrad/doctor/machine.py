@@ -98,9 +98,9 @@ def describe_sandbox() -> str:
 
     The sandbox is tried out, not only looked up.
     """
-    from postgrad.sandbox.client import remote_sandbox
     from postgrad.sandbox.local import probe
     from postgrad.sandbox.outcome import SandboxError
+    from postgrad.sandbox.remote import remote_sandbox
 
     url = os.environ.get("POSTGRAD_SANDBOX", "")
     token = os.environ.get("POSTGRAD_SANDBOX_TOKEN", "")

@@ -5,10 +5,11 @@ Also finds duplicate questions, and questions that are both in a training set an
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+from postgrad import phases
 from postgrad.data.encode.styles import question_of
 from postgrad.errors import ConfigError
 from postgrad.pictures import text_of_content
@@ -17,8 +18,6 @@ from postgrad.verifiers.expression import asks_judge
 from postgrad.verifiers.grading.answers import truth_of
 from postgrad.verifiers.grading.numbers import number
 from postgrad.verifiers.scorer import Scorer
-
-CHUNK = 256  # problems scored between two progress updates
 
 # A response with a right answer in the form each verifier expects; {} is the gold answer.
 RESPONSE_FORMATS = {
@@ -131,7 +130,6 @@ def check_data(
     locations: Sequence[str],
     scorer: Scorer,
     test_set: Iterable[Problem] = (),
-    on_progress: Callable[[int], None] = lambda num_problems: None,
 ) -> DataReport:
     """Check problems against their verifier, each other and a test set.
 
@@ -140,13 +138,10 @@ def check_data(
         locations: where each problem was read, such as "train.jsonl: row 3".
         scorer: the scorer with the verifier that training would use.
         test_set: problems that must not be in the data.
-        on_progress: gets the number of problems of each finished chunk.
     """
     report = DataReport(num_problems=len(problems))
-    for start in range(0, len(problems), CHUNK):
-        chunk = problems[start : start + CHUNK]
-        _check_verifier(chunk, locations[start : start + CHUNK], scorer, report)
-        on_progress(len(chunk))
+    phases.begin("scoring gold answers")
+    _check_verifier(problems, locations, scorer, report)
     report.notes = scorer.json_notes(report.checked)
     _find_duplicates(problems, locations, report)
     test_uids = {question_key(problem): problem.uid for problem in test_set}

@@ -1,8 +1,7 @@
 """Reads checkpoints that verl wrote with FSDP: one file per rank with a shard of every weight.
 
-`actor/model_world_size_W_rank_R.pt` hold DTensors (FSDP2, and FSDP1 with a device mesh) or
-ShardedTensors (FSDP1 without one), sharded along one dimension; the last shards are shorter or
-empty. `actor/huggingface/` has the configuration and the tokenizer.
+`actor/model_world_size_W_rank_R.pt` hold DTensors, sharded along one dimension; the last shards are
+shorter or empty. `actor/huggingface/` has the configuration and the tokenizer.
 
 The files are pickles. torch's weights-only loader reads them, with the classes below in place of
 those of torch.distributed; they only store what was saved. So no code of a file runs, no process
@@ -60,10 +59,7 @@ class Partial(SavedObject):
 
 
 class SavedTensor(torch.Tensor):
-    """In place of DTensor and ShardedTensor, with the attributes that they were saved with.
-
-    A DTensor has `_local_tensor` and `_spec`, a ShardedTensor `_local_shards` and `_metadata`.
-    """
+    """In place of DTensor, with the attributes it was saved with: `_local_tensor` and `_spec`."""
 
     @classmethod
     def __torch_dispatch__(cls, *_: Any, **__: Any) -> Any:
@@ -72,10 +68,6 @@ class SavedTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __setstate__(self, state: Any) -> None:
-        if isinstance(state, tuple) and len(state) == 5:
-            # ShardedTensor: shards, metadata, process group, spec, remote references
-            self._local_shards, self._metadata = state[:2]
-            return
         for part in state if isinstance(state, tuple) else (state,):
             for name, value in (part or {}).items():
                 setattr(self, name, value)
@@ -88,7 +80,6 @@ def _ignore_member(kind: Any, name: Any) -> type[SavedObject]:
 
 TENSOR = "torch.distributed.tensor"
 OLD_TENSOR = "torch.distributed._tensor"  # before torch 2.5
-SHARDED = "torch.distributed._shard"
 MESH_LAYOUT = "torch.distributed._mesh_layout"
 PLACEMENTS = {
     "Shard": Shard,
@@ -119,18 +110,6 @@ def _stand_ins() -> dict[str, Any]:
         names[name] = SavedObject
     for name in ("_MeshLayout", "_FlatLayout"):
         names[f"{MESH_LAYOUT}.{name}"] = SavedObject
-    names[f"{SHARDED}.sharded_tensor.api.ShardedTensor"] = SavedTensor
-    for name in (
-        "metadata.ShardMetadata",
-        "sharded_tensor.shard.Shard",
-        "sharded_tensor.metadata.ShardedTensorMetadata",
-        "sharded_tensor.metadata.TensorProperties",
-        "sharded_tensor.metadata.MEM_FORMAT_ENCODING",
-        "sharding_spec.chunk_sharding_spec.ChunkShardingSpec",
-        "sharding_spec.api.EnumerableShardingSpec",
-    ):
-        names[f"{SHARDED}.{name}"] = SavedObject
-    names["torch.distributed.remote_device._remote_device"] = SavedObject
     names["builtins.getattr"] = _ignore_member
     names["__builtin__.getattr"] = _ignore_member
     return names
@@ -251,14 +230,12 @@ def _merge(label: str, shards: list[Any]) -> LazyTensor:
         return _merge_copies(label, shards)
     if kinds == {"DTensor"}:
         return _merge_dtensors(label, shards)
-    if kinds == {"ShardedTensor"}:
-        return _merge_sharded_tensors(label, shards)
     raise ConfigError(f"{label} is not the same kind of tensor on all ranks")
 
 
 def _kind(shard: Any) -> str:
     if isinstance(shard, SavedTensor):
-        return "DTensor" if hasattr(shard, "_spec") else "ShardedTensor"
+        return "DTensor"
     return "tensor" if isinstance(shard, Tensor) else "other"
 
 
@@ -304,25 +281,6 @@ def _merge_dtensors(label: str, shards: list[Any]) -> LazyTensor:
         raise ConfigError(f"{label} is a sum over ranks, which no checkpoint should hold")
     shape = tuple(_field(spec.tensor_meta, "shape", 0))
     return _concatenate(label, shape, int(_field(placement, "dim", 0)), local)
-
-
-def _merge_sharded_tensors(label: str, shards: list[Any]) -> LazyTensor:
-    shape = tuple(_field(shards[0]._metadata, "size", 1))
-    by_offset: dict[tuple[int, ...], Tensor] = {}
-    for shard in shards:
-        for local in shard._local_shards:
-            offsets = tuple(_field(_field(local, "metadata", 1), "shard_offsets", 0))
-            by_offset[offsets] = _field(local, "tensor", 0)
-    if any(any(offsets[1:]) for offsets in by_offset):
-        raise ConfigError(f"{label} is not sharded along its first dimension alone")
-    pieces: list[Tensor] = []
-    next_row = 0
-    for offsets in sorted(by_offset):
-        if offsets[0] != next_row:
-            raise ConfigError(f"{label}: rows {next_row} to {offsets[0] - 1} are in no shard")
-        pieces.append(by_offset[offsets])
-        next_row += len(by_offset[offsets])
-    return _concatenate(label, shape, 0, pieces)
 
 
 def _concatenate(label: str, shape: tuple[int, ...], dim: int, shards: list[Tensor]) -> LazyTensor:

@@ -5,7 +5,7 @@
     native/                     samples from the trainer's own weights, on CPU and GPU
     hf.py                       transformers' generate; slow, the reference for the others
     vllm.py                     vLLM in this process
-    http.py, http_client.py     OpenAI-compatible servers; the same with new weights after each step
+    http.py, http_sync.py       OpenAI-compatible servers, and new weights for them; sglang.py
     stops.py                    stop strings
     turns.py                    the loop over the turns of responses; who may answer
     conversations.py            responses to which environments and tools answer

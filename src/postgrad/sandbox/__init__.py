@@ -5,7 +5,7 @@
 - inside/: the code that runs inside the sandbox.
 - outcome.py: limits, how a program ended, the result of one test.
 - suites.py: the tests of one program, one after the other; the same rules for every sandbox.
-- client.py, fusion.py, http_client.py: sandboxes of other machines.
+- remote.py: sandboxes of other machines.
 - server.py, request_models.py: `postgrad sandbox`, the sandbox as a server.
 
 Imports no torch, and of Postgrad only errors and net.

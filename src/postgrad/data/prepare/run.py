@@ -6,13 +6,14 @@
 The same input gives the same bytes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from postgrad import phases
 from postgrad.data.encode.styles import OWN, Messages, Style, styled
 from postgrad.data.prepare.base import Context, Drop, PreparedRow
 from postgrad.data.prepare.converters import draft_of_problem
@@ -41,7 +42,6 @@ def prepare(
     commit: str,
     out: Path,
     overwrite: bool = False,
-    on_progress: Callable[[int], None] = lambda _: None,
 ) -> Prepared:
     """Read, convert and write.
 
@@ -51,7 +51,6 @@ def prepare(
         commit: their commit on the hub, or "".
         out: the parquet file to write.
         overwrite: replace a file with other content.
-        on_progress: called with the number of rows read since the last call.
 
     Raises:
         ConfigError: a file cannot be read, no row is left, or `out` exists with other content and
@@ -64,7 +63,8 @@ def prepare(
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"out={out}: no folder {out.parent}; make it first")
     counts = RowCounts()
-    tables = list(_make_tables(_convert_rows(request, files, counts, on_progress)))
+    phases.begin(f"reading {request.name}, rows")
+    tables = list(_make_tables(_convert_rows(request, files, counts)))
     counts.kept = sum(table.num_rows for table in tables)
     if not tables:
         reasons = [f"{count} {reason}" for reason, count in sort_by_count(counts.dropped)]
@@ -92,7 +92,6 @@ def _convert_rows(
     request: PrepareRequest,
     files: list[tuple[str, Path]],
     counts: RowCounts,
-    on_progress: Callable[[int], None],
 ) -> Iterator[Row]:
     """Yield the rows of the new file; count what is read and dropped."""
     used_uids: set[str] = set()
@@ -104,8 +103,7 @@ def _convert_rows(
                 request.options, request.split, counts.read, name, request.count_tokens
             )
             counts.read += 1
-            if counts.read % CHUNK == 0:
-                on_progress(CHUNK)
+            phases.count(counts.read, 0)
             try:
                 if request.columns:
                     row = rename_columns(row, request.columns)
@@ -123,7 +121,6 @@ def _convert_rows(
             used_uids.add(new_row["uid"])
             seen.add(key)
             yield new_row
-    on_progress(counts.read % CHUNK)
     if len(sources) > 1 and request.data_set.data_source and not request.options["source"]:
         listed = ", ".join(f"{source} ({count})" for source, count in sorted(sources.items()))
         raise ConfigError(

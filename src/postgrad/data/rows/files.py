@@ -177,14 +177,6 @@ def missing_file_message(path: Path) -> str:
     return f"{path}: no such file; {hint}"
 
 
-def count_rows(path: Path) -> int | None:
-    """Return the number of rows of a parquet file, from its metadata; None for other files."""
-    try:
-        return parquet.read_metadata(path).num_rows if extension(path) == ".parquet" else None
-    except (pa.ArrowException, OSError):
-        return None
-
-
 def _read_parquet(path: Path) -> Rows:
     """Read in batches: a large file does not fit into memory as Python objects."""
     with parquet.ParquetFile(path) as file:

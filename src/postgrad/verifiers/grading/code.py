@@ -33,9 +33,9 @@ from functools import cache
 from typing import Any
 
 from postgrad.problem import Failure, Problem, Score
-from postgrad.sandbox.client import FusionSandbox, remote_sandbox
 from postgrad.sandbox.local import Sandbox
 from postgrad.sandbox.outcome import Limits, Result
+from postgrad.sandbox.remote import FusionSandbox, remote_sandbox
 from postgrad.verifiers.grading.answers import unusable
 
 LIMITS = Limits()
