@@ -26,7 +26,7 @@ def test_an_unknown_command_names_the_one_to_use(capsys, wrong, hint):
 def test_names_of_other_programs_lead_to_commands():
     for name, command in OTHER_NAMES.items():
         assert name not in COMMANDS
-        assert COMMANDS[command][1].startswith(f"{command} ")
+        assert COMMANDS[command].startswith(f"{command} ")
 
 
 def test_ctrl_c_that_a_library_replaces_by_its_own_error_is_one_line(capsys, monkeypatch):
