@@ -225,6 +225,9 @@ class Batch:
     @staticmethod
     def concat(batches: Sequence["Batch"]) -> "Batch":
         """Return the rows of all batches in one. Raises ColumnError if their columns differ."""
+        if any("images" in batch.rows for batch in batches):
+            for batch in batches:
+                batch.rows.setdefault("images", [()] * len(batch))
         _check_same_columns("tokens", [set(batch.tokens) for batch in batches])
         _check_same_columns("rows", [set(batch.rows) for batch in batches])
         first = batches[0]

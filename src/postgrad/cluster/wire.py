@@ -15,6 +15,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from postgrad.model.port import View
+from postgrad.pictures import Picture
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.types import Batch, Ragged
 
@@ -59,6 +60,11 @@ def _to_json(value: Any, tensors: dict[str, Tensor], store: Store) -> Any:
         name = str(len(tensors))
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"tensor": name}
+    if isinstance(value, Picture):  # the rows of a group have the same one
+        name = f"picture {value.key}"
+        if name not in tensors:
+            tensors[name] = torch.frombuffer(bytearray(value.data), dtype=torch.uint8)
+        return {"picture": name}
     if isinstance(value, Batch):
         parts = [value.prompt, value.response, dict(value.tokens), dict(value.rows)]
         return {"batch": [_to_json(part, tensors, store) for part in parts]}
@@ -85,6 +91,8 @@ def _from_json(value: Any, tensors: dict[str, Tensor], load: Load | None) -> Any
         return value
     if "tensor" in value:
         return tensors[value["tensor"]]
+    if "picture" in value:
+        return Picture(tensors[value["picture"]].numpy().tobytes())
     if "stored" in value:
         assert load is not None
         return load(value["stored"])

@@ -7,16 +7,20 @@ added after the first blocks (Qwen3), and image tokens that attend to each other
 (Gemma 3). The numeric gate holds the result against the stock forward pass (load/picture_gate.py).
 """
 
+import hashlib
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from postgrad import picture_processor
 from postgrad.errors import ConfigError, RunError
 from postgrad.model.device import copy_async
 from postgrad.model.passes.layout import RowSpan
@@ -80,24 +84,18 @@ class RowPictures(NamedTuple):
     is_place: Tensor
     axes: Tensor | None
     blocks: Tensor | None
-
-    @property
-    def offset(self) -> int:
-        """What a rotary position after the row has more than its position in the row."""
-        if self.axes is None or not self.pictures:
-            return 0
-        return int(self.axes[1:].max()) + 1 - len(self.is_place)
+    offset: int  # what a rotary position after the row has more than its position in the row
 
     def longer(self, length: int) -> "RowPictures":
-        """Return the row with text after it, up to this many tokens."""
-        after = torch.arange(len(self.is_place), length)
+        """Return the row with text after it, if it has fewer than `length` tokens."""
+        after = torch.arange(len(self.is_place), max(length, len(self.is_place)))
         axes, blocks = self.axes, self.blocks
         if axes is not None:
             axes = torch.cat([axes, torch.stack([after, *[after + self.offset] * 3])], 1)
         if blocks is not None:
             blocks = torch.cat([blocks, torch.zeros_like(after)])
         is_place = torch.cat([self.is_place, torch.zeros_like(after).bool()])
-        return RowPictures(self.pictures, is_place, axes, blocks)
+        return RowPictures(self.pictures, is_place, axes, blocks, self.offset)
 
 
 class Vision:
@@ -110,6 +108,10 @@ class Vision:
         self.processor = processor
         self.trained = trained
         self.passes: PassKind = "packed"
+        settings = json.dumps(processor.stock.image_processor.to_dict(), default=str).encode()
+        sources = [Path(__file__).read_bytes(), Path(picture_processor.__file__).read_bytes()]
+        # of what the verdicts about pictures depend on besides the model
+        self.fingerprint = hashlib.sha256(b"".join([settings, *sources])).hexdigest()[:8]
         self.has_axes = hasattr(model.base_model, "get_rope_index")
         parameters = inspect.signature(model.base_model.forward).parameters
         self.sees_both_ways = "token_type_ids" in parameters
@@ -160,7 +162,8 @@ class Vision:
             is_place = torch.zeros_like(is_place)
         axes = self._axes(model, tokens, pictures, is_place) if self.has_axes else None
         blocks = _number_runs(is_place) if self.sees_both_ways else None
-        return RowPictures(tuple(pictures), is_place, axes, blocks)
+        offset = 0 if axes is None else int(axes[1:].max()) + 1 - len(tokens)
+        return RowPictures(tuple(pictures), is_place, axes, blocks, offset)
 
     def _axes(self, model: Any, tokens: Tensor, pictures: Pictures, is_place: Tensor) -> Tensor:
         positions = torch.arange(len(tokens))
@@ -208,6 +211,16 @@ class Vision:
                 blocks[start:end] = row.blocks[here]
         flat = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
         return PlacedPictures(parts, flat, axes, blocks)
+
+    def stock_inputs(self, model: Any, ids: Tensor, pictures: Pictures) -> dict[str, Tensor]:
+        """Return what the stock model reads besides equal rows of ids (rows, tokens)."""
+        known = inspect.signature(model.forward).parameters
+        types = (ids == self.processor.image_token_id).int()
+        inputs = {"mm_token_type_ids": types, "token_type_ids": types}
+        for name, value in self.processor.all_pixels(pictures).items():
+            if name in known:
+                inputs[name] = value.repeat(len(ids), *[1] * (value.dim() - 1))
+        return {name: value for name, value in inputs.items() if name in known}
 
     # ---- passes
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from postgrad.config.schema import RolloutConfig
 from postgrad.errors import RunError
 from postgrad.model.load.context import check_token_id
+from postgrad.pictures import Picture
 from postgrad.problem import Failure, Message
 
 
@@ -67,12 +68,18 @@ def make_sampling(rollout: RolloutConfig, temperature: float | None = None) -> S
 class Request:
     """One prompt with one seed per wanted continuation.
 
-    `max_new_tokens` lowers the sampling's limit for this prompt; None keeps it.
+    `max_new_tokens` lowers the sampling's limit for this prompt; None keeps it. `images` are the
+    pictures that the prompt's image tokens show, in order.
     """
 
     prompt: list[int]
     seeds: list[int]
     max_new_tokens: int | None = None
+    images: tuple[Picture, ...] = ()
+
+    def __post_init__(self) -> None:
+        # A tuple becomes a list when it crosses a process boundary.
+        object.__setattr__(self, "images", tuple(self.images))
 
 
 def token_limit(request: Request, sampling: Sampling) -> int:

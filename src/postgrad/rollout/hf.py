@@ -18,6 +18,7 @@ from postgrad.errors import ConfigError
 from postgrad.model.load.context import context_length
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.load import stop_ids
+from postgrad.model.passes.support import STOCK_ATTENTION, set_attention
 from postgrad.rollout.engine import (
     Completion,
     Request,
@@ -59,7 +60,8 @@ class HfEngine:
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         check_requests(requests, sampling, self.max_context, self.model.config)
-        with self._neutral_generation_config():
+        has_pictures = any(request.images for request in requests)
+        with self._neutral_generation_config(), _attention_for(self.model, has_pictures):
             groups: list[list[Completion]] = []
             for request in requests:
                 groups.append(self._generate_group(request, sampling))
@@ -84,6 +86,7 @@ class HfEngine:
         ids = self.model.generate(
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),
+            **self._picture_inputs(request, prompt),
             logits_processor=[sampler],
             max_new_tokens=token_limit(request, sampling),
         )[:, prompt.shape[1] :]
@@ -94,6 +97,15 @@ class HfEngine:
             self._completion(tokens, row_logprobs, row_kept if sampling.record_kept else None)
             for tokens, row_logprobs, row_kept in rows
         ]
+
+    def _picture_inputs(self, request: Request, prompt: Tensor) -> dict[str, Tensor]:
+        """Return what the stock model reads besides the prompt (rows, tokens)."""
+        if not request.images:
+            return {}
+        from postgrad.model.vision import vision_of
+
+        inputs = vision_of(self.model).stock_inputs(self.model, prompt, request.images)
+        return {name: value.to(self.device) for name, value in inputs.items()}
 
     def _completion(
         self, tokens: list[int], logprobs: list[float], kept_ids: list[list[int]] | None
@@ -123,6 +135,19 @@ class HfEngine:
         finally:
             self.model.generation_config = original
             self.model.train()
+
+
+@contextmanager
+def _attention_for(model: Any, has_pictures: bool) -> Iterator[None]:
+    """Let pictures meet the stock attention, whose masks know how their tokens see each other."""
+    attention = model.config._attn_implementation
+    if has_pictures:
+        set_attention(model, STOCK_ATTENTION)
+    try:
+        yield
+    finally:
+        if has_pictures:
+            set_attention(model, attention)
 
 
 class _SeededSampler:

@@ -160,7 +160,7 @@ class _Streams(contextlib.ExitStack):
         groups: dict[Any, list[Turn]] = {}
         for turn in sorted(turns, key=lambda turn: turn.key):
             request = turn.request
-            first = (turn.stop, request.max_new_tokens, tuple(request.prompt))
+            first = (turn.stop, request.max_new_tokens, tuple(request.prompt), request.images)
             groups.setdefault(turn.key if turn.continues else first, []).append(turn)
         for group in groups.values():
             seeds = [turn.request.seeds[0] for turn in group]

@@ -5,10 +5,7 @@ Our passes must give the same log-probs (gate.py); two rows have equal ids and d
 A model that fails is trained on text only.
 """
 
-import hashlib
-import inspect
 import io
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -16,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad import picture_processor
 from postgrad.errors import ConfigError, first_line
-from postgrad.model import vision as vision_module
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.gate import (
     Gate,
@@ -27,14 +22,18 @@ from postgrad.model.load.gate import (
     measure_rounding,
     read_verdict,
 )
-from postgrad.model.passes.support import PASS_KINDS, set_attention, support_of
+from postgrad.model.passes.support import (
+    PASS_KINDS,
+    STOCK_ATTENTION,
+    set_attention,
+    support_of,
+)
 from postgrad.model.vision import Vision, set_vision
 from postgrad.picture_processor import PictureProcessor
 from postgrad.pictures import Picture
 from postgrad.types import Batch, Trajectory
 
 SIZES = ((48, 32), (32, 48), (48, 32))  # of the pictures; two have equally many tokens
-STOCK_ATTENTION = "sdpa"
 
 
 def enable_pictures(loaded: Loaded, trained: bool, cache: Path) -> None:
@@ -62,11 +61,8 @@ class PictureGate(Gate):
         self.text_attention = model.config._attn_implementation
         if self.stock_attention != "eager":
             self.stock_attention = STOCK_ATTENTION
-        settings = vision.processor.stock.image_processor.to_dict()
-        processor = hashlib.sha256(json.dumps(settings, default=str).encode()).hexdigest()[:8]
-        sources = [Path(str(module.__file__)) for module in (picture_processor, vision_module)]
-        name = fingerprint(model, [*sources, Path(__file__)])
-        self.file = cache / "gate" / f"{name}-{processor}-pictures.json"
+        name = f"{fingerprint(model, [Path(__file__)])}-{vision.fingerprint}-pictures"
+        self.file = cache / "gate" / f"{name}.json"
         self.verdict = read_verdict(self.file)
         # The stock attention sees other masks than ours; a model that needs it has it for text.
         of_text = support_of(model).passes
@@ -93,16 +89,13 @@ class PictureGate(Gate):
         """Return (tokens,) log-probs of the stock model, which gets ids and pixels."""
         model = self.model
         device = next(model.parameters()).device
-        parameters = inspect.signature(model.forward).parameters
         columns: list[Tensor] = []
         rows = zip(batch.prompt.split(), batch.response.split(), batch.rows["images"], strict=True)
         for prompt, response, pictures in rows:
-            inputs = {"input_ids": torch.cat([prompt, response])[None]}
-            if pictures:
-                inputs |= self.vision.processor.all_pixels(pictures)
-                types = (inputs["input_ids"] == self.vision.processor.image_token_id).int()
-                inputs |= {"mm_token_type_ids": types, "token_type_ids": types}
-            inputs = {name: inputs[name].to(device) for name in inputs if name in parameters}
+            ids = torch.cat([prompt, response])[None]
+            inputs = self.vision.stock_inputs(model, ids, pictures) if pictures else {}
+            inputs = {name: value.to(device) for name, value in inputs.items()}
+            inputs["input_ids"] = ids.to(device)
             logits = model(**inputs, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
             logprobs = torch.log_softmax(logits, -1)
             columns.append(logprobs.gather(1, response.to(device)[:, None])[:, 0].cpu())

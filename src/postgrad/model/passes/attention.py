@@ -197,13 +197,15 @@ def prompt_mask(lengths: Tensor, width: int, first: int = 0) -> Tensor:
     return ((causal[None] & is_token[:, None, :]) | diagonal[None])[:, None]
 
 
-def with_blocks(mask: Tensor | None, blocks: Tensor) -> Tensor:
-    """Return a mask (bundles, 1, length, length) in which the tokens of a picture see each other.
+def with_blocks(mask: Tensor | None, blocks: Tensor, of_keys: Tensor | None = None) -> Tensor:
+    """Return a mask (rows, 1, queries, keys) in which the tokens of a picture see each other.
 
-    `mask` None is causal; `blocks` is (bundles, length).
+    `mask` None is causal. `blocks` (rows, queries) and `of_keys` (rows, keys) are numbers of
+    pictures, 0 for text; by default the keys are those of the queries' tokens.
     """
     length = blocks.shape[1]
     if mask is None:
         mask = torch.ones(length, length, dtype=torch.bool, device=blocks.device).tril()[None, None]
-    same = (blocks[:, None, :] == blocks[:, :, None]) & (blocks[:, None, :] > 0)
+    keys = blocks if of_keys is None else of_keys
+    same = (keys[:, None, :] == blocks[:, :, None]) & (keys[:, None, :] > 0)
     return mask | same[:, None]

@@ -98,15 +98,20 @@ def make_micro_batches(
     `device` is where the passes run; by default the device of the model's parameters. Raises
     RunError for token ids without an embedding.
     """
-    kind = support_of(model).passes
-    if "images" in batch.rows:
-        from postgrad.model.vision import vision_of
-
-        kind = vision_of(model).passes
+    kind = passes_of(model, batch)
     for ids in (batch.prompt.values, batch.response.values):
         if len(ids):
             check_token_id(int(ids.max()), model.config)
     return make_micro_batches_of_kind(kind, batch, token_budget, model, row_groups, device)
+
+
+def passes_of(model: Any, batch: Batch) -> PassKind:
+    """Return the kind of passes over a batch. Raises ConfigError if none can read its pictures."""
+    if "images" not in batch.rows:
+        return support_of(model).passes
+    from postgrad.model.vision import vision_of
+
+    return vision_of(model).passes
 
 
 def make_micro_batches_of_kind(

@@ -10,6 +10,7 @@ from postgrad.model.device import supports_captured_experts
 
 PassKind = Literal["packed", "shared", "rows"]
 PASS_KINDS: tuple[PassKind, ...] = ("packed", "shared", "rows")
+STOCK_ATTENTION = "sdpa"  # of transformers, for the stock forward pass
 # Model types whose blocks the captured graphs and the paged decoder know.
 CAPTURED_FAMILIES = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
@@ -55,6 +56,11 @@ def support_of(model: Any) -> Support:
         passes: PassKind = "packed" if known else "shared"
         support = Support(passes, transform_of(model))
     return support
+
+
+def sees_pictures(model: Any) -> bool:
+    """Return whether the model was loaded with what reads pictures, and the gate approved."""
+    return not isinstance(vars(model).get("postgrad_vision"), str | None)
 
 
 def set_attention(model: Any, name: str) -> None:

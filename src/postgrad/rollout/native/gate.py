@@ -25,7 +25,8 @@ from postgrad.model.load.gate import (
     probe_rows,
 )
 from postgrad.model.load.load import cache_folder
-from postgrad.model.passes.support import support_of
+from postgrad.model.passes.layout import passes_of
+from postgrad.model.passes.support import sees_pictures, support_of
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.types import Batch, Trajectory
 
@@ -44,6 +45,10 @@ def decode_problem(loaded: Loaded, engine: Sampler, name: str = "decode") -> str
     Cached on disk, by the model's architecture and `name`, which is the engine's.
     """
     sources = sorted(Path(__file__).parent.glob("*.py"))
+    if sees_pictures(loaded.model):
+        from postgrad.model.vision import vision_of
+
+        name = f"{name}-{vision_of(loaded.model).fingerprint}"
     file = cache_folder() / "gate" / f"{fingerprint(loaded.model, sources)}-{name}.json"
     with suppress(OSError, ValueError):  # no cached verdict that can be read
         return str(json.loads(file.read_text()))
@@ -55,25 +60,35 @@ def decode_problem(loaded: Loaded, engine: Sampler, name: str = "decode") -> str
 
 
 def _compare(loaded: Loaded, engine: Sampler) -> str:
-    prompts = list(
-        dict.fromkeys(tuple(p.tolist()) for p in probe_rows(loaded.model).prompt.split())
-    )
-    requests = [Request(list(prompt), [2 * i, 2 * i + 1]) for i, prompt in enumerate(prompts)]
+    rows = probe_rows(loaded.model).trajectories()
+    if sees_pictures(loaded.model):
+        from postgrad.model.load.picture_gate import picture_rows
+        from postgrad.model.vision import vision_of
+
+        processor = vision_of(loaded.model).processor
+        rows += picture_rows(processor, loaded.tokenizer).trajectories()
+    prompts = dict.fromkeys((tuple(row.prompt), row.images) for row in rows)
+    requests = [
+        Request(list(prompt), [2 * i, 2 * i + 1], images=images)
+        for i, (prompt, images) in enumerate(prompts)
+    ]
     try:
         groups = engine.generate(requests, Sampling(1.0, NEW_TOKENS))
     except (torch.OutOfMemoryError, RunError):  # no memory, or damaged weights
         raise  # says nothing about the architecture, so it must not become a cached verdict
     except Exception as error:
         return first_line(error)
-    rows: list[Trajectory] = []
+    continued: list[Trajectory] = []
     sampled: list[float] = []
-    for number, (prompt, completions) in enumerate(zip(prompts, groups, strict=True)):
+    for number, (request, completions) in enumerate(zip(requests, groups, strict=True)):
         for index, completion in enumerate(completions):
-            rows.append(Trajectory(f"p{number}", list(prompt), completion.tokens, number, index))
+            row = Trajectory(f"p{number}", request.prompt, completion.tokens, number, index)
+            row.images = request.images
+            continued.append(row)
             sampled += completion.logprobs
-    batch = Batch.of(rows)
+    batch = Batch.of(continued)
     support = support_of(loaded.model)
     with eval_mode(loaded.model):
-        trained = our_logprobs(loaded.model, batch, support.passes)
+        trained = our_logprobs(loaded.model, batch, passes_of(loaded.model, batch))
     dtype = next(loaded.model.parameters()).dtype
     return disagreement(trained.new_tensor(sampled), trained, dtype, support.rounding)

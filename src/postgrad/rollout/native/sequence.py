@@ -5,7 +5,7 @@ A sequence is one row, from the request to its completion, in a batch, a stream 
 
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from postgrad.rollout.native.sampling import (
     logprobs_at,
 )
 from postgrad.rollout.stops import StopStrings
+
+if TYPE_CHECKING:  # imported by runs with pictures
+    from postgrad.model.vision import RowPictures
 
 PROMPT_CHUNK = 512  # prompt tokens whose logits exist at the same time
 
@@ -33,6 +36,7 @@ class Job:
         is_watched: somebody reads the tokens while they are sampled.
         owner: whose job it is; for the caller.
         num_waiting: sequences that do not decode yet; their store may share the prompt.
+        pictures: where the prompt's pictures are; the store sets it (model/vision.py).
     """
 
     request: Request
@@ -47,6 +51,7 @@ class Job:
     prompt_top_tokens: list[TopTokens] = field(default_factory=list)
     sequences: "list[Sequence]" = field(init=False)
     num_waiting: int = field(init=False)
+    pictures: "RowPictures | None" = None
 
     def __post_init__(self) -> None:
         num_sequences = len(self.request.seeds)

@@ -7,12 +7,13 @@ attend to all earlier ones of their line. A decode step is the pass with one tok
 import math
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from postgrad.model.passes.attention import with_blocks
 from postgrad.model.passes.head import Head, head_of, upcast_head, upcast_logits
 from postgrad.model.passes.support import LogitTransform, has_window
 from postgrad.rollout.native.sampling import (
@@ -23,7 +24,10 @@ from postgrad.rollout.native.sampling import (
     sample_mixed_tokens,
     truncate,
 )
-from postgrad.rollout.native.sequence import Sequence
+from postgrad.rollout.native.sequence import Job, Sequence
+
+if TYPE_CHECKING:  # imported by runs with pictures
+    from postgrad.model.vision import PlacedPictures, RowPictures
 
 PREFILL_TOKENS = 8192  # padded prompt tokens per prefill pass
 # Tokens of a long prompt that a CPU computes between two tokens of a server's running sequences.
@@ -93,10 +97,17 @@ class SlotCache:
         is_consecutive = slots == list(range(slots[0], end))
         self.slots = slice(slots[0], end) if is_consecutive else rows
 
-    def mask(self) -> Tensor:
-        """Return the attention mask (rows, 1, new, width): a token attends to its line so far."""
+    def mask(self, blocks: Tensor | None = None) -> Tensor:
+        """Return the attention mask (rows, 1, new, width): a token attends to its line so far.
+
+        `blocks` (rows, new) are numbers of pictures whose tokens see each other; 0 for text.
+        """
         columns = torch.arange(self.width, device=self.positions.device)
-        return columns <= self.positions[:, None, :, None]
+        mask = columns <= self.positions[:, None, :, None]
+        if blocks is None:
+            return mask
+        of_keys = blocks.new_zeros(len(blocks), self.width).scatter(1, self.positions, blocks)
+        return with_blocks(mask, blocks, of_keys)
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
         """Write the new tokens (rows, heads, new, head_dim).
@@ -187,6 +198,7 @@ class SlotStore:
         if len(self.rows) == self.capacity:
             return False
         sequence = next(iter(waiting))
+        self._find_pictures(sequence.job)
         self.cache.grow(len(sequence.job.request.prompt) + sequence.job.limit)
         sequence.slot = len(self.rows)
         self.rows.append(sequence)
@@ -285,6 +297,9 @@ class SlotStore:
     def _num_next(self, sequence: Sequence) -> int:
         """Return how many tokens of a sequence the next pass computes."""
         missing = sequence.num_missing
+        pictures = sequence.job.pictures
+        if pictures is not None and pictures.blocks is not None:
+            return missing  # the tokens of a picture see each other
         return min(missing, self.chunk or missing, tokens_per_pass(sequence.num_computed + missing))
 
     def _compute(self, rows: list[Sequence]) -> None:
@@ -295,7 +310,8 @@ class SlotStore:
             line[:count] = torch.tensor(row.text[row.num_computed :][:count])
         firsts = torch.tensor([row.num_computed for row in rows])
         positions = firsts[:, None] + torch.arange(ids.shape[1])
-        states = self._forward([row.slot for row in rows], ids, positions)
+        placed = self._place_pictures(rows, counts, ids.shape[1])
+        states = self._forward([row.slot for row in rows], ids, positions, placed)
         for line, row, count in zip(states, rows, counts, strict=True):
             if row.job.scores_prompt and len(row.job.prompt_logprobs) == row.num_computed:
                 row.job.score_prompt(line[:count], self._compute_logits)
@@ -338,23 +354,79 @@ class SlotStore:
         positions = torch.zeros(size, 1, dtype=torch.int64)
         ids[:num_rows, 0] = torch.tensor([row.last_token for row in self.rows])
         positions[:num_rows, 0] = torch.tensor([row.num_computed for row in self.rows])
-        hidden = self._forward(list(range(size)), ids, positions)[:, 0]
+        offsets = torch.zeros(size, 1, dtype=torch.int64)
+        for row in self.rows:
+            if row.job.pictures is not None:
+                offsets[row.slot] = row.job.pictures.offset
+        hidden = self._forward(list(range(size)), ids, positions, offsets=offsets)[:, 0]
         return self._compute_logits(hidden)[:num_rows]
 
-    def _forward(self, slots: list[int], ids: Tensor, positions: Tensor) -> Tensor:
+    def _find_pictures(self, job: Job) -> None:
+        """Note where the pictures of a job's prompt are. Raises ConfigError if none can be."""
+        if job.request.images and job.pictures is None:
+            from postgrad.model.vision import vision_of
+
+            model = self.engine.model
+            prompt = torch.tensor(job.request.prompt)
+            job.pictures = vision_of(model).read_row(model, prompt, job.request.images)
+
+    def _place_pictures(
+        self, rows: list[Sequence], counts: list[int], width: int
+    ) -> "PlacedPictures | None":
+        """Return the pictures of a pass whose lines have the next `counts` tokens of rows."""
+        if all(row.job.pictures is None for row in rows):
+            return None
+        from postgrad.model.passes.layout import RowSpan
+        from postgrad.model.vision import vision_of
+
+        model = self.engine.model
+        vision = vision_of(model)
+        spans: list[RowSpan] = []
+        pictures: dict[int, RowPictures] = {}
+        for line, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            first = row.num_computed
+            prompt = torch.tensor(row.job.request.prompt)
+            of_prompt = row.job.pictures or vision.read_row(model, prompt, ())
+            spans.append(RowSpan(line * width, line * width + count, line, first))
+            pictures[line] = of_prompt.longer(first + count)
+        return vision.join(spans, pictures, len(rows) * width)
+
+    def _forward(
+        self,
+        slots: list[int],
+        ids: Tensor,
+        positions: Tensor,
+        placed: "PlacedPictures | None" = None,
+        offsets: Tensor | None = None,
+    ) -> Tensor:
         """Compute the tokens ids (rows, new) at these positions (rows, new) of some slots.
 
-        Returns the last hidden states (rows, new, width).
+        `placed` are the pictures of a prefill; `offsets` (rows, 1) is what rotary positions after
+        pictures have more. Returns the last hidden states (rows, new, width).
         """
         device = self.engine.device
         # Padding must not reach into the next slot. No text has a key at a slot's last position.
         positions = positions.clamp(max=self.cache.max_length - 1).to(device)
         self.cache.begin_pass(slots, positions)
-        window = {"token_positions": positions} if has_window(self.engine.model) else {}
-        return self.engine.model.base_model(
-            input_ids=ids.to(device),
-            position_ids=positions,
-            attention_mask=self.cache.mask(),
+        model = self.engine.model
+        window = {"token_positions": positions} if has_window(model) else {}
+        decoder = model.base_model
+        mask = self.cache.mask()
+        inputs = {"input_ids": ids.to(device), "position_ids": positions}
+        if offsets is not None and offsets.any():
+            rotary = positions + offsets.to(device)
+            inputs["position_ids"] = torch.stack([positions, rotary, rotary, rotary])
+        if placed is not None:
+            from postgrad.model.vision import vision_of
+
+            decoder = model.get_decoder()
+            embedded = vision_of(model).language_inputs(model, ids.to(device), placed.to(device))
+            inputs = {"position_ids": positions, **embedded}
+            if placed.blocks is not None:
+                mask = self.cache.mask(placed.blocks.view(ids.shape).to(device))
+        return decoder(
+            **inputs,
+            attention_mask=mask,
             past_key_values=self.cache,
             use_cache=True,
             **window,

@@ -1,0 +1,115 @@
+"""Rollouts with pictures: the native engine samples what the stock generate samples."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_runs import config_of
+from vision_models import FAMILIES, save_vision_model, square
+
+from postgrad.cluster.wire import decode, encode
+from postgrad.config.schema import ModelConfig, RolloutConfig
+from postgrad.errors import ConfigError
+from postgrad.model.load.load import load
+from postgrad.model.load.picture_gate import picture_rows
+from postgrad.model.policy import FrozenPolicy
+from postgrad.model.vision import Vision, vision_of
+from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.hf import HfEngine
+from postgrad.rollout.native.engine import NativeEngine
+from postgrad.rollout.streams import open_stream
+from postgrad.types import Batch, Trajectory
+
+SAMPLING = Sampling(1.0, 8)
+
+
+def loaded_model(folder, model_type: str):
+    save_vision_model(folder, model_type)
+    config = ModelConfig(path=str(folder), device="cpu", dtype="float32")
+    return load(config, torch.device("cpu"))
+
+
+def requests_with_pictures(loaded) -> list[Request]:
+    rows = picture_rows(vision_of(loaded.model).processor, loaded.tokenizer).trajectories()
+    prompts = dict.fromkeys((tuple(row.prompt), row.images) for row in rows)
+    return [Request(list(prompt), [1, 2, 3], images=images) for prompt, images in prompts]
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_tokens_and_log_probs_are_those_of_the_stock_generate_and_of_the_trainer(
+    model_type, tmp_path
+):
+    loaded = loaded_model(tmp_path, model_type)
+    requests = requests_with_pictures(loaded)
+    native = NativeEngine(loaded, RolloutConfig())
+    assert native.stock_engine is None
+    ours = native.generate(requests, SAMPLING)
+    stock = HfEngine(loaded, RolloutConfig()).generate(requests, SAMPLING)
+    assert [[c.tokens for c in group] for group in ours] == [
+        [c.tokens for c in group] for group in stock
+    ]
+    rows = [
+        Trajectory(str(number), request.prompt, completion.tokens, number, images=request.images)
+        for number, (request, group) in enumerate(zip(requests, ours, strict=True))
+        for completion in group
+    ]
+    sampled = torch.tensor([p for group in ours for one in group for p in one.logprobs])
+    policy = FrozenPolicy(config_of("grpo", tmp_path), loaded)
+    trained = policy.logprobs(Batch.of(rows))["logprobs"]
+    torch.testing.assert_close(sampled, trained, atol=1e-4, rtol=0)
+    # Equal ids with another picture are another prompt.
+    assert requests[0].prompt == requests[1].prompt
+    assert [c.logprobs for c in ours[0]] != [c.logprobs for c in ours[1]]
+
+
+def test_few_slots_and_a_stream_give_the_same_tokens(tmp_path):
+    loaded = loaded_model(tmp_path, "qwen3_vl")
+    requests = requests_with_pictures(loaded)
+    engine = NativeEngine(loaded, RolloutConfig())
+    expected = [[c.tokens for c in group] for group in engine.generate(requests, SAMPLING)]
+    few = NativeEngine(loaded, RolloutConfig(max_rows=2)).generate(requests, SAMPLING)
+    assert [[c.tokens for c in group] for group in few] == expected
+    found = {}
+    with open_stream(engine, SAMPLING, 5) as stream:
+        for number, request in enumerate(requests):
+            stream.add(request, [(number, index) for index in range(3)])
+        while stream.busy:
+            found |= {key: completion.tokens for key, completion in stream.poll()}
+    assert [[found[n, i] for i in range(3)] for n in range(len(requests))] == expected
+
+
+def test_only_prefill_sees_pictures_and_each_once(tmp_path, monkeypatch):
+    loaded = loaded_model(tmp_path, "qwen2_5_vl")
+    engine = NativeEngine(loaded, RolloutConfig())
+    vision_of(loaded.model).kept.clear()
+    seen = []
+    compute = Vision._compute
+    monkeypatch.setattr(Vision, "_compute", lambda *args: seen.append(args[-1]) or compute(*args))
+    engine.generate(requests_with_pictures(loaded), SAMPLING)
+    assert len(seen) == len(set(seen)) == 3
+
+
+def test_pictures_cross_a_process_boundary_once(tmp_path):
+    picture, other = square("red"), square("blue")
+    request = Request([1, 2], [3], images=(picture, other))
+    batch = Batch.of(
+        [
+            Trajectory("a", [1], [2], images=(picture,)),
+            Trajectory("a", [1], [2], 0, 1, images=(picture,)),
+            Trajectory("b", [1], [2], 1),
+        ]
+    )
+    data = encode([request, request, batch])
+    again, _, rows = decode(data)
+    assert again == request
+    assert [tuple(images) for images in rows.rows["images"]] == batch.rows["images"]
+    assert data.count(picture.data) == 1
+
+
+def test_a_model_of_text_refuses_pictures(tiny):
+    loaded = load(ModelConfig(path=str(tiny), device="cpu", dtype="float32"), torch.device("cpu"))
+    request = Request([1, 2], [1], images=(square("red"),))
+    for engine in (NativeEngine(loaded, RolloutConfig()), HfEngine(loaded, RolloutConfig())):
+        with pytest.raises(ConfigError, match="without the files of a processor"):
+            engine.generate([request], SAMPLING)
+        assert engine.generate([replace(request, images=())], SAMPLING)
