@@ -178,3 +178,35 @@ def test_rows_in_memory_hold_pictures_of_pillow(folder, monkeypatch):
     assert [(one.uid, one.images, one.messages) for one in again] == [
         (one.uid, one.images, one.messages) for one in problems
     ]
+
+
+def test_a_prepared_set_keeps_its_pictures(folder, capsys):
+    from postgrad.cli.data import prepare
+
+    load(folder, {"prompt": "Find <image> x.", "answer": "7", "images": [RED_PATH]})
+    out = folder / "out" / "set.parquet"
+    out.parent.mkdir()
+    prepare("own", "style=boxed", from_=str(folder / "rows.jsonl"), out=str(out))
+    (problem,) = load_problems(str(out))
+    content = problem.messages[0]["content"]
+    assert content[:2] == [{"type": "text", "text": "Find "}, IMAGE]
+    assert content[2]["text"].startswith(" x.") and "boxed" in content[2]["text"]
+    assert [picture.data for picture in problem.images] == [RED]
+
+
+def test_show_and_check_describe_the_pictures(folder, capsys):
+    from vision_models import save_vision_model
+
+    from postgrad.cli.data import check, show
+
+    model = str(save_vision_model(folder / "model", "qwen2_5_vl"))
+    load(folder, {"prompt": "1+2=", "answer": "3", "images": [RED_PATH, "images/blue.png"]})
+    show(folder / "rows.jsonl")
+    shown = capsys.readouterr().out
+    assert "    <image><image>1+2=" in shown
+    assert f"picture 2: 4 x 4 pixels, png, 0.1 KiB, {folder / 'images' / 'blue.png'}" in shown
+    show(folder / "rows.jsonl", model=model)
+    assert "tokens, " in capsys.readouterr().out
+    check([str(folder / "rows.jsonl")], model=model, verifier="exact")
+    line = "pictures: 2 in 1 problems, 4 x 4 to 4 x 4 pixels, 0.0 MiB; tokens each: "
+    assert line in capsys.readouterr().out

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from view_runs import HOSTILE, Server, WrittenRun, batch_of, metrics_of, serving
+from view_runs import HOSTILE, Server, WrittenRun, batch_of, drawn, metrics_of, serving
 
 selenium = pytest.importorskip(
     "selenium", reason="selenium is not installed (it is in the extra dev)"
@@ -436,6 +436,24 @@ def write_conversations(folder: Path) -> None:
     batch.rows["environment"] = ["" if i % 3 == 2 else json.dumps(EPISODE) for i in rows]
     run.log.write_rollouts(1, [batch])
     run.events.step(run.log.write(1, metrics_of(1)), batch)
+
+
+def test_pictures_are_beside_the_prompt(browser, tmp_path):
+    written = WrittenRun(tmp_path / "seen")
+    pictures = ((drawn("red"), drawn("blue")), (drawn("green"),), ())
+    written.log.write_rollouts(1, [batch_of(1, pictures=pictures)])
+    written.log.write(1, metrics_of(1))
+    with serving(tmp_path) as server:
+        browser.open("#/run/seen/rollouts?step=1&group=0", server)
+        shown = browser.until(
+            lambda: [i for i in browser.all(".pictures img") if i.get_property("complete")],
+            "the pictures",
+        )
+        assert [image.get_attribute("alt")[:9] for image in shown] == ["Picture 1", "Picture 2"]
+        assert [image.get_property("naturalWidth") for image in shown] == [60, 60]
+        browser.open("#/run/seen/rollouts?step=1&group=2", server)
+        browser.wait_for("What is 2 + 1?")
+        assert not browser.one(".pictures").is_displayed()
 
 
 def test_turns_tools_and_observations_are_told_apart(browser, tmp_path):

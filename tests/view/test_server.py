@@ -12,8 +12,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from view_runs import HOSTILE, Server, WrittenRun, serving
+from view_runs import HOSTILE, Server, WrittenRun, batch_of, drawn, metrics_of, serving
 
+from postgrad.types import Ragged
 from postgrad.view import metrics as metrics_module
 from postgrad.view.folder import Folder, NotFound
 from postgrad.view.metrics import Metrics, read_sample
@@ -467,3 +468,41 @@ def test_ctrl_c_and_sigterm_end_it_without_output(runs, number):
     process.send_signal(number)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 0 and err == ""
+
+
+def test_pictures_of_a_run_are_stored_once_and_served_as_what_they_are(tmp_path):
+    red, blue = drawn("red"), drawn("blue")
+    written = WrittenRun(tmp_path / "seen")
+    for number in (1, 2):
+        batch = batch_of(number, pictures=((red,), (red, blue), ()))
+        batch.prompt = Ragged.of([[1, *[3] * 20, 2]] * len(batch))
+        written.log.write_rollouts(number, [batch])
+        written.log.write(number, metrics_of(number))
+    names = sorted(file.name for file in (tmp_path / "seen" / "pictures").iterdir())
+    assert names == sorted(f"{picture.key}.png" for picture in (red, blue))
+    with serving(tmp_path) as server:
+        group = server.json("/api/group?run=seen&step=1&group=1")
+        assert group["images"] == [red.key, blue.key]
+        assert group["prompt"]["texts"] == ["so", " answer × 20", " the"]
+        assert all("images" not in row["others"] for row in group["rows"])
+        status, headers, body = server.get(f"/api/picture?run=seen&key={red.key}")
+        assert (status, headers["content-type"], body) == (200, "image/png", red.data)
+        assert headers["x-content-type-options"] == "nosniff"
+        assert server.json("/api/group?run=seen&step=1&group=2")["images"] == []
+
+
+def test_hostile_pictures_are_not_served(tmp_path):
+    folder = WrittenRun(tmp_path / "hostile").steps(1).folder / "pictures"
+    folder.mkdir()
+    (tmp_path.parent / "secret.png").write_bytes(drawn("red").data)
+    script = b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"
+    keys = [f"{number:016x}" for number in range(5)]
+    (folder / f"{keys[0]}.png").write_bytes(script)
+    (folder / f"{keys[1]}.png").write_bytes(b"\x89PNG\r\n\x1a\n" + script)
+    (folder / f"{keys[2]}.png").symlink_to(tmp_path.parent / "secret.png")
+    os.mkfifo(folder / f"{keys[3]}.png")
+    (folder / f"{keys[4]}.png").write_bytes(drawn("red").data)  # not what its name says
+    with serving(tmp_path) as server:
+        for key in (*keys, "../../config", "f" * 16, ""):
+            status, headers, _ = server.get(f"/api/picture?run=hostile&key={quote(key)}")
+            assert status in (400, 404) and headers["content-type"] == "application/json"

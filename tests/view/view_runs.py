@@ -1,6 +1,7 @@
 """A folder of runs that ended in every way, with evaluations and an analysis; a server for it."""
 
 import http.client
+import io
 import json
 import socket
 import threading
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
+from postgrad.pictures import Picture
 from postgrad.results.metrics import summarize
 from postgrad.training.log import RunLog
 from postgrad.training.report import Events
@@ -79,8 +82,19 @@ def trajectory(step: int, group: int, index: int, response: list[int]) -> Trajec
     )
 
 
-def batch_of(step: int, hostile: bool = False) -> Batch:
-    """Three groups of three rows; one row could not be scored; hostile text on request."""
+def drawn(color: str) -> Picture:
+    file = io.BytesIO()
+    Image.new("RGB", (60, 40), color).save(file, "PNG")
+    return Picture(file.getvalue())
+
+
+def batch_of(
+    step: int, hostile: bool = False, pictures: tuple[tuple[Picture, ...], ...] = ()
+) -> Batch:
+    """Three groups of three rows; one row could not be scored; hostile text on request.
+
+    `pictures` are those of each group.
+    """
     rows = [
         trajectory(
             step,
@@ -103,6 +117,8 @@ def batch_of(step: int, hostile: bool = False) -> Batch:
     batch.rows["failure"] = ["timeout: 5 s were not enough" if i == 4 else "" for i in range(9)]
     batch.rows["reward/answer"] = batch.rows["reward"].clone()
     batch.rows["reward/format"] = torch.tensor([0.5] * 9)
+    if pictures:
+        batch.rows["images"] = [pictures[group] for group in batch.rows["group"].tolist()]
     batch.rows["classmate_continuations"] = [
         ["then 7 it is", HOSTILE if hostile else "or 8"] for _ in range(9)
     ]

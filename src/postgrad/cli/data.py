@@ -155,7 +155,7 @@ def show(
     """
     from postgrad.data.prepare.output import read_provenance
     from postgrad.data.problems import load_problems
-    from postgrad.data.show import describe_problem, describe_provenance
+    from postgrad.data.show import describe_pictures, describe_problem, describe_provenance
 
     path = file.expanduser()
     notes: list[str] = []
@@ -170,7 +170,7 @@ def show(
     for row, problem in chosen[skip : skip + n]:
         lines += ["", *describe_problem(problem, f"{path.name}: row {row}", encoder)]
     print("\n".join(lines).strip("\n"))
-    print(f"\n{len(problems)} problems in {path}")
+    print("\n".join(["", f"{len(problems)} problems in {path}", *describe_pictures(problems)]))
     return 0
 
 
@@ -190,6 +190,7 @@ def check(
     files: list[str],
     *,
     against: str = "",
+    model: str = "",
     verifier: str = "auto",
     timeout_s: Positive = 10.0,
     show: Count = 10,
@@ -201,19 +202,23 @@ def check(
     Args:
         files [FILE]: any problem files
         against [TEST]: test set that must not overlap
+        model: count the tokens of pictures as this model reads them
         verifier: as reward.verifier
         timeout_s: time limit per answer, in seconds
         show: rows to print per finding
     """
     from postgrad.data.problems import load_problems, load_problems_with_locations
+    from postgrad.data.show import describe_pictures
     from postgrad.evaluation.data_check import check_data
     from postgrad.verifiers.scorer import Scorer
     from postgrad.verifiers.table import VERIFIERS
 
     problems, locations = load_problems_with_locations(",".join(files))
+    pictures = describe_pictures(problems, _encoder(model, "", ""))
     test_set = load_problems(against) if against else []
     with Scorer(verifier, timeout_s) as scorer:
         report = check_data(problems, locations, scorer, test_set)
+    print("\n".join(pictures), end="\n" if pictures else "")
     _print_report(report, against, show)
     if report.num_unknown and not report.num_checked:
         raise ConfigError(

@@ -5,6 +5,7 @@ from typing import Any
 
 from postgrad.data.ground_truth import with_ground_truth
 from postgrad.errors import ConfigError
+from postgrad.pictures import text_of_content
 from postgrad.problem import Problem, problem_label
 
 
@@ -30,6 +31,7 @@ def paired_problem(problem: Problem) -> Problem:
                 similar,
                 uid=f"{problem.uid}/similar",
                 messages=({"role": "user", "content": str(question)},),
+                images=(),
                 row=_with_question(similar, str(question)),
             )
     raise ConfigError(
@@ -40,5 +42,5 @@ def paired_problem(problem: Problem) -> Problem:
 
 def _with_question(problem: Problem, question: str) -> dict[str, Any]:
     """Return the columns of the problem's row; those with its question have this one."""
-    old = problem.messages[-1]["content"]
+    old = text_of_content(problem.messages[-1]["content"])
     return {name: question if value == old else value for name, value in problem.row.items()}

@@ -1,14 +1,20 @@
 """Formats problems for people to read (`postgrad data show`)."""
 
 import json
+import re
+from collections.abc import Sequence
+from math import prod
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from postgrad.pictures import text_of_content
 from postgrad.problem import Problem
 
 if TYPE_CHECKING:
     from postgrad.data.encode.encoder import Encoder
 
 MAX_CHARACTERS = 1500  # of one text
+REPEATED = re.compile(r"(<[^<>\s]{1,40}>)\1{4,}")  # the tokens of a picture
 
 
 def describe_problem(
@@ -27,12 +33,18 @@ def describe_problem(
         for message in problem.messages:
             lines.append(f"{message['role']}:")
             if message["content"] is not None:
-                lines += _indented(message["content"])
+                lines += _indented(text_of_content(message["content"]))
             for call in message.get("tool_calls", ()):
                 lines += _indented(f"tool call: {_as_text(call)}")
     else:
         lines.append(f"prompt, {len(encoder.prompt(problem))} tokens:")
-        lines += _indented(encoder.text(problem))
+        lines += _indented(REPEATED.sub(_count_repeated, encoder.text(problem)))
+    for number, picture in enumerate(problem.images, 1):
+        width, height = picture.size
+        size = f"{width} x {height} pixels, {picture.kind}, {len(picture.data) / 1024:.1f} KiB"
+        if encoder:
+            size += f", {encoder.count_picture_tokens(picture)} tokens"
+        lines.append(f"picture {number}: {size}, {picture.place or 'in the data file'}")
     if not text:
         truth = _shorten(problem.ground_truth) if problem.ground_truth else "none, a judge decides"
         lines.append(f"ground truth: {truth}")
@@ -49,6 +61,22 @@ def describe_problem(
     return lines
 
 
+def describe_pictures(problems: Sequence[Problem], encoder: "Encoder | None" = None) -> list[str]:
+    """Line about all pictures: how many, their sizes, and how many tokens they are to a model."""
+    pictures = {picture.key: picture for problem in problems for picture in problem.images}
+    if not pictures:
+        return []
+    shown = sum(bool(problem.images) for problem in problems)
+    sizes = sorted((picture.size for picture in pictures.values()), key=prod)
+    ends = " to ".join(f"{width} x {height}" for width, height in (sizes[0], sizes[-1]))
+    total = sum(len(picture.data) for picture in pictures.values()) / (1 << 20)
+    line = f"pictures: {len(pictures)} in {shown} problems, {ends} pixels, {total:.1f} MiB"
+    if encoder:
+        counts = [encoder.count_picture_tokens(picture) for picture in pictures.values()]
+        line += f"; tokens each: {min(counts)} to {max(counts)}, median {median(counts):g}"
+    return [line]
+
+
 def describe_provenance(provenance: dict[str, Any]) -> list[str]:
     """Lines about the origin of a prepared file; empty for other files."""
     if not provenance:
@@ -62,6 +90,10 @@ def describe_provenance(provenance: dict[str, Any]) -> list[str]:
     ]
     lines += [f"  dropped {count}: {reason}" for reason, count in provenance["dropped"].items()]
     return lines
+
+
+def _count_repeated(match: re.Match[str]) -> str:
+    return f"{match[1]} x {len(match[0]) // len(match[1])}"
 
 
 def _indented(text: str) -> list[str]:

@@ -1,5 +1,7 @@
 """What a run writes per step: one line of metrics.jsonl and one parquet file of trajectories.
 
+The pictures of trajectories are files of their own, written once: pictures/KEY.png.
+
 The web page, resume, plots and tests read these files.
 """
 
@@ -16,13 +18,20 @@ import torch
 
 from postgrad.data.rollout_folder import rollout_files
 from postgrad.errors import RunError
-from postgrad.files import atomic_file, atomic_write_text, fsync_path, remove_folder
+from postgrad.files import (
+    atomic_file,
+    atomic_write_bytes,
+    atomic_write_text,
+    fsync_path,
+    remove_folder,
+)
 from postgrad.methods.support.scoring import reward_metrics
 from postgrad.types import SOURCE_NAMES, Batch
 
 # Small row groups let a reader load one problem's rows from a large file.
 TOKENS_PER_ROW_GROUP = 1 << 16
 MIN_ROWS_PER_ROW_GROUP = 64
+PICTURES = "pictures"  # the folder of a run's pictures
 ANSWER_FOLDER = re.compile(r"validation-([0-9]{6,})")
 TIMING_METRICS = ("time", "tokens_per_second", "memory_gib", "step_s")
 
@@ -82,6 +91,7 @@ class RunLog:
         """Write all trajectories of a step, including those without a verdict."""
         path = self.folder / "rollouts" / f"step-{number:06d}.parquet"
         try:
+            self._write_pictures(batches)
             table = pa.concat_tables([_table(b) for b in batches], promote_options="default")
             num_tokens = max(1, sum(batch.num_tokens for batch in batches))
             rows = max(MIN_ROWS_PER_ROW_GROUP, len(table) * TOKENS_PER_ROW_GROUP // num_tokens)
@@ -90,6 +100,14 @@ class RunLog:
             self.unsynced.append(path)
         except OSError as error:
             raise RunError(f"{path} could not be written: {error.strerror or error}") from error
+
+    def _write_pictures(self, batches: list[Batch]) -> None:
+        rows = [row for batch in batches for row in batch.rows.get("images", ())]
+        for picture in {picture for row in rows for picture in row}:
+            file = self.folder / PICTURES / f"{picture.key}.{picture.kind}"
+            if not file.exists():
+                file.parent.mkdir(exist_ok=True)
+                atomic_write_bytes(file, picture.data)
 
     def sync(self) -> None:
         """Wait until the disk has everything written so far.
@@ -170,7 +188,9 @@ def _table(batch: Batch) -> pa.Table:
     for name, column in batch.rows.items():
         if name == "kept_ids":  # many times the size of the rest; num_kept has their numbers
             continue
-        values = column.tolist() if isinstance(column, torch.Tensor) else column
+        values: Any = column.tolist() if isinstance(column, torch.Tensor) else column
+        if name == "images":
+            values = [[picture.key for picture in row] for row in values]
         if name == "source":
             values = [SOURCE_NAMES[value] for value in values]
         columns[name] = values

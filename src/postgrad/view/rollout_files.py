@@ -26,6 +26,7 @@ MAX_ITEMS = 200  # of a list or an object in an extra column
 STANDARD_COLUMNS = {
     "prompt",
     "response",
+    "images",
     "uid",
     "group",
     "index",

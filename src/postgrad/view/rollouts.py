@@ -1,13 +1,16 @@
 """Answers the page's requests for the rollouts of a run: groups, trajectories, problems, search."""
 
 import math
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from postgrad.data.rollout_folder import rollout_files
+from postgrad.pictures import FIRST_BYTES, Picture, PictureError, read_regular_file
 from postgrad.view.cache import Cache, file_stamp
 from postgrad.view.folder import NotFound
 from postgrad.view.problem_index import ProblemIndex
@@ -26,6 +29,9 @@ from postgrad.view.tokens import TokenDecoder, find_tokenizer_file, load_decoder
 
 # Names of the numbers in the column token_source.
 SOURCES = ("policy", "demonstration", "replay", "classmate", "tool")
+KEY = re.compile("[0-9a-f]{16}")  # of a picture
+PICTURES = "pictures"  # a folder of the run
+MAX_REPEATED = 8  # equal tokens of a picture that are shown one by one
 MAX_STEPS = 6  # in the cache
 MAX_INDEXES = 3  # in the cache
 MAX_DECODERS = 3  # in the cache
@@ -147,8 +153,15 @@ class Rollouts:
             trajectory_of(table, i, token_columns, decoder, full) for i in range(table.num_rows)
         ]
         prompt = table["prompt"][0].as_py() if "prompt" in table.column_names else []
+        pictures = table["images"][0].as_py() or [] if "images" in table.column_names else []
+        counts = [len(list(same)) for _, same in groupby(prompt)] if pictures else []
+        if counts:  # a picture is many tokens of one id
+            prompt = [token for token, _ in groupby(prompt)]
         if not full:
-            prompt = prompt[-MAX_TOKENS:]
+            prompt, counts = prompt[-MAX_TOKENS:], counts[-MAX_TOKENS:]
+        texts = decoder.decode_each(prompt) if decoder else None
+        if texts and counts:
+            texts = [_repeated(text, n) for text, n in zip(texts, counts, strict=True)]
         order = list(dict.fromkeys(row["group"] for row in step_rows.rows))
         position = order.index(group)
         first = step_rows.rows[numbers[0]]
@@ -157,13 +170,26 @@ class Rollouts:
             "group": group,
             "uid": first["uid"],
             "question": first["question"],
-            "prompt": {"ids": prompt, "texts": decoder.decode_each(prompt) if decoder else None},
+            "prompt": {"ids": prompt, "texts": texts},
+            "images": [key for key in pictures if KEY.fullmatch(str(key))],
             "before": order[position - 1] if position else None,
             "after": order[position + 1] if position + 1 < len(order) else None,
             "position": [position + 1, len(order)],
             "sources": SOURCES,
             "rows": trajectories,
         }
+
+    def picture(self, run: Run, key: str) -> Picture:
+        """Return a picture of the run; raise NotFound for what no browser should decode."""
+        for kind in FIRST_BYTES.values() if KEY.fullmatch(key) else ():
+            if file := run.file(PICTURES, f"{key}.{kind}"):
+                try:
+                    picture = Picture(read_regular_file(file))
+                    if picture.size and picture.key == key:
+                        return picture
+                except PictureError as error:
+                    raise NotFound(key) from error
+        raise NotFound(key)
 
     def problem(self, run: Run, uid: str) -> dict[str, Any]:
         """All groups of one problem over the run.
@@ -190,3 +216,8 @@ class Rollouts:
             hits += search_file(self.file(run, step), step, query)
         last = steps[-1] if steps else start
         return {"hits": hits[:MAX_HITS], "next": None, "last": last}
+
+
+def _repeated(text: str, count: int) -> str:
+    """Return the text of equal tokens in a row: of many only their number."""
+    return text * count if count <= MAX_REPEATED else f"{text} × {count}"

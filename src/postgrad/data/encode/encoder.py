@@ -225,6 +225,14 @@ class Encoder(TextEncoder):
         # The template writes all special tokens itself, so the tokenizer must not add a second BOS.
         return self.tokenize(text, special=False)
 
+    def count_picture_tokens(self, picture: Picture) -> int:
+        """Return how many tokens of a prompt stand for a picture. Raises ConfigError."""
+        if self.chat_template is None:
+            raise ConfigError("pictures need a model of text and images with a chat template")
+        processor = self.chat_template.processor
+        text = processor.expand(processor.placeholder, [picture])
+        return len(self.tokenize(text, special=False))
+
     def _truncate(self, uid: str, messages: Sequence[Message], ids: list[int]) -> list[int]:
         """Return at most max_prompt_tokens ids if `overlong` is left, middle or right.
 

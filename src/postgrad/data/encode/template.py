@@ -144,7 +144,7 @@ class ChatTemplate:
         if not pictures:
             return self._render_text(messages, tools, add_generation_prompt)
         try:
-            processor = self._processor  # refuses a model of text before its template does
+            processor = self.processor  # refuses a model of text before its template does
             text = self._render_text(messages, tools, add_generation_prompt)
             return processor.expand(text, pictures)
         except ConfigError as error:
@@ -192,7 +192,8 @@ class ChatTemplate:
             return False
 
     @cached_property
-    def _processor(self) -> "PictureProcessor":
+    def processor(self) -> "PictureProcessor":
+        """What counts the tokens of pictures. Raises ConfigError for a model of text."""
         from postgrad.picture_processor import PictureProcessor
 
         return PictureProcessor(self.tokenizer)
@@ -222,8 +223,8 @@ class ChatTemplate:
 
         def moved(end: int) -> int:
             before = texts[0][:end]
-            num_before = before.count(self._processor.placeholder)
-            return len(self._processor.expand(before, pictures[:num_before]))
+            num_before = before.count(self.processor.placeholder)
+            return len(self.processor.expand(before, pictures[:num_before]))
 
         return [(moved(start), moved(end)) for start, end in found]
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from postgrad.data.encode.styles import Messages
 from postgrad.data.rows.values import Row
 from postgrad.errors import ConfigError, did_you_mean
+from postgrad.pictures import Picture
 
 
 class Drop(Exception):
@@ -27,6 +29,7 @@ class PreparedRow:
         system: a system message of the problem itself, used in place of the style's.
         dialogue: all messages, where the problem is more than one question.
         data_source: the row's own, where the data set has none.
+        images: the pictures, one for each `<image>` in the question or the dialogue.
     """
 
     question: str
@@ -38,6 +41,7 @@ class PreparedRow:
     system: str = ""
     dialogue: Messages = ()
     data_source: str = ""
+    images: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Context:
         index: number of the row, from 0, over all files.
         file: the row's file as the hub names it, e.g. main/train-00000-of-00001.parquet.
         count_tokens: counts the tokens of a text, if a tokenizer was given.
+        folder: the folder of relative paths of pictures.
     """
 
     options: dict[str, Any]
@@ -78,6 +83,7 @@ class Context:
     index: int = 0
     file: str = ""
     count_tokens: Callable[[str], int] | None = None
+    folder: Path | None = None
 
     @property
     def stem(self) -> str:

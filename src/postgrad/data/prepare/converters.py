@@ -28,6 +28,7 @@ from postgrad.data.rows.messages import WEIGHT, reasoning_field
 from postgrad.data.rows.shapes import read_row
 from postgrad.data.rows.values import Row, RowError, checked_text, text_of, truth_of, type_name
 from postgrad.errors import ConfigError
+from postgrad.pictures import text_of_content
 from postgrad.problem import Conversation, Problem
 
 QUESTION = ("problem", "question", "Problem", "Question")
@@ -462,7 +463,7 @@ REPLACED_INFO = (
 
 def own(row: Row, context: Context) -> PreparedRow:
     """Return a row of any schema that training reads."""
-    problem = read_row(row, context.stem)
+    problem = read_row(row, context.stem, context.folder)
     if context.options["kind"] == "pairs" and "rejected" not in problem.extra:
         raise Drop("has no chosen and rejected reply")
     return draft_of_problem(problem)
@@ -471,14 +472,17 @@ def own(row: Row, context: Context) -> PreparedRow:
 def draft_of_problem(problem: Problem) -> PreparedRow:
     """Return the PreparedRow of a problem that was read from a file of a known schema."""
     _check_fits_schema(problem)
+    dialogue = tuple(
+        {**message, "content": text_of_content(message["content"])} for message in problem.messages
+    )
     extra = problem.extra
     info = select_columns(extra.get("extra_info") or {}, extra.get("extra_info") or {})
     info |= select_columns(extra, INFO_COLUMNS)
     reward = extra.get("reward_model") or {}
     roles = [message["role"] for message in problem.messages if message["role"] != "system"]
-    question = problem.messages[-1]["content"]
+    question = dialogue[-1]["content"]
     if roles == ["user"]:
-        question = question_of(problem.messages)
+        question = question_of(dialogue)
     return PreparedRow(
         question=question,
         truth=problem.ground_truth,
@@ -488,8 +492,9 @@ def draft_of_problem(problem: Problem) -> PreparedRow:
             key: str(value) for key, value in reward.items() if key != "style" and value is not None
         },
         columns={name: extra[name] for name in KEPT_COLUMNS if name in extra},
-        dialogue=problem.messages,
+        dialogue=dialogue,
         data_source=problem.data_source,
+        images=problem.prompt_images,
     )
 
 

@@ -100,7 +100,8 @@ def _convert_rows(
     for name, path in files:
         for location, row in read_rows(path):
             context = Context(
-                request.options, request.split, counts.read, name, request.count_tokens
+                *(request.options, request.split, counts.read, name),
+                *(request.count_tokens, path.parent),
             )
             counts.read += 1
             phases.count(counts.read, 0)
@@ -148,7 +149,7 @@ def _make_draft(
             split = f"which are the split {request.split}"
             raise Drop(f"not in the rows {first} to {(end or 0) - 1}, {split}")
         return request.data_set.convert(row, context)
-    problem = read_row(row, context.stem)
+    problem = read_row(row, context.stem, context.folder)
     sources[problem.data_source] = sources.get(problem.data_source, 0) + 1
     if request.options["source"] not in ("", problem.data_source):
         raise Drop("of another data_source")
@@ -181,7 +182,11 @@ def _make_row(request: PrepareRequest, draft: PreparedRow, context: Context) -> 
         },
         **draft.columns,
     }
-    return content_uid(source, _asked(draft), draft.truth), row
+    if draft.images:
+        row["images"] = [
+            {"bytes": picture.data, "path": picture.place or None} for picture in draft.images
+        ]
+    return content_uid(source, _asked(draft), draft.truth, draft.images), row
 
 
 def _asked(draft: PreparedRow) -> Messages:
@@ -218,6 +223,7 @@ def _make_table(rows: list[Row]) -> pa.Table:
         "prompt": MESSAGES,
         "target": MESSAGES,
         "ability": pa.string(),
+        "images": pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
         "reward_model": pa.struct([(key, pa.string()) for key in reward_fields]),
     }
     names = dict.fromkeys(key for row in rows for key in row)
@@ -256,6 +262,8 @@ def _add_pairs(request: PrepareRequest, table: pa.Table, counts: RowCounts) -> p
 
     The problems that are equal in `pair_by` form a cycle: each is paired with the next.
     """
+    if "images" in table.column_names:
+        raise ConfigError("pairs=similar: a similar problem cannot bring its own pictures")
     rows = table.to_pylist()
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(rows):

@@ -242,9 +242,9 @@ def _has_parts(fields: dict[str, Any]) -> bool:
     return any(isinstance(m["content"], list) for m in (*fields["messages"], *messages))
 
 
-def read_row(row: Row, stem: str) -> Problem:
+def read_row(row: Row, stem: str, folder: Path | None = None) -> Problem:
     """Return the problem of one row, whose own columns decide its shape. Raises RowError."""
-    return RowReader(stem).read(row)
+    return RowReader(stem, folder).read(row)
 
 
 def truth_column(row: Row) -> str:

@@ -1,15 +1,20 @@
 // Requests to the server.
 
-/** The response as an object; throws an Error whose message is shown to the user. */
-export async function request(name, params = {}, signal = undefined) {
+/** The address of a request; empty parameters are left out. */
+export function address(name, params = {}) {
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(params)) {
     for (const item of Array.isArray(value) ? value : [value])
       if (item !== null && item !== undefined && item !== "") query.append(key, item);
   }
+  return `/api/${name}?${query}`;
+}
+
+/** The response as an object; throws an Error whose message is shown to the user. */
+export async function request(name, params = {}, signal = undefined) {
   let response;
   try {
-    response = await fetch(`/api/${name}?${query}`, { signal });
+    response = await fetch(address(name, params), { signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Error("The server does not respond. Is postgrad view still running?");

@@ -1,5 +1,5 @@
 // The rollouts of a run: steps, groups side by side, one problem over all steps, search.
-import { request } from "./api.js";
+import { address, request } from "./api.js";
 import { Axis, Chart } from "./chart.js";
 import { conversation, isShownHere, parseMessages } from "./conversation.js";
 import { choice, fill, h, debounce, select } from "./dom.js";
@@ -417,6 +417,16 @@ export class Rollouts {
           result.prompt.texts
             ? result.prompt.texts.join("")
             : result.question || result.prompt.ids.join(" "),
+        ),
+        h(
+          "div",
+          { class: "pictures", hidden: !result.images.length },
+          result.images.map((key, i) =>
+            h("img", {
+              src: address("picture", { run: this.live.name, key }),
+              alt: `Picture ${i + 1} of the prompt`,
+            }),
+          ),
         ),
       ),
       h(
