@@ -230,8 +230,3 @@ def read_command(text: str) -> list[str]:
             "write for example agent='python my_agent.py'"
         )
     return command
-
-
-def open_agents(config: AgentConfig, encoder: Encoder, verifier: str) -> Agents | None:
-    """Return the agents of the settings; None if there are none."""
-    return Agents(config, encoder, verifier) if config.command else None

@@ -4,24 +4,22 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from postgrad.agents.runner import open_agents
 from postgrad.api.rows import as_problems
 from postgrad.cluster.backends import open_engine
 from postgrad.config.overrides import Override
 from postgrad.data.encode.styles import stop_strings
-from postgrad.environments.lookup import open_environments
 from postgrad.errors import ConfigError, RunError
 from postgrad.evaluation.model import find_model
 from postgrad.evaluation.plan import engine_config, make_encoder, resolve_engine_settings
 from postgrad.evaluation.settings import EvalConfig, read_settings
 from postgrad.model.threads import kept_threads, set_threads
 from postgrad.problem import Problem
-from postgrad.rollout.conversations import make_turns
 from postgrad.rollout.engine import (
     Request,
     Sampling,
@@ -35,6 +33,7 @@ from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.respond import STEP, generate
 from postgrad.rollout.stops import make_stops
 from postgrad.serving.detokenizer import Detokenizer
+from postgrad.training.players import open_players
 
 # A prompt: a text, or messages such as [{"role": "user", "content": "2+2="}].
 Prompt = str | Sequence[dict[str, Any]]
@@ -58,11 +57,9 @@ class Sampler:
         self.config: EvalConfig = read_settings(target.path, ["data=-", *overrides], target.config)
         rollout = self.config.rollout
         rollout.stop = stop_strings(rollout.stop, self.config.data.prompt_style)
-        environments = open_environments(self.config.environment, rollout)
-        schemas = environments.schemas if environments else ()
-        self.encoder = make_encoder(self.config, schemas)
-        agents = open_agents(self.config.agent, self.encoder, self.config.reward.verifier)
-        self.turns = make_turns(environments, self.encoder, rollout.max_turns) or agents
+        players = open_players(self.config, partial(make_encoder, self.config))
+        self.encoder = players.encoder
+        self.turns = players.turns
         resolve_engine_settings(self.config)
         if self.config.cluster.backend != "local":
             raise ConfigError(

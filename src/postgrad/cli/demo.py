@@ -3,15 +3,22 @@
 import json
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from postgrad.cli.arguments import Count, CountFrom1
 from postgrad.config.compose import compose
 from postgrad.errors import ConfigError
+from postgrad.evaluation.report import align
 
 # model -> the two recipes it runs
 MODELS = {"tiny": ("demo_sft", "demo_grpo"), "smollm2": ("demo_smollm2_sft", "demo_smollm2_grpo")}
 MAX_DEMOS = 1000
+# label, metric, format
+MEASURED = (
+    ("accuracy, greedy", "validation/accuracy", "{:.1%}"),
+    ("accuracy, sampled", "validation/sampled_accuracy", "{:.1%}"),
+    ("reward of training samples", "reward/mean", "{:.3f}"),
+)
 
 
 def demo(
@@ -88,24 +95,12 @@ def _run_name(runs: Path, name: str) -> str:
 
 def _print_accuracy(folder: Path, seconds: float) -> None:
     """Print accuracy and reward before and after GRPO."""
-    from rich.console import Console
-    from rich.table import Table
-
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    validations = [line for line in lines if "validation/accuracy" in line]
-    rewards = [line["reward/mean"] for line in lines if "reward/mean" in line]
-    table = Table(title=f"held-out problems, {seconds:.0f} s in total")
-    table.add_column("", justify="left")
-    table.add_column("before GRPO", justify="right")
-    table.add_column("after GRPO", justify="right")
-    _add_accuracy(table, "accuracy, greedy", validations, "validation/accuracy")
-    _add_accuracy(table, "accuracy, sampled", validations, "validation/sampled_accuracy")
-    table.add_row("reward of training samples", f"{rewards[0]:.3f}", f"{rewards[-1]:.3f}")
-    Console().print(table)
-
-
-def _add_accuracy(table: Any, label: str, validations: list[dict[str, float]], key: str) -> None:
-    table.add_row(label, f"{validations[0][key]:.1%}", f"{validations[-1][key]:.1%}")
+    rows = [["", "before GRPO", "after GRPO"]]
+    for label, name, template in MEASURED:
+        values = [line[name] for line in lines if name in line]
+        rows.append([label, template.format(values[0]), template.format(values[-1])])
+    print(f"\nheld-out problems, {seconds:.0f} s in total\n{align(rows)}\n")
 
 
 def _print_answers(folder: Path) -> None:

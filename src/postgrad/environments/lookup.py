@@ -140,15 +140,6 @@ class Environments:
         return ThreadHost()
 
 
-def open_environments(
-    environment: EnvironmentConfig, rollout: RolloutConfig
-) -> Environments | None:
-    """Return the environments and tools of the settings; None if there are none."""
-    if not environment.name and not rollout.tools:
-        return None
-    return Environments(environment, rollout)
-
-
 def _read_names(text: str) -> dict[str, str]:
     """Return the path of each named environment; the only one has the name ""."""
     if isinstance(text, PythonObject):  # a class of this process

@@ -6,19 +6,18 @@ import importlib.metadata
 import json
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from postgrad.agents.runner import open_agents
 from postgrad.config.schema import EngineConfig, ModelConfig, RolloutConfig
 from postgrad.data.encode.encoder import Encoder
+from postgrad.data.encode.encoder import make_encoder as make_encoder_of
 from postgrad.data.encode.styles import stop_strings
 from postgrad.data.problems import load_problems
 from postgrad.data.sets import split_sets
-from postgrad.environments.lookup import open_environments
-from postgrad.environments.port import choose_verifier
 from postgrad.errors import ConfigError
 from postgrad.evaluation.folder import output_folder
 from postgrad.evaluation.model import Target, folder_fingerprint, weights_fingerprint
@@ -30,10 +29,10 @@ from postgrad.model.device import choose_device, choose_dtype
 from postgrad.model.load.context import context_length
 from postgrad.model.load.load import load_tokenizer, model_config
 from postgrad.problem import Problem, sent_fields
-from postgrad.rollout.conversations import make_turns
 from postgrad.rollout.engine import Sampling, make_sampling
 from postgrad.rollout.kinds import check_engine
 from postgrad.rollout.turns import TurnRunner
+from postgrad.training.players import open_players
 from postgrad.training.resolve import check_cluster
 from postgrad.training.run import hash_files, names_in
 from postgrad.verifiers.expression import LLM_JUDGE, asks_judge, parse_reward
@@ -108,11 +107,8 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     notes: list[str] = []
     for name, path in split_sets(config.data.sets).items():
         sets[name] = load_problems(path, notes.append)[: config.data.limit or None]
-    environments = open_environments(config.environment, config.rollout)
-    has_environment = environments is not None and environments.has_environment
-    schemas = environments.schemas if environments else ()
-    encoder = make_encoder(config, schemas, may_be_empty=has_environment)
-    agents = open_agents(config.agent, encoder, config.reward.verifier)
+    players = open_players(config, partial(make_encoder, config))
+    encoder = players.encoder
     dropped: dict[str, int] = {}
     truncated_prompts: dict[str, int] = {}
     for name in sets:
@@ -123,7 +119,7 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
     problems = [problem for problems in sets.values() for problem in problems]
     if asks_judge(config.reward.verifier):
         _check_judge(config, problems, list(sets))
-    verifier = choose_verifier(config.reward.verifier, environments or agents)
+    verifier = players.verifier(config.reward.verifier)
     scorer = Scorer(verifier, config.reward.timeout_s, config.reward.workers)
     if is_scored:
         scorer.check(problems, has_token_ids=True)
@@ -139,12 +135,12 @@ def make_plan(config: EvalConfig, target: Target, is_scored: bool = True) -> Pla
         encoder=encoder,
         scorer=scorer,
         identity=identity,
-        turns=make_turns(environments, encoder, config.rollout.max_turns) or agents,
+        turns=players.turns,
         notes=tuple(notes),
     )
 
 
-def make_encoder(config: EvalConfig, tool_schemas: Any, may_be_empty: bool = False) -> Encoder:
+def make_encoder(config: EvalConfig, tool_schemas: Any, may_be_empty: bool) -> Encoder:
     """Return the prompts of the model; they must fit its context beside the response."""
     tokenizer = load_tokenizer(config.model, config.seed)
     context = context_length(model_config(config.model, config.seed))
@@ -156,17 +152,8 @@ def make_encoder(config: EvalConfig, tool_schemas: Any, may_be_empty: bool = Fal
         )
     if config.data.max_prompt_tokens is not None:
         max_tokens = min(max_tokens, config.data.max_prompt_tokens)
-    data = config.data
-    return Encoder(
-        tokenizer,
-        data.template,
-        max_tokens,
-        data.overlong,
-        data.prompt_style,
-        data.template_options,
-        tool_schemas,
-        may_be_empty,
-    )
+    data: Any = dataclasses.replace(config.data, max_prompt_tokens=max_tokens)
+    return make_encoder_of(tokenizer, data, tool_schemas, may_be_empty)
 
 
 def _check_context(config: EvalConfig, encoder: Encoder, problems: list[Problem]) -> None:

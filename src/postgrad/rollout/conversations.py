@@ -81,13 +81,6 @@ class Turns:
         return self.encoder.decode(tokens).rpartition(THOUGHT_END)[2].strip()
 
 
-def make_turns(
-    environments: "Environments | None", encoder: TurnPrompts, max_turns: int
-) -> Turns | None:
-    """Return the turns of a run; None if it has neither an environment nor tools."""
-    return Turns(environments, encoder, max_turns) if environments else None
-
-
 @dataclass(eq=False)
 class _Conversation:
     """One response that is being sampled, turn by turn."""

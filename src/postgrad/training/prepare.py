@@ -24,10 +24,10 @@ from postgrad.training.run import resume_config
 from postgrad.types import Problem
 
 if TYPE_CHECKING:
-    from postgrad.agents.runner import Agents
     from postgrad.data.encode.encoder import Encoder
     from postgrad.environments.lookup import Environments
     from postgrad.sizing.devices import Device
+    from postgrad.training.players import Players
     from postgrad.verifiers.scorer import Scorer
 
 MEAN = "mean"  # training.keep_best=mean: the mean of all sets
@@ -70,12 +70,12 @@ def prepare(config: Config, planned: "Device | None" = None) -> Prepared:
     train = load_problems(config.data.train, notes.append)
     validation = load_sets(config, notes.append)
     tokenizer = load_tokenizer(config.model, config.seed)
-    environments = _open_environments(config)
-    encoder = _make_encoder(config, tokenizer, environments)
-    agents = _open_agents(config, encoder)
-    scorer = _make_scorer(config, environments, agents)
-    turns = _make_turns(config, environments, encoder) or agents
-    run = Prepared(config, method, train, validation, encoder, scorer, turns, notes)
+    from postgrad.data.encode.encoder import make_encoder
+    from postgrad.training.players import open_players
+
+    players = open_players(config, partial(make_encoder, tokenizer, config.data))
+    scorer = _make_scorer(config, players)
+    run = Prepared(config, method, train, validation, players.encoder, scorer, players.turns, notes)
     phases.begin(f"encoding the prompts of {len(train):,} problems")
     too_long = _leave_out_overlong(run)
     Cursor(len(run.train)).take(config.training.problems_per_step)  # raises if there are too few
@@ -86,8 +86,8 @@ def prepare(config: Config, planned: "Device | None" = None) -> Prepared:
     method.check_problems(run.train)
     method.check_validation_problems(run.held_out)
     _check_tokenizers(config, method, tokenizer)
-    _check_lengths(run, has_agents=agents is not None)
-    _check_scores(run, environments)
+    _check_lengths(run, has_agents=players.agents is not None)
+    _check_scores(run, players.environments)
     run.notes += [*too_long, *_notes(run)]
     return run
 
@@ -144,57 +144,13 @@ def _check_keep_best(
             )
 
 
-# ---- what is opened: prompts, environments and tools or agents, the scorer
-
-
-def _make_encoder(config: Config, tokenizer: Any, environments: "Environments | None") -> "Encoder":
-    from postgrad.data.encode.encoder import make_encoder
-
-    if environments is None:
-        return make_encoder(tokenizer, config.data)
-    may_be_empty = environments.has_environment
-    return make_encoder(tokenizer, config.data, environments.schemas, may_be_empty=may_be_empty)
-
-
-def _open_environments(config: Config) -> "Environments | None":
-    """Return the environments and tools of a run; None if it has none."""
-    if not config.environment.name and not config.rollout.tools:
-        return None
-    from postgrad.environments.lookup import open_environments
-
-    return open_environments(config.environment, config.rollout)
-
-
-def _open_agents(config: Config, encoder: "Encoder") -> "Agents | None":
-    """Return the agents of a run; None if it has none."""
-    if not config.agent.command:
-        return None
-    from postgrad.agents.runner import open_agents
-
-    return open_agents(config.agent, encoder, config.reward.verifier)
-
-
-def _make_turns(
-    config: Config, environments: "Environments | None", encoder: "Encoder"
-) -> TurnRunner | None:
-    """Return what runs the turns with environments and tools; None without them."""
-    if environments is None:
-        return None
-    from postgrad.rollout.conversations import Turns
-
-    return Turns(environments, encoder, config.rollout.max_turns)
-
-
-def _make_scorer(
-    config: Config, environments: "Environments | None", agents: "Agents | None"
-) -> "Scorer":
+def _make_scorer(config: Config, players: "Players") -> "Scorer":
     """Return the scorer of reward.*."""
-    from postgrad.environments.port import choose_verifier
     from postgrad.methods.support.judging import check_judge
     from postgrad.verifiers.scorer import Scorer
 
     reward = config.reward
-    verifier = choose_verifier(reward.verifier, environments or agents)
+    verifier = players.verifier(reward.verifier)
     check_judge(reward)
     return Scorer(verifier, reward.timeout_s, reward.workers, reward.objective == "minimize")
 
