@@ -8,11 +8,114 @@ Failure (in problem.py): one response could not be scored. It is recorded, count
 """
 
 import difflib
+import re
 from collections.abc import Iterable
+from typing import ClassVar
+
+CODES: dict[str, type["ConfigError"]] = {}  # code -> the class of its errors
+
+# The place that a sentence begins with: `--option`, `section.key`, a word before `=` or `:`, or a
+# path that a colon, a comma or one of these verbs follows.
+_PLACE = re.compile(
+    r"--[\w-]+|\w+(?:\.\w+)+(?=[=:, ]|$)|\w+(?=[=:])"
+    r"|\S*/.*?(?=[:,] | (?:is|has|lacks|exists|cannot|needs|holds|was|failed|and)\b)"
+)
 
 
 class ConfigError(Exception):
-    """The user's input is wrong. One line: what was seen, why it is wrong, what to type instead."""
+    """The user's input is wrong. We raise one of the classes below, each of which has a code.
+
+    A user's own class may raise this one.
+
+    Args:
+        sentence: one line: what was seen, why it is wrong, what to type instead.
+        at: where the error is, for programs: a setting's key, an option, an argument, a column or
+            a file. By default the setting, option or file that the sentence begins with.
+    """
+
+    code: ClassVar[str] = "user_code"
+
+    def __init_subclass__(cls, code: str = "") -> None:
+        if code:
+            cls.code = code
+            CODES[code] = cls
+
+    def __init__(self, sentence: str, *, at: object = None) -> None:
+        super().__init__(sentence)
+        found = _PLACE.match(sentence)
+        self.at = str(at) if at is not None else found[0] if found else ""
+
+    def reworded(self, sentence: str, *, at: object = None) -> "ConfigError":
+        """Return an error of the same code with another sentence, which may begin with a place."""
+        error = CODES[self.code](sentence, at=at)
+        error.at = error.at or self.at
+        return error
+
+    def to_wire(self) -> list[str]:
+        """Return what another process needs to raise the error again."""
+        return [str(self), self.code, self.at]
+
+    @staticmethod
+    def from_wire(parts: list[str]) -> "ConfigError":
+        """Return the error whose `to_wire` gave the parts."""
+        sentence, code, at = parts
+        return CODES[code](sentence, at=at)
+
+
+class UnknownName(ConfigError, code="unknown_name"):
+    """There is nothing of this name; the sentence lists or suggests names."""
+
+
+class WrongValue(ConfigError, code="wrong_value"):
+    """The value has a wrong type or form, or is out of range."""
+
+
+class Missing(ConfigError, code="missing"):
+    """The place needs something that was not given."""
+
+
+class NoEffect(ConfigError, code="no_effect"):
+    """Nothing reads the setting in this combination."""
+
+
+class Conflict(ConfigError, code="conflict"):
+    """Two things that were given do not go together."""
+
+
+class Unsupported(ConfigError, code="unsupported"):
+    """This model, engine, machine or method cannot do it."""
+
+
+class TooLarge(ConfigError, code="too_large"):
+    """It exceeds a limit: the model's context, the memory, the cluster, the data."""
+
+
+class Unreadable(ConfigError, code="unreadable"):
+    """The file or folder does not exist or cannot be read."""
+
+
+class Damaged(ConfigError, code="damaged"):
+    """The file can be read, but its content is malformed or contradicts itself."""
+
+
+class Unwritable(ConfigError, code="unwritable"):
+    """The output exists already, is in use, or cannot be written."""
+
+
+class Unreachable(ConfigError, code="unreachable"):
+    """The server, hub or cluster does not answer or refuses the request."""
+
+
+class NotInstalled(ConfigError, code="not_installed"):
+    """A package or a program is missing on this machine."""
+
+
+class Changed(ConfigError, code="changed"):
+    """The settings or the data differ from those of the stored run."""
+
+
+class UserCode(ConfigError, code="user_code"):
+    """The user's class or function cannot be used, or it failed."""
 
 
 class RunError(Exception):

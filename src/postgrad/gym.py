@@ -4,7 +4,7 @@ import inspect
 from functools import lru_cache
 from typing import Any
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import NotInstalled, UnknownName, WrongValue, did_you_mean
 
 DEFAULT_SIZE = 1000
 LEVEL = "level"  # sets all attributes of the generator's curriculum
@@ -28,7 +28,7 @@ def _make_dataset(name: str, items: tuple[tuple[str, Any], ...]) -> Any:
     factory = _load_factory()
     source = f"reasoning_gym:{name}"
     if name not in factory.DATASETS:
-        raise ConfigError(
+        raise UnknownName(
             f"{source}: there is no such generator; {did_you_mean(name, factory.DATASETS)}"
         )
     settings = {"size": DEFAULT_SIZE, "seed": 0, **dict(items)}
@@ -37,13 +37,13 @@ def _make_dataset(name: str, items: tuple[tuple[str, Any], ...]) -> Any:
     for key in settings:
         if key not in known and key != LEVEL:
             hint = did_you_mean(key, [*known, LEVEL])
-            raise ConfigError(f"{source} has no option {key}; {hint}")
+            raise UnknownName(f"{source} has no option {key}; {hint}")
     try:
         config = _make_config(factory, name, config_class, settings)
         config.validate()
         return dataset_class(config=config)
     except (AssertionError, ValueError, TypeError) as error:
-        raise ConfigError(f"{source}: {' '.join(str(error).split())[:200]}") from error
+        raise WrongValue(f"{source}: {' '.join(str(error).split())[:200]}") from error
 
 
 def _make_config(factory: Any, name: str, config_class: Any, settings: dict[str, Any]) -> Any:
@@ -64,7 +64,8 @@ def _load_factory() -> Any:
     try:
         from reasoning_gym import factory
     except ImportError as error:
-        raise ConfigError(
-            f"reasoning_gym needs the package reasoning-gym ({error}); pip install 'postgrad[gym]'"
+        raise NotInstalled(
+            f"reasoning_gym needs the package reasoning-gym ({error}); pip install 'postgrad[gym]'",
+            at="reasoning_gym",
         ) from error
     return factory

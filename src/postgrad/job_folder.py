@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.config.compose import differences
-from postgrad.errors import ConfigError
+from postgrad.errors import Changed, Unwritable
 from postgrad.files import acquire_lock, disk_error
 
 LOCK_FILE = ".lock"
@@ -46,7 +46,7 @@ class JobFolder:
                 self.path.mkdir(parents=True, exist_ok=True)
                 lock = acquire_lock(self.path / LOCK_FILE, LOCK_WAIT_S)
         except BlockingIOError as error:
-            raise ConfigError(
+            raise Unwritable(
                 f"{self.path} is in use by another process; wait for it, or use another "
                 f"{self.other}"
             ) from error
@@ -64,7 +64,7 @@ class JobFolder:
             reason = disk_error(error)
             if not reason:
                 raise
-            raise ConfigError(
+            raise Unwritable(
                 f"{self.path} cannot be written: {reason}; choose another {self.elsewhere}"
             ) from error
 
@@ -81,10 +81,11 @@ class JobFolder:
             return
         key = changed[0]
         others = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise ConfigError(
+        raise Changed(
             f"{self.path} has results of other settings ({key} was {_value(stored, key)}, "
             f"now {_value(given, key)}{others}); use another {self.other}, "
-            "or the same settings to continue it"
+            "or the same settings to continue it",
+            at=key,
         )
 
 

@@ -8,7 +8,7 @@ continues at any level, and its files are the same.
 import os
 import sys
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import UnknownName, did_you_mean
 
 VARIABLE = "POSTGRAD_LOG"
 QUIET = "quiet"  # notes, warnings, errors and the result
@@ -22,7 +22,7 @@ def log_level() -> str:
     """Return the level. Raises ConfigError for an unknown one."""
     level = os.environ.get(VARIABLE) or NORMAL
     if level not in LEVELS:
-        raise ConfigError(f"{VARIABLE}={level} is no log level; {did_you_mean(level, LEVELS)}")
+        raise UnknownName(f"{VARIABLE}={level} is no log level; {did_you_mean(level, LEVELS)}")
     return level
 
 

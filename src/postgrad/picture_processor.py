@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from postgrad.errors import ConfigError, first_line
+from postgrad.errors import Unsupported, first_line
 from postgrad.pictures import Picture
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class PictureProcessor:
         self.placeholder: str = self.stock.image_token
         image_token_id = self.stock.image_token_ids[0]
         if image_token_id is None:
-            raise ConfigError(
+            raise Unsupported(
                 f"the tokenizer of {tokenizer.name_or_path} has no token {self.placeholder}, which "
                 "stands for a picture; use the stock model's tokenizer"
             )
@@ -48,7 +48,7 @@ class PictureProcessor:
         """
         num_places = text.count(self.placeholder)
         if num_places != len(pictures):
-            raise ConfigError(
+            raise Unsupported(
                 f"a prompt has {num_places} placeholders {self.placeholder} and {len(pictures)} "
                 "pictures; there must be one for each"
             )
@@ -78,7 +78,7 @@ def _load_stock(tokenizer: Any) -> Any:
     problem = f"{source} cannot read pictures"
     config = AutoConfig.from_pretrained(source)
     if type(config) not in PROCESSOR_MAPPING:
-        raise ConfigError(f"{problem}: {config.model_type} is a model of text only")
+        raise Unsupported(f"{problem}: {config.model_type} is a model of text only")
     kind: Any = PROCESSOR_MAPPING[type(config)]
     module: Any = sys.modules[kind.__module__]
     if hasattr(module, "num2words"):  # a package that SmolVLM needs for videos only
@@ -99,7 +99,7 @@ def _load_stock(tokenizer: Any) -> Any:
         names = kind.get_attributes()
         return WithoutVideos.from_args_and_dict([parts.get(name) for name in names], settings)
     except Exception as error:  # files of other people fail in many ways
-        raise ConfigError(
+        raise Unsupported(
             f"{problem} ({first_line(error)}); copy preprocessor_config.json and the other "
             "processor files of the stock model into the folder"
         ) from error

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import ConfigError, Conflict, UnknownName, Unsupported, UserCode, did_you_mean
 
 # Folders of code that is not the user's: Python's, installed packages, and Postgrad's own.
 _LIBRARIES = (
@@ -88,7 +88,7 @@ def load_object(path: str, label: str, is_valid: Callable[[Any], bool], kind: st
     """
     if isinstance(path, PythonObject):
         if not is_valid(path.value):
-            raise ConfigError(f"{label} is no {kind}")
+            raise UserCode(f"{label} is no {kind}")
         return path.value
     place, _, name = path.rpartition(":")
     module = load_module(place, label)
@@ -99,7 +99,7 @@ def load_object(path: str, label: str, is_valid: Callable[[Any], bool], kind: st
             for key, other in vars(module).items()
             if is_valid(other) and not key.startswith("_")
         ]
-        raise ConfigError(f"{label}: {place} has no {kind} {name}; {did_you_mean(name, others)}")
+        raise UnknownName(f"{label}: {place} has no {kind} {name}; {did_you_mean(name, others)}")
     return value
 
 
@@ -144,10 +144,10 @@ def load_module(place: str, label: str) -> ModuleType:
         _check_not_shadowed(place)
         return importlib.import_module(place)
     except ConfigError as error:
-        raise ConfigError(f"{label}: {error}") from error
+        raise error.reworded(f"{label}: {error}") from error
     except Exception as error:
         reason = describe_error(error) + place_of(error)
-        raise ConfigError(f"{label} cannot be imported: {reason}") from error
+        raise UserCode(f"{label} cannot be imported: {reason}") from error
 
 
 def _check_not_shadowed(place: str) -> None:
@@ -161,16 +161,17 @@ def _check_not_shadowed(place: str) -> None:
     if not loaded or found is None or not found.origin:
         return
     if Path(loaded).resolve() != Path(found.origin).resolve():
-        raise ConfigError(
+        raise Conflict(
             f"the module {top} was imported from {loaded}, but is now found at {found.origin}; "
-            "give your own file as file.py:NAME, or start a new Python process"
+            "give your own file as file.py:NAME, or start a new Python process",
+            at=top,
         )
 
 
 def refuse_object_name(text: str, label: str) -> None:
     """Raise ConfigError for the text of a PythonObject, whose object another process had."""
     if text.startswith(f"{PYTHON}:"):
-        raise ConfigError(
+        raise Unsupported(
             f"{label} is an object of another Python process; give it again from Python, "
             "or put it into a file and give file.py:NAME"
         )
@@ -233,16 +234,18 @@ def check_functions(cls: type) -> None:
             own |= functions
     names = {name for function in own.values() for name in _names(function.__code__)}
     if "__init__" in own and "__init__" not in _names(own["__init__"].__code__):
-        raise ConfigError(
+        raise UserCode(
             f"{cls.__qualname__}.__init__ does not call super().__init__(config); begin it with "
-            "that, and give it the arguments self and config"
+            "that, and give it the arguments self and config",
+            at="method",
         )
     for name in own.keys() - inherited - names:
         similar = [] if name.startswith("_") else get_close_matches(name, inherited, 1, 0.8)
         if similar:
-            raise ConfigError(
+            raise UnknownName(
                 f"{cls.__qualname__}.{name}: nothing calls a function of this name; did you mean "
-                f"{similar[0]}?"
+                f"{similar[0]}?",
+                at="method",
             )
 
 

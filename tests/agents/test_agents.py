@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
+from refused import refused
 from tool_model import CALL, KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
 from waiting import wait_for
 
@@ -16,7 +17,6 @@ from postgrad.agents.program import read_reward
 from postgrad.agents.runner import Agents
 from postgrad.config.schema import AgentConfig
 from postgrad.data.encode.encoder import Encoder
-from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.rollout.episodes import turn_column
@@ -219,7 +219,7 @@ def test_a_reward_that_is_not_finite_is_a_failure():
 
 def test_a_program_that_does_not_exist_is_refused():
     prompts = Encoder(chat_tokenizer(LETTERS, PLAIN_CHAT), "chat", 200)
-    with pytest.raises(ConfigError, match="agent=no_such_program"):
+    with refused("unknown_name", "agent"):
         Agents(AgentConfig("no_such_program x"), prompts, "auto")
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refused import refused
 
 import postgrad.algorithms
 from postgrad.algorithms.correction import (
@@ -214,7 +215,7 @@ def test_bounds_mean_what_they_say():
     assert ratio_bounds("0.5_1.2") == (0.5, 1.2)
     assert ratio_bounds(4.0) == (0.25, 4.0) == ratio_bounds("4")
     for bad in ("1.2_0.5", "a_b", "0_2", "_", 0.5, "x", -1.0):
-        with pytest.raises(ConfigError):
+        with refused("wrong_value", "bounds"):
             ratio_bounds(bad)
     # A bound that equals rho is inside.
     for rho in (0.5, 2.0):
@@ -228,11 +229,11 @@ def test_bounds_mean_what_they_say():
         == mismatch_metrics(*nothing)
         == reject(*nothing, {"token_k2": 1.0}).metrics
     )
-    with pytest.raises(ConfigError, match="did you mean sequence"):
+    with refused("unknown_name", "level"):
         importance_weights(*nothing, level="sequences")
-    with pytest.raises(ConfigError, match="did you mean token_k"):
+    with refused("unknown_name", "rule"):
         reject(*nothing, {"token_k": 1.0})
-    with pytest.raises(ConfigError, match="positive"):
+    with refused("wrong_value", "bounds"):
         reject(*nothing, {"token_k2": "0.1_0.2"})
 
 
@@ -417,9 +418,9 @@ def test_shapes_gradcheck_and_extremes():
         (grad,) = torch.autograd.grad(out.sum(), x)
         assert torch.isfinite(out).all() and torch.isfinite(grad).all()
     assert gradient(lambda x: off_policy_shape(x, max_value=0.5).sum(), column(0.0)).item() == 0
-    with pytest.raises(ConfigError, match="did you mean p_div_p"):
+    with refused("unknown_name", "shape"):
         off_policy_shape(p, "p_div_p_0.1")
-    with pytest.raises(ConfigError, match="gamma"):
+    with refused("wrong_value", "gamma"):
         on_policy_reshape(p, old, "p_div_p", gamma=0.0)
 
 
@@ -432,7 +433,7 @@ def test_old_logprobs_of_demonstrations_do_not_matter():
 
 def test_overlong_refuses_an_impossible_buffer():
     for buffer in (0, -3, 21):
-        with pytest.raises(ConfigError, match="buffer"):
+        with refused("wrong_value", "buffer"):
             overlong_penalty(torch.tensor([1]), max_length=20, buffer=buffer)
 
 
@@ -475,9 +476,9 @@ def test_pass_at_k_refuses():
 
 
 def test_unknown_kl_names_are_refused():
-    with pytest.raises(ConfigError, match="known: "):
+    with refused("unknown_name", "estimator"):
         kl_penalty(column(0), column(0), "full")
-    with pytest.raises(ConfigError, match="target"):
+    with refused("wrong_value", "target"):
         adapt_kl_coef(0.01, 0.1, 100, target=0.0)
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from refused import refused
 from tool_model import SHORT_CHAT, chat_model
 
 import postgrad
@@ -64,9 +65,9 @@ def test_two_environments_with_equal_code_are_not_mixed_up(small):
 def test_an_object_instead_of_a_class_is_refused(small):
     environment = make_environment(0.0)
     arguments = without_reward(small) | {"steps": 1}
-    with pytest.raises(postgrad.ConfigError, match="environment class"):
+    with refused("user_code", "environment"):
         postgrad.train(**arguments, environment=environment())
-    with pytest.raises(postgrad.ConfigError, match="engine class"):
+    with refused("user_code", "rollout.engine"):
         postgrad.train(**small, engine=object())
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from api_rows import ROWS
+from refused import refused
 from tiny_runs import forkserver, metrics_without_timing
 
 import postgrad
 from postgrad import user_code
-from postgrad.errors import ConfigError
 
 # Both folders have a file mine.py with a reward and a loss.
 MINE = """
@@ -144,7 +144,7 @@ def test_a_module_of_another_folder_is_refused(tmp_path, monkeypatch):
         assert user_code.load_module("own_module_of_a_user", "method=x").NAME == "first"
         assert user_code.load_module("own_module_of_a_user", "method=x").NAME == "first"
         monkeypatch.chdir(tmp_path / "second")
-        with pytest.raises(ConfigError, match=r"method=x.*own_module_of_a_user"):
+        with refused("conflict", "method"):
             user_code.load_module("own_module_of_a_user", "method=x")
     finally:
         sys.modules.pop("own_module_of_a_user", None)

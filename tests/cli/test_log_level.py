@@ -1,10 +1,10 @@
 """Log levels: what is printed at quiet, normal and debug."""
 
 import pytest
+from refused import refused
 from tiny_runs import config_of
 
 from postgrad.cli.main import run
-from postgrad.errors import ConfigError
 from postgrad.log_level import VARIABLE, log_level
 from postgrad.training.display import make_reporter
 from postgrad.training.driver import train
@@ -59,6 +59,6 @@ def test_options_before_and_after_the_command(capsys):
 
 def test_an_unknown_level_is_refused(monkeypatch):
     monkeypatch.setenv(VARIABLE, "debgu")
-    with pytest.raises(ConfigError, match=r"POSTGRAD_LOG=debgu.*debug"):
+    with refused("unknown_name", "POSTGRAD_LOG"):
         log_level()
     assert run(["recipes"]) == 2

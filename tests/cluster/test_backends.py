@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refused import refused
 from safetensors import SafetensorError
 from tiny_runs import config_of, random_batch
 from used_ports import REQUESTS, SAMPLING, use_ports
@@ -201,7 +202,7 @@ def test_hung_child_process_is_named_and_stopped(tiny, monkeypatch, reads, token
 def test_model_that_cannot_be_loaded_raises_config_error(tiny):
     config = config_of("grpo", tiny, "cluster.backend=process", "model.path=/no/such/folder")
     with (
-        pytest.raises(ConfigError, match=r"model\.path=/no/such/folder"),
+        refused("unreadable", "model.path"),
         open_models(config),
     ):
         pass

@@ -4,9 +4,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from refused import refused
 
 from postgrad.cluster.resources import actor_bundle, check_nodes, reserve_groups
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError
 
 WORKER = {"num_gpus": 1, "num_cpus": 1}
 
@@ -64,7 +65,7 @@ def test_the_workers_of_an_engine_share_a_node(gpus, num_groups, group_size, fit
     if fits:
         check_nodes(FakeRay(*gpus), bundle, num_groups, group_size)
         return
-    with pytest.raises(ConfigError, match=rf"rollout\.tensor_parallel={group_size}\b"):
+    with refused("too_large", "rollout.tensor_parallel"):
         check_nodes(FakeRay(*gpus), bundle, num_groups, group_size)
 
 
@@ -94,8 +95,8 @@ def test_devices_that_stay_in_use_end_the_run_and_nothing_stays_reserved():
 
 def test_a_node_that_dies_before_its_devices_are_reserved_is_noticed():
     ray = FakeRay(2, 2, is_free=False, num_left=1)
-    refused = pytest.raises(ConfigError, match=r"room for 1 of 2 engines")
-    with refused, reserve_groups(ray, WORKER, 2, 2):
+    no_room = refused("too_large", "rollout.tensor_parallel", shows=r"room for 1 of 2 engines")
+    with no_room, reserve_groups(ray, WORKER, 2, 2):
         pass
     assert not ray.groups
 

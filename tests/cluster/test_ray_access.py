@@ -10,6 +10,7 @@ import tempfile
 
 import preloaded
 import pytest
+from refused import refused
 from tiny_runs import config_of, overrides_of, toy_run, tree
 from waiting import wait_for
 
@@ -43,12 +44,12 @@ def test_cluster_is_short_for_cluster_backend(tiny):
     ):
         assert config_of("grpo", tiny, *overrides).cluster.backend == "ray"
     assert config_of("grpo", tiny, "cluster=process", "cluster.engines=1").cluster.engines == 1
-    with pytest.raises(ConfigError, match=r"cluster\.backend=rray.*ray\?"):
+    with refused("unknown_name", "cluster.backend"):
         config_of("grpo", tiny, "cluster=rray")
 
 
 def test_a_pool_without_workers_is_refused(tiny):
-    with pytest.raises(ConfigError, match=r"cluster\.pools\.critic=0"):
+    with refused("wrong_value", "cluster.pools.critic"):
         check_cluster(config_of("grpo", tiny, "cluster=ray", "cluster.pools.critic=0").cluster)
 
 
@@ -92,7 +93,7 @@ def test_address_without_a_cluster_is_refused(tiny, tmp_path):
 
 def test_malformed_address_is_refused(tiny):
     for wrong in ("10.0.0.1", "here", "ray://x", ":"):
-        with pytest.raises(ConfigError, match=rf"cluster\.address={wrong} "):
+        with refused("wrong_value", "cluster.address"):
             ray_connection.join(None, wrong)
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from refused import refused
 from tiny_runs import config_of
 
 from postgrad.cluster import actor_pool
@@ -17,7 +18,7 @@ from postgrad.cluster.ports import ENGINE, POLICY
 from postgrad.cluster.verifier_pool import RayVerifierPool
 from postgrad.cluster.wire import encode
 from postgrad.cluster.worker_group import WorkerGroup
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError
 
 OK = encode(["ok", None])
 
@@ -110,7 +111,7 @@ def test_node_that_ray_counts_after_its_death_is_a_missing_core(config):
     """Rank 0 has started and waits for rank 1, whose actor has no node."""
     ray = FakeRay(num_free=1)
     lose_a_node(ray, at_wait=3)
-    with pytest.raises(ConfigError, match=r"need 2 CPU cores, the Ray cluster has 1"):
+    with refused("too_large", "cluster.workers", shows=r"need 2 CPU cores, the Ray cluster has 1"):
         WorkerGroup(ray, config, POLICY, 2, [POLICY])
     assert ray.num_waits == 3
     assert set(ray.killed) == set(ray.actors.values())

@@ -18,6 +18,7 @@ from chat_templates import (
     QWEN25,
     make_tokenizer,
 )
+from refused import refused
 
 from postgrad.data.encode.encoder import EncodedRow, Encoder
 from postgrad.data.rows.messages import conversation_of
@@ -332,7 +333,7 @@ def test_style_is_applied_to_a_single_question():
     row, texts = encode(CHATML, problem, style="boxed")
     assert "\\boxed{}" in make_tokenizer(CHATML).decode(row.prompt)
     assert texts == ["Hi!<|im_end|>"]
-    with pytest.raises(ConfigError, match=r"problem u: .* data\.prompt_style=own"):
+    with refused("conflict", "data.prompt_style"):
         encode(CHATML, problem_of(*TWO_TURNS), style="boxed")
 
 
@@ -345,13 +346,13 @@ def test_style_that_opens_the_thought_keeps_the_demonstration_as_it_is():
 
 def test_plain_prompts_train_on_the_last_turn_only():
     problem = problem_of(*TWO_TURNS)
-    with pytest.raises(ConfigError, match=r"problem u .* method\.train_on=last"):
+    with refused("unsupported", "method.train_on"):
         encode(None, problem)
     row, texts = encode(None, problem, train_on="last")
     assert texts == ["It is sunny.</s>"]
     text = make_tokenizer(None).decode(row.prompt)
     assert text == "Hello there\n\nHi!  \n\n\nWhat is the weather in Rome?"
-    with pytest.raises(ConfigError, match="problem u has tools or tool calls"):
+    with refused("unsupported", "tools"):
         encode(None, problem_of(WEATHER, CALLING, RESULT, SUNNY), train_on="last")
 
 
@@ -380,10 +381,10 @@ def test_limits_hold_for_the_prompt_and_the_response_of_the_row():
     num_prompt, num_response = len(row.prompt), len(row.response)
     fits = Encoder(make_tokenizer(CHATML), max_prompt_tokens=num_prompt)
     assert fits.fit([problem], fits.conversation, num_response) == ([problem], 0)
-    with pytest.raises(ConfigError, match=r"rollout\.max_response_tokens"):
+    with refused("too_large", "rollout.max_response_tokens"):
         fits.fit([problem], fits.conversation, num_response - 1)
     tight = Encoder(make_tokenizer(CHATML), max_prompt_tokens=num_prompt - 1)
-    with pytest.raises(ConfigError, match=r"data\.max_prompt_tokens"):
+    with refused("too_large", "data.max_prompt_tokens"):
         tight.fit([problem], tight.conversation)
 
 
@@ -402,7 +403,7 @@ def test_a_response_that_goes_on_after_its_end_is_refused():
     ended = {"role": "assistant", "content": f"It is sunny.{end}"}
     _, texts = encode(None, problem_of(WEATHER, ended))
     assert texts == [f"It is sunny.{end}"]
-    with pytest.raises(ConfigError, match="problem u: its response goes on after"):
+    with refused("wrong_value", "response"):
         encode(None, problem_of(WEATHER, {**ended, "content": f"It is{end} sunny."}))
 
 
@@ -465,5 +466,5 @@ def test_the_last_message_of_weight_1_ends_a_row_without_a_chat_template():
 
 def test_a_conversation_of_weight_0_is_no_demonstration():
     assert conversation_of(problem_of(HELLO, MUTE_HI)) is None
-    with pytest.raises(ConfigError):
+    with refused("missing", "response"):
         encode(CHATML, problem_of(HELLO, MUTE_HI))

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refused import refused
 
 from postgrad.data.cursor import Cursor
 from postgrad.errors import ConfigError, RunError
@@ -87,14 +88,14 @@ def test_retired_indices_are_left_out_and_the_others_come_once(
 
 
 def test_too_few_items():
-    with pytest.raises(ConfigError, match=r"training\.problems_per_step=5"):
+    with refused("too_large", "training.problems_per_step", shows="=5"):
         Cursor(5).take(6)
     cursor = Cursor(5)
     cursor.retire([1, 1, 2])
     assert len(cursor.take(3)) == 3
     with pytest.raises(RunError, match="3 of 5"):
         cursor.take(4)
-    with pytest.raises(ConfigError, match=r"data\.train"):
+    with refused("missing", "data.train"):
         Cursor(0)
     with pytest.raises(IndexError, match="index 5"):
         cursor.retire([5])

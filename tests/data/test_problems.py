@@ -38,7 +38,7 @@ def jsonl(folder: Path, *rows: Any, name: str = "rows.jsonl") -> str:
     return str(path)
 
 
-def refused(source: str) -> str:
+def refusal_of(source: str) -> str:
     """The message of the ConfigError; asserts that it is one line and names the file."""
     with pytest.raises(ConfigError) as caught:
         load_problems(source)
@@ -117,7 +117,7 @@ def test_verl_prompt_as_text_and_missing_extra_info(tmp_path: Path):
 @pytest.mark.parametrize("number", [0, 5])
 def test_an_input_of_an_instruction_that_is_a_number_is_refused(number: int, tmp_path: Path):
     row = {"instruction": "Double it.", "input": number, "output": "x"}
-    assert "input" in refused(jsonl(tmp_path, row))
+    assert "input" in refusal_of(jsonl(tmp_path, row))
 
 
 def test_messages_as_json_text(tmp_path: Path):
@@ -176,7 +176,7 @@ def test_tools_of_sharegpt(tmp_path: Path):
     conversation = load_problems(jsonl(tmp_path, {"conversations": weighted}))[0].conversation
     assert conversation and conversation.messages[1]["weight"] == 0
     turns[1]["value"] = "weather(Rome)"
-    assert "function_call" in refused(jsonl(tmp_path, {"conversations": turns}))
+    assert "function_call" in refusal_of(jsonl(tmp_path, {"conversations": turns}))
 
 
 def test_mmlu_csv(tmp_path: Path):
@@ -232,7 +232,7 @@ def test_columns_of_a_file_are_renamed(tmp_path: Path):
     assert folder == [problem]
     with pytest.raises(ConfigError, match="no column txt; did you mean text"):
         load_problems(f"{path}:txt=prompt")
-    assert "missing.jsonl" in refused_source(f"{tmp_path}/missing.jsonl:a=b")
+    assert "missing.jsonl" in refusal_of_source(f"{tmp_path}/missing.jsonl:a=b")
 
 
 def test_a_renamed_column_replaces_one_of_its_new_name(tmp_path: Path):
@@ -278,7 +278,7 @@ def test_a_path_with_a_colon_and_an_equals_sign_is_a_path(tmp_path: Path):
     assert len(load_problems(path)) == 1
 
 
-def refused_source(source: str) -> str:
+def refusal_of_source(source: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load_problems(source)
     return str(caught.value)
@@ -303,17 +303,17 @@ def test_levels_that_share_problems_mix():
 def test_extensions_do_not_make_names_of_files_similar(tmp_path):
     for name in ("train.jsonl", "train.csv", "nogt.jsonl"):
         (tmp_path / name).write_text("")
-    assert "did you mean train.jsonl?" in refused(str(tmp_path / "trian.jsonl"))
-    assert "did you mean train.csv?" in refused(str(tmp_path / "tran.csv"))
-    assert "did you mean" not in refused(str(tmp_path / "missing.jsonl"))
+    assert "did you mean train.jsonl?" in refusal_of(str(tmp_path / "trian.jsonl"))
+    assert "did you mean train.csv?" in refusal_of(str(tmp_path / "tran.csv"))
+    assert "did you mean" not in refusal_of(str(tmp_path / "missing.jsonl"))
 
 
 def test_missing_file_suggests_the_closest_name(tmp_path: Path):
     jsonl(tmp_path, {"question": "a", "answer": "1"}, name="train.jsonl")
-    assert "train.jsonl" in refused(str(tmp_path / "trian.jsonl"))
-    assert "no such file" in refused(str(tmp_path / "zzz.csv"))
-    assert "no folder" in refused(str(tmp_path / "nowhere" / "train.jsonl"))
-    assert "no folder" in refused(str(tmp_path / "train.jsonl" / "train.jsonl"))
+    assert "train.jsonl" in refusal_of(str(tmp_path / "trian.jsonl"))
+    assert "no such file" in refusal_of(str(tmp_path / "zzz.csv"))
+    assert "no folder" in refusal_of(str(tmp_path / "nowhere" / "train.jsonl"))
+    assert "no folder" in refusal_of(str(tmp_path / "train.jsonl" / "train.jsonl"))
 
 
 @pytest.mark.parametrize("source", ["", " ", "a.jsonl,", ",".join(["missing.jsonl"] * 1000)])
@@ -324,18 +324,18 @@ def test_invalid_sources(source: str):
 
 def test_unknown_extension(tmp_path: Path):
     (tmp_path / "a.txt").write_text("x")
-    assert "extension .txt" in refused(str(tmp_path / "a.txt"))
+    assert "extension .txt" in refusal_of(str(tmp_path / "a.txt"))
     (tmp_path / "b").write_text("x")
-    assert "extension (none)" in refused(str(tmp_path / "b"))
+    assert "extension (none)" in refusal_of(str(tmp_path / "b"))
 
 
 def test_folder_without_data(tmp_path: Path):
-    assert "no data files" in refused(str(tmp_path))
+    assert "no data files" in refusal_of(str(tmp_path))
 
 
 def test_text_named_parquet(tmp_path: Path):
     (tmp_path / "a.parquet").write_text("PAR1 not really")
-    assert "not a readable parquet file" in refused(str(tmp_path / "a.parquet"))
+    assert "not a readable parquet file" in refusal_of(str(tmp_path / "a.parquet"))
 
 
 def test_damaged_parquet(tmp_path: Path):
@@ -344,7 +344,7 @@ def test_damaged_parquet(tmp_path: Path):
     data = bytearray(path.read_bytes())
     data[4:200] = b"\xff" * 196
     path.write_bytes(data)
-    assert "not a readable parquet file" in refused(str(path))
+    assert "not a readable parquet file" in refusal_of(str(path))
 
 
 def test_the_name_of_a_problem_says_where_it_was_read(tmp_path: Path):
@@ -360,18 +360,18 @@ def test_the_name_of_a_problem_says_where_it_was_read(tmp_path: Path):
 
 def test_invalid_utf8_and_invalid_gzip(tmp_path: Path):
     (tmp_path / "a.jsonl").write_bytes(b'{"question": "a", "answer": "1"}\n\xff\n')
-    assert "line 2: not UTF-8" in refused(str(tmp_path / "a.jsonl"))
+    assert "line 2: not UTF-8" in refusal_of(str(tmp_path / "a.jsonl"))
     (tmp_path / "a.jsonl.gz").write_bytes(b"plain")
-    assert "not a readable jsonl.gz file" in refused(str(tmp_path / "a.jsonl.gz"))
+    assert "not a readable jsonl.gz file" in refusal_of(str(tmp_path / "a.jsonl.gz"))
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"x" * 1000)[:-10])
-    assert "not a readable jsonl.gz file" in refused(str(tmp_path / "a.jsonl.gz"))
+    assert "not a readable jsonl.gz file" in refusal_of(str(tmp_path / "a.jsonl.gz"))
 
 
 def test_a_small_file_with_a_line_without_end_is_refused(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(files, "MAX_LINE", 1 << 10)
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"question": "a", "answer": "1"}\n' + b"x" * (1 << 20)))
-    assert "line 2 is longer than" in refused(str(path))
+    assert "line 2 is longer than" in refusal_of(str(path))
 
 
 def test_long_files_show_how_far_they_are(tmp_path: Path, monkeypatch):
@@ -385,11 +385,11 @@ def test_long_files_show_how_far_they_are(tmp_path: Path, monkeypatch):
 
 def test_bad_csv(tmp_path: Path):
     (tmp_path / "a.csv").write_text("question,answer\na,1\nb,1,2\n")
-    assert "row 2 (line 3) has 3 fields" in refused(str(tmp_path / "a.csv"))
+    assert "row 2 (line 3) has 3 fields" in refusal_of(str(tmp_path / "a.csv"))
     (tmp_path / "a.csv").write_text('question,answer\n"a,1\n')
-    assert "not csv" in refused(str(tmp_path / "a.csv"))
+    assert "not csv" in refusal_of(str(tmp_path / "a.csv"))
     (tmp_path / "a.csv").write_text("q,1,2,3,4,A\nq,1,2,3,4,E\n")
-    assert "row 2: answer" in refused(str(tmp_path / "a.csv"))
+    assert "row 2: answer" in refusal_of(str(tmp_path / "a.csv"))
 
 
 def test_content_of_text_parts_is_joined(tmp_path: Path):
@@ -397,7 +397,7 @@ def test_content_of_text_parts_is_joined(tmp_path: Path):
     rows = [{"prompt": [{"role": "user", "content": parts}], "answer": "2"}]
     assert load_problems(jsonl(tmp_path, *rows))[0].messages == (USER,)
     rows[0]["prompt"][0]["content"] = [{"type": "image"}, *parts]
-    assert "prompt[0].content[0]" in refused(jsonl(tmp_path, *rows))
+    assert "prompt[0].content[0]" in refusal_of(jsonl(tmp_path, *rows))
 
 
 def test_verl_without_data_source(tmp_path: Path):
@@ -409,7 +409,7 @@ def test_verl_without_data_source(tmp_path: Path):
 @pytest.mark.parametrize("truth", [None, "", float("nan")])
 def test_row_without_ground_truth(tmp_path: Path, truth: Any):
     bad = {**VERL, "reward_model": {"ground_truth": truth}}
-    message = refused(jsonl(tmp_path, VERL, bad))
+    message = refusal_of(jsonl(tmp_path, VERL, bad))
     assert "line 2: no ground truth: reward_model.ground_truth" in message
 
 
@@ -436,7 +436,7 @@ def test_row_without_ground_truth(tmp_path: Path, truth: Any):
     ],
 )
 def test_wrong_types(tmp_path: Path, row: dict[str, Any], column: str, seen: str):
-    message = refused(jsonl(tmp_path, row))
+    message = refusal_of(jsonl(tmp_path, row))
     assert "line 1: " in message and column in message and seen in message
 
 
@@ -449,7 +449,7 @@ def test_wrong_types(tmp_path: Path, row: dict[str, Any], column: str, seen: str
     ],
 )
 def test_column_missing_in_a_later_row(tmp_path: Path, rows: tuple[dict[str, Any], ...], key: str):
-    assert f"line 2: {key}" in refused(jsonl(tmp_path, *rows))
+    assert f"line 2: {key}" in refusal_of(jsonl(tmp_path, *rows))
 
 
 # Column layouts on the hub
@@ -458,7 +458,7 @@ def test_column_missing_in_a_later_row(tmp_path: Path, rows: tuple[dict[str, Any
 @pytest.mark.parametrize("answer", [4, -1, True, "E", None, 1.5])
 def test_hub_mmlu_answer_that_names_no_option(tmp_path: Path, answer: Any):
     row = {"question": "Q?", "choices": ["w", "x", "y", "z"], "answer": answer}
-    message = refused(jsonl(tmp_path, row))
+    message = refusal_of(jsonl(tmp_path, row))
     assert "line 1: answer" in message and "4 options" in message
 
 
@@ -480,8 +480,8 @@ def test_arc(tmp_path: Path):
     first, second = load_problems(jsonl(tmp_path, *rows))
     assert (first.ground_truth, second.ground_truth, first.data_source) == ("B", "C", "arc_c")
     assert first.messages == ({"role": "user", "content": "Q?\n\nA) u\nB) v\nC) w\n"},)
-    assert "answerKey is '4'" in refused(jsonl(tmp_path, {**rows[1], "answerKey": "4"}))
-    assert "line 1: choices" in refused(jsonl(tmp_path, {**rows[1], "choices": ["u"]}))
+    assert "answerKey is '4'" in refusal_of(jsonl(tmp_path, {**rows[1], "answerKey": "4"}))
+    assert "line 1: choices" in refusal_of(jsonl(tmp_path, {**rows[1], "choices": ["u"]}))
 
 
 @pytest.mark.parametrize(
@@ -564,16 +564,16 @@ def test_a_target_beside_a_prompt_is_a_demonstration(tmp_path: Path):
     }
     problems = load_problems(jsonl(tmp_path, first, second))
     assert [problem.demonstrations for problem in problems] == [(), ("3",)]
-    assert "target must be a list" in refused(jsonl(tmp_path, {"prompt": "1+1?", "target": "2"}))
+    assert "target must be a list" in refusal_of(jsonl(tmp_path, {"prompt": "1+1?", "target": "2"}))
 
 
 def test_a_file_that_is_no_plain_file_is_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe.jsonl")
-    assert "not a file" in refused(str(tmp_path / "pipe.jsonl"))
+    assert "not a file" in refusal_of(str(tmp_path / "pipe.jsonl"))
     (tmp_path / "a.json").write_text(json.dumps(VERL, indent=1))
-    assert "array of objects" in refused(str(tmp_path / "a.json"))
+    assert "array of objects" in refusal_of(str(tmp_path / "a.json"))
     parquet.write_table(pa.Table.from_pylist([VERL]).slice(0, 0), tmp_path / "a.parquet")
-    assert "no rows" in refused(str(tmp_path / "a.parquet"))
+    assert "no rows" in refusal_of(str(tmp_path / "a.parquet"))
 
 
 # Tables: name, text
@@ -609,10 +609,10 @@ def test_a_table_of_one_column_loses_no_row(tmp_path: Path):
     rows = table_rows(tmp_path / "a.tsv", "prompt\nHi; you, there\n\nNo, you\n")
     assert rows == [("Hi; you, there", ""), ("No, you", "")]
     (tmp_path / "a.csv").write_text('prompt\nHi\n""\n')
-    assert "row 2: prompt is empty" in refused(str(tmp_path / "a.csv"))
+    assert "row 2: prompt is empty" in refusal_of(str(tmp_path / "a.csv"))
 
 
 def test_a_folder_with_the_same_data_twice_is_refused(tmp_path: Path):
     for name in ("a.csv", "a.tsv"):
         (tmp_path / name).write_text("prompt\na\n")
-    assert "several files are called a" in refused(str(tmp_path))
+    assert "several files are called a" in refusal_of(str(tmp_path))

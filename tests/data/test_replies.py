@@ -17,9 +17,9 @@ from chat_templates import (
     make_sentencepiece_tokenizer,
     make_tokenizer,
 )
+from refused import refused
 
 from postgrad.data.encode.encoder import Encoder
-from postgrad.errors import ConfigError
 from postgrad.methods.support.pairs import pair_rows
 from postgrad.problem import Problem
 
@@ -146,11 +146,11 @@ def test_a_prompt_that_ends_in_an_assistant_message_is_refused(template: str):
     prompts = Encoder(make_tokenizer(template))
     key = "problem u: its prompt ends in an assistant message"
     problem = Problem("u", messages, "", demonstrations=("it is sunny.",))
-    with pytest.raises(ConfigError, match=key):
+    with refused("unsupported", "messages", shows=key):
         prompts.prompt(problem)
-    with pytest.raises(ConfigError, match=key):
+    with refused("unsupported", "messages", shows=key):
         prompts.conversation(problem)
-    with pytest.raises(ConfigError, match=key):
+    with refused("unsupported", "messages", shows=key):
         rows_of(prompts, pair("yes", "no", *messages))
 
 

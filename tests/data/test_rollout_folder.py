@@ -5,12 +5,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from refused import refused
 
 import postgrad
 from postgrad.analysis.data import _rollout_file
 from postgrad.data.from_rollouts import select_rollouts
 from postgrad.data.rollout_folder import rollout_files
-from postgrad.errors import ConfigError
 from postgrad.training.log import RunLog
 from postgrad.view.folder import Folder
 from postgrad.view.picture import read_sample_answers
@@ -45,11 +45,11 @@ def test_files_are_found_by_their_step(run):
 
 def test_every_reader_leaves_other_files_out(run):
     assert list(postgrad.Run(run).rollouts()["text"]) == ["2"]
-    with pytest.raises(ConfigError, match="steps 2 to 1000000"):
+    with refused("unknown_name", "step", shows="steps 2 to 1000000"):
         postgrad.Run(run).rollouts(step=3)
     assert _rollout_file(run, 0).name == "step-1000000.parquet"
     assert _rollout_file(run, 10).name == "step-000010.parquet"
-    with pytest.raises(ConfigError, match="steps 2 to 1000000"):
+    with refused("unknown_name", "step", shows="steps 2 to 1000000"):
         _rollout_file(run, 3)
     headings = [heading for heading, _ in read_sample_answers(run)]
     assert headings == ["sampled at step 2", "sampled at step 1000000"]

@@ -31,7 +31,7 @@ def load(folder: Path, *rows: Row, columns: str = "", lines: list[str] | None = 
     return load_problems(f"{path}{columns}", None if lines is None else lines.append)
 
 
-def refused(folder: Path, *rows: Row) -> str:
+def refusal_of(folder: Path, *rows: Row) -> str:
     """Return the line that refuses the rows."""
     with pytest.raises(ConfigError) as caught:
         load(folder, *rows)
@@ -175,7 +175,7 @@ REFUSED: list[tuple[Row, str]] = [
 
 @pytest.mark.parametrize(("row", "key"), REFUSED)
 def test_refused_rows(tmp_path: Path, row: Row, key: str) -> None:
-    message = refused(tmp_path, row)
+    message = refusal_of(tmp_path, row)
     assert message.startswith("line 1: ") and key in message
 
 
@@ -196,7 +196,7 @@ def test_a_column_that_the_model_should_see_is_not_lost(
     tmp_path: Path, row: Row, name: str
 ) -> None:
     """Wherever such a column is filled; an empty one is no reason to stop."""
-    message = refused(tmp_path, row, {**row, name: None}, {**row, name: ["x"]})
+    message = refusal_of(tmp_path, row, {**row, name: None}, {**row, name: ["x"]})
     assert message.startswith("line 3: ") and f"FILE:{name}=unused" in message
     assert ("FILE:image_1=images" if name == "image_1" else f"unread_column: {name} ") in message
     rows = ({**row, name: ["x"]}, {**row, name: []})
@@ -221,7 +221,7 @@ def test_the_first_row_decides_the_shape(tmp_path: Path) -> None:
     first, second = load(tmp_path, *rows)
     assert (first.ground_truth, second.ground_truth, second.demonstrations) == ("1", "2", ())
     assert second.messages[0]["content"] == "How?" and second.extra == {"output": "3"}
-    assert "line 2: no column completion or response" in refused(tmp_path, *rows[::-1])
+    assert "line 2: no column completion or response" in refusal_of(tmp_path, *rows[::-1])
 
 
 def test_messages_keep_what_is_trained_on(tmp_path: Path) -> None:

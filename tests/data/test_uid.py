@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refused import refused
 
 from postgrad.data.problems import load_problems
 from postgrad.data.uid import assign_uids, content_uid
@@ -102,14 +103,14 @@ def test_uid_column_is_kept(write: Write):
 
 def test_duplicate_in_the_uid_column_names_both_rows(write: Write):
     rows = [{"question": "q", "answer": "1", "uid": uid} for uid in ("a", "b", "a")]
-    with pytest.raises(ConfigError, match=r"line 3: uid 'a'.*rows\.jsonl: line 1"):
+    with refused("conflict", "uid", shows=r"line 3: uid 'a'.*rows\.jsonl: line 1"):
         load_problems(str(write(*rows)))
 
 
 def test_duplicate_uid_in_two_files_names_both_files(write: Write):
     row = {"question": "q", "answer": "1", "uid": "a"}
     one, two = write(row, name="one.jsonl"), write(row, name="two.jsonl")
-    with pytest.raises(ConfigError, match=r"two\.jsonl: line 1: uid 'a'.*one\.jsonl: line 1"):
+    with refused("conflict", "uid", shows=r"two\.jsonl: line 1: uid 'a'.*one\.jsonl: line 1"):
         load_problems(f"{one},{two}")
 
 

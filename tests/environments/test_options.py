@@ -1,6 +1,7 @@
 """Options of an environment that its class does not take."""
 
 import pytest
+from refused import refused
 
 from postgrad.environments.lookup import check_options
 from postgrad.environments.session import load_environment
@@ -46,5 +47,5 @@ def test_a_class_that_is_no_environment_is_told_what_it_lacks(name, missing, tmp
         "class Stepless:\n    def reset(self, problem): ...\n"
     )
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=rf"{name} has no {missing}\("):
+    with refused("user_code", "environment", shows=rf"{name} has no {missing}\("):
         load_environment(f"games.py:{name}")

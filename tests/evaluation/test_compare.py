@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from refused import refused
 
 from postgrad.cli.main import main
-from postgrad.errors import ConfigError
 from postgrad.evaluation.compare import bootstrap_interval, compare_set, sign_test
 
 
@@ -53,7 +53,7 @@ def test_only_shared_problems_are_compared():
     assert result["problems"] == 2
     assert (result["only_a"], result["only_b"]) == (1, 0)
     assert result["b_right_a_wrong"] == 1
-    with pytest.raises(ConfigError, match="set"):
+    with refused("conflict", "set"):
         compare_set({"x": [True]}, {"y": [True]})
 
 

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from refused import refused
 from tiny_runs import config_of, forkserver, run_words, tree
 
 from postgrad.cli.main import main
 from postgrad.data.encode.encoder import Encoder
 from postgrad.data.problems import load_problems
-from postgrad.errors import ConfigError
 from postgrad.evaluation import report, run
 from postgrad.evaluation.folder import locked_folder, stored_settings
 from postgrad.evaluation.model import find_model, weights_fingerprint
@@ -657,5 +657,5 @@ def test_every_key_of_evaluation_is_read():
 def test_a_data_file_without_its_key_is_named(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.touch()
-    with pytest.raises(ConfigError, match=r"type data=.*rows\.jsonl"):
+    with refused("missing", "data"):
         read_settings("tiny", [str(file)])

@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from refused import refused
 
 from postgrad.config.schema import JudgeConfig, RewardConfig
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError
 from postgrad.judge.llm import LlmJudge, RatingStore, parse_rating, question_of
 from postgrad.judge.monitor import monitor_metrics
 from postgrad.judge.templates import monitor_text, template_text
@@ -153,11 +154,11 @@ def test_template_files(tmp_path):
     text = template_text(JudgeConfig(template=str(file)))
     assert text.startswith("Q {question} A {response}\n\nEnd with a line")
     file.write_text("Q {question}")
-    with pytest.raises(ConfigError, match=r"reward\.judge\.template.*\{response\}"):
+    with refused("missing", "reward.judge.template"):
         template_text(JudgeConfig(template=str(file)))
-    with pytest.raises(ConfigError, match=r"reward\.judge\.template.*sycophancy\?"):
+    with refused("unknown_name", "reward.judge.template"):
         template_text(JudgeConfig(template="sycophanci"))
-    with pytest.raises(ConfigError, match=r"reward\.judge\.lowest"):
+    with refused("conflict", "reward.judge.lowest"):
         template_text(JudgeConfig(lowest=3, highest=3))
 
 
@@ -206,14 +207,14 @@ def test_a_sum_may_have_only_the_judge_and_a_constant():
 
 def test_wrong_settings_of_a_judge_in_a_sum():
     for verifier in ("exact + llm_judge(limit=3)", "llm_judge + llm_judge.rating"):
-        with pytest.raises(ConfigError, match="llm_judge"):
+        with refused("wrong_value", "reward.verifier"):
             Scorer(verifier)
-    with pytest.raises(ConfigError, match=r"llm_judge.*needs a judge"):
+    with refused("missing", "reward.verifier"):
         check_judge(RewardConfig("exact + 0.1*llm_judge"))
     monitored = JudgeConfig(model="m", monitor="m")
-    with pytest.raises(ConfigError, match=r"reward\.judge\.monitor"):
+    with refused("conflict", "reward.judge.monitor"):
         check_judge(RewardConfig("exact + 0.1*llm_judge", judge=monitored))
-    with Scorer("exact + 0.1*llm_judge") as scorer, pytest.raises(ConfigError, match="loads none"):
+    with Scorer("exact + 0.1*llm_judge") as scorer, refused("unsupported", "reward.verifier"):
         scorer.score([Problem("p", ({"role": "user", "content": "?"},), "7")], ["7"])
 
 

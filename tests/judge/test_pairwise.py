@@ -1,6 +1,7 @@
 """PairJudge: what counts as a ranking, the order of the two answers, what is not asked."""
 
 import pytest
+from refused import refused
 
 from postgrad.config.schema import JudgeConfig, RewardConfig
 from postgrad.errors import ConfigError
@@ -185,9 +186,9 @@ def test_template_files(tmp_path):
     file.write_text("{question}: {first}? Say RANKING: and so on; {second}")
     assert template_text(config) == file.read_text()
     file.write_text("{question}: {second}?")
-    with pytest.raises(ConfigError, match=r"reward\.judge\.template.*\{first\}"):
+    with refused("missing", "reward.judge.template"):
         template_text(config)
-    with pytest.raises(ConfigError, match=r"reward\.judge\.template.*pairwise\?"):
+    with refused("unknown_name", "reward.judge.template"):
         template_text(JudgeConfig(template="pairwize"))
     assert not is_pairwise(JudgeConfig())
 
@@ -211,7 +212,7 @@ def test_unused_settings_are_refused(settings, key):
 def test_a_problem_without_a_reference_is_refused():
     reward = RewardConfig("llm_judge", judge=JudgeConfig(model="m", template="pairwise"))
     check_references(reward, [make_problem()])
-    with pytest.raises(ConfigError, match=r"reward\.judge\.template=pairwise.*p7"):
+    with refused("missing", "reward.judge.template", shows="p7"):
         check_references(reward, [make_problem(), make_problem(7, "")])
     quality = RewardConfig("llm_judge", judge=JudgeConfig(model="m", template="quality"))
     check_references(quality, [make_problem(7, "")])

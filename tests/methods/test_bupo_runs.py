@@ -6,9 +6,9 @@ import pytest
 import torch
 from bupo_models import bupo, is_above, run
 from method_runs import bound
+from refused import refused
 from tiny_runs import config_of, tree
 
-from postgrad.errors import ConfigError
 from postgrad.model.load.tiny import tiny_tokenizer
 
 # ---- layer-wise learning rates
@@ -120,7 +120,7 @@ def test_a_model_of_another_layout_is_refused_by_name_and_nothing_is_written(
     kind, message, verifiers, tmp_path
 ):
     model = odd_model(kind, tmp_path / "model")
-    with pytest.raises(ConfigError, match=message) as caught:
+    with refused("unsupported", "model.path", shows=message) as caught:
         run(
             "bupo",
             model,
@@ -141,13 +141,13 @@ def test_a_model_of_another_layout_is_refused_by_name_and_nothing_is_written(
 def test_settings_that_cannot_work_are_refused_and_nothing_is_written(
     overrides, key, tiny_untied, verifiers, tmp_path
 ):
-    with pytest.raises(ConfigError, match=key):
+    with refused("wrong_value", "method.num_blocks", shows=key):
         run("bupo", tiny_untied, tmp_path, verifiers, "method.phase_one_steps=1", *overrides)
     assert tree(tmp_path) == {}
 
 
 def test_the_depth_has_no_default(tiny):
-    with pytest.raises(ConfigError, match=r"method\.num_blocks"):
+    with refused("wrong_value", "method.num_blocks"):
         config_of("grpo", tiny, "method=bupo")
 
 

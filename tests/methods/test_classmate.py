@@ -8,6 +8,7 @@ import pytest
 import torch
 from classmate_models import END, FOUR, Setting
 from method_runs import SMALL, build_tokenizer, flat_weights
+from refused import refused
 from tiny_runs import config_of
 
 from postgrad.algorithms.groups import STD_EPS
@@ -15,7 +16,6 @@ from postgrad.data.encode.encoder import Encoder
 from postgrad.data.problem_queue import ProblemQueue
 from postgrad.data.problems import load_problems
 from postgrad.data.thoughts import ThoughtSplitter
-from postgrad.errors import ConfigError
 from postgrad.methods.classmate import ESTIMATORS
 from postgrad.methods.method import Step
 from postgrad.types import POLICY, TOOL, Batch, Score, Trajectory
@@ -224,7 +224,7 @@ def test_helping_others_pairs_problems_and_is_judged_by_theirs(tiny):
 def test_similar_questions_come_from_the_data(tiny):
     s = made(tiny, FOUR, "method.reward_type=help_other_similar_questions")
     for check in (s.method.check_problems, s.method.check_validation_problems):
-        with pytest.raises(ConfigError, match="paired_similar_q"):
+        with refused("missing", "paired_similar_q"):
             check(s.problems)
     pairs = [
         dataclasses.replace(p, extra={"paired_similar_q": "9+9=", "paired_similar_q_gt": "81"})
@@ -261,7 +261,7 @@ def test_minimizing_turns_both_rewards_and_not_answering_does_not_pay(tiny):
     assert batch.tokens["advantages"][: len(batch.response.split()[0])].max() < 0, (
         "the longer output is the worse one"
     )
-    with pytest.raises(ConfigError, match=r"method\.no_output_score"):
+    with refused("missing", "reward.objective"):
         made(tiny, FOUR, "reward.objective=minimize")
 
 

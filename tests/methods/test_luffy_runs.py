@@ -8,6 +8,7 @@ import pytest
 import torch
 from luffy_settings import CLIP, MEAN
 from method_runs import SMALL, bound, run
+from refused import refused
 from spies import Spy
 from test_gradient_property import (
     assert_one_gradient,
@@ -18,7 +19,7 @@ from test_gradient_property import (
 from tiny_runs import config_of, metrics_of, overrides_of
 
 from postgrad.cli.main import main
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError
 from postgrad.methods import luffy
 from postgrad.methods.method import Step
 from postgrad.model.load.tiny import make_tiny
@@ -231,7 +232,7 @@ NOTHING_FITS = {
 @pytest.mark.parametrize("overrides", NOTHING_FITS)
 def test_a_run_that_would_silently_be_grpo_is_refused(overrides, tiny, tmp_path):
     recipe, *words = overrides.split()
-    with pytest.raises(ConfigError) as caught:
+    with refused("missing", "data.train") as caught:
         run(recipe, tiny, tmp_path / "runs", *words)
     line = str(caught.value)
     assert "\n" not in line and all(part in line for part in NOTHING_FITS[overrides]), line
@@ -276,7 +277,7 @@ def test_data_without_demonstrations_are_refused_before_the_run(tiny, tmp_path):
     data.write_text(
         "".join(json.dumps({"question": f"{i}+1=", "answer": str(i + 1)}) + "\n" for i in range(9))
     )
-    with pytest.raises(ConfigError, match=r"method\.num_demonstrations=0"):
+    with refused("missing", "data.train", shows=r"method\.num_demonstrations=0"):
         run("luffy", tiny, tmp_path / "runs", f"data.train={data}")
     assert not (tmp_path / "runs").exists()
 

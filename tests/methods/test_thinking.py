@@ -1,15 +1,14 @@
 """The base of methods with thoughts, by a user's method that rewards short thoughts."""
 
-import pytest
 import torch
 from method_runs import SMALL, PlainScorer, build_tokenizer
+from refused import refused
 from tiny_runs import config_of
 
 from postgrad.cluster.host import build_host
 from postgrad.data.encode.encoder import Encoder
 from postgrad.data.problem_queue import ProblemQueue
 from postgrad.data.problems import load_problems
-from postgrad.errors import ConfigError
 from postgrad.methods.method import Ports, Step
 from postgrad.methods.support.thinking import Thinking
 from postgrad.types import Batch, Trajectory
@@ -85,5 +84,5 @@ def test_a_response_without_an_output_is_not_judged(tiny):
 
 
 def test_minimizing_wants_to_know_what_silence_is_worth(tiny):
-    with pytest.raises(ConfigError, match=r"needs method\.no_output_score"):
+    with refused("missing", "reward.objective"):
         estimated(tiny, ["(1)7"], "reward.objective=minimize")

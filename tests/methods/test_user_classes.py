@@ -2,10 +2,10 @@
 
 import pytest
 from method_runs import bound
+from refused import refused
 from tiny_runs import config_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
-from postgrad.errors import ConfigError
 from postgrad.methods.grpo import Grpo
 from postgrad.methods.support.policy_objective import PolicyObjective
 
@@ -123,7 +123,7 @@ class OwnEstimate(Grpo):
 def test_own_advantages_need_no_group(tiny):
     config = config_of("grpo", tiny, "rollout.samples=1")
     OwnEstimate(config).check()
-    with pytest.raises(ConfigError, match=r"rollout\.samples=1"):
+    with refused("conflict", "rollout.samples"):
         Grpo(config).check()
 
 

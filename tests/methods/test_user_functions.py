@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from method_runs import SMALL, VERIFIERS, bound, flat_weights
+from refused import refused
 from tiny_runs import config_of, metrics_of, metrics_without_timing, overrides_of
 
 from postgrad.cli.main import main
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError
 from postgrad.methods.support.declarations import find_advantage, find_loss
 from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.metrics import MetricAccumulator
@@ -309,7 +310,7 @@ def test_changed_file_is_loaded_again(functions):
 def test_name_or_function_selects_the_same_declaration(functions):
     assert find_loss("functions.py:clipped") is find_loss("functions.py:clipped_loss")
     assert find_advantage("functions.py:centered").options == ("normalize_by_std",)
-    with pytest.raises(ConfigError, match=r"method\.advantage"):
+    with refused("unknown_name", "method.advantage"):
         find_advantage("functions.py:clipped")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import make_family
+from refused import refused
 from tiny_runs import config_of, random_batch, stock_model, tree
 
 from postgrad.cluster.host import build_host
@@ -86,7 +87,7 @@ def test_dropout_is_off_while_the_model_trains(tmp_path):
 )
 def test_a_bad_path_is_a_one_line_error_that_names_it(path):
     for use in (load_tokenizer, model_hidden_size, lambda config: load(config, CPU)):
-        with pytest.raises(ConfigError) as caught:
+        with refused("unreadable", "model.path") as caught:
             use(settings(path))
         message = str(caught.value)
         assert message.startswith(f"model.path={path}")
@@ -107,7 +108,7 @@ def test_an_unknown_name_fails_without_a_connection_where_no_hub_is_reachable(
         "qwxzj": "",
     }
     for name, suggestion in suggestions.items():
-        with pytest.raises(ConfigError, match=rf"model\.path={name} .*{suggestion}") as caught:
+        with refused("unreadable", "model.path", shows=suggestion) as caught:
             load(settings(name), CPU)
         assert ("did you mean" in str(caught.value)) == bool(suggestion)
     assert lookups == []
@@ -119,7 +120,7 @@ def test_the_error_of_a_run_or_a_checkpoint_names_its_model(tiny, tmp_path):
     (policy.parent.parent / "latest").write_text("step-3\n")
     for folder in (tmp_path / "run", policy.parent):
         for use in (load_tokenizer, model_hidden_size, lambda config: load(config, CPU)):
-            with pytest.raises(ConfigError) as caught:
+            with refused("unreadable", "model.path") as caught:
                 use(settings(folder))
             assert str(caught.value).endswith(f" {policy}")
     assert load(settings(policy), CPU)
@@ -134,10 +135,10 @@ def test_a_gguf_file_writes_no_bar_into_a_log(capfd):
 
 def test_the_error_names_the_missing_file(tiny, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"has no config\.json"):
+    with refused("unreadable", "model.path"):
         load(settings(tmp_path / "empty"), CPU)
     shutil.copytree(tiny, tmp_path / "no-tokenizer", ignore=shutil.ignore_patterns("tokenizer*"))
-    with pytest.raises(ConfigError, match=r"model\.path=.*tokenizer"):
+    with refused("missing", "model.path"):
         load_tokenizer(settings(tmp_path / "no-tokenizer"))
 
 

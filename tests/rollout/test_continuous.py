@@ -2,14 +2,13 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
 from fake_engine import FakeEngine
 from fake_stream import FakeStreamingEngine
+from refused import refused
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from postgrad.config.schema import RolloutConfig
-from postgrad.errors import ConfigError
 from postgrad.rollout.continuous import ContinuousEngine
 from postgrad.rollout.engine import Request
 
@@ -128,5 +127,5 @@ def test_native_rows_go_on_with_new_weights_and_so_do_prompts_that_wait_for_a_sl
 
 
 def test_an_engine_without_such_streams_is_refused():
-    with pytest.raises(ConfigError, match=r"rollout\.stream=true"):
+    with refused("unsupported", "rollout.stream"):
         ContinuousEngine(FakeEngine(lambda prompt, seed: [1]), RolloutConfig())

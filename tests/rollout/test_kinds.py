@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from refused import refused
 from tiny_runs import config_of, metrics_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
@@ -148,5 +149,5 @@ def test_settings_that_the_engine_cannot_use_are_refused(overrides, key, tiny):
 )
 def test_engines_that_no_workers_can_divide_are_refused(tiny, overrides, instead):
     config = config_of("grpo", tiny, *overrides, "rollout.tensor_parallel=2")
-    with pytest.raises(ConfigError, match=rf"rollout\.tensor_parallel=2 .*{instead}"):
+    with refused("conflict", "rollout.tensor_parallel", shows=instead):
         check_engine(engine_config(config))

@@ -5,11 +5,12 @@ import json
 import pyarrow.parquet as pq
 import pytest
 import torch
+from refused import refused
 from tiny_runs import config_of, metrics_of, overrides_of, stock_model, toy_run
 
 from postgrad.cli.main import main
 from postgrad.config.compose import compose
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError
 from postgrad.methods import find_method
 from postgrad.model.load.tiny import make_tiny
 from postgrad.training.driver import train
@@ -218,7 +219,7 @@ def test_run_of_an_older_version_resumes_with_the_default_of_new_settings(
         if line.strip() not in ("max_grad_norm: 1.0", "clip_low: 0.2")
     ]
     file.write_text("\n".join(older) + "\n")
-    with pytest.raises(ConfigError, match=r"max_grad_norm was 1.0, now 3.0\)"):
+    with refused("changed", "optimizer.max_grad_norm", shows=r"max_grad_norm was 1.0, now 3.0\)"):
         train(
             config_of("grpo", fresh, *overrides, "training.steps=2", "optimizer.max_grad_norm=3"),
             Reporter(),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from refused import refused
 from tiny_runs import (
     config_of,
     forkserver,
@@ -30,7 +31,6 @@ from tiny_runs import (
 )
 
 from postgrad.cli.main import main
-from postgrad.errors import ConfigError
 from postgrad.training.driver import Driver, train
 from postgrad.training.log import RunLog
 from postgrad.training.report import Reporter
@@ -424,7 +424,7 @@ def test_resume_with_other_data_is_refused(tiny, verifier, tmp_path):
     overrides = (f"data.train={data}", "training.checkpoint_every=1")
     train_here(tiny, verifier, tmp_path, CtrlCAtStep(2), *overrides)
     data.write_text("".join(rows[:7]))
-    with pytest.raises(ConfigError, match=r"num_items is 7 .* data\.train"):
+    with refused("changed", "data.train", shows=r"num_items is 7 .* data\.train"):
         train_here(tiny, verifier, tmp_path, Reporter(), *overrides)
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from refused import refused
 
 from postgrad.api.rewards import as_verifier_setting
 from postgrad.data.problems import problems_of_rows
-from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Score
 from postgrad.user_code import PythonObject
 from postgrad.verifiers.expression import Term
@@ -135,7 +135,7 @@ def test_an_unknown_data_source_is_refused_beside_a_function_of_trl(file):
         assert verifier is not None
         with Scorer(verifier) as scorer:
             scorer.check(known)
-            with pytest.raises(ConfigError, match="of nobody"):
+            with refused("missing", "reward.verifier"):
                 scorer.check(unknown)
 
 
@@ -191,15 +191,15 @@ def log(completions, log_extra, **columns):
     ],
 )
 def test_functions_that_cannot_be_called_are_refused(function, named):
-    with pytest.raises(ConfigError, match=named):
+    with refused("user_code", "reward", shows=named):
         scorer_of(function)
-    with pytest.raises(ConfigError, match="response"):
+    with refused("user_code", "reward"):
         scorer_of(both)
 
 
 @pytest.mark.parametrize("wrong", ["right.part", "right(limit=1)"])
 def test_what_a_function_of_trl_cannot_have_in_a_sum(wrong, file):
-    with pytest.raises(ConfigError, match="TRL"):
+    with refused("wrong_value", "reward.verifier"):
         Scorer(f"{file}:{wrong}")
 
 
@@ -207,7 +207,7 @@ def test_a_column_that_the_function_needs(file):
     def reward(completions, solution, **columns):
         return [0.0] * len(completions)
 
-    with pytest.raises(ConfigError, match="column solution"):
+    with refused("missing", "solution"):
         scorer_of(reward).check(problems_of_rows(TEXT_ROWS, "rows"))
 
 
@@ -215,7 +215,7 @@ def test_a_first_argument_that_is_no_response_is_refused():
     def reward(prompts, responses):
         return 0.0
 
-    with pytest.raises(ConfigError, match="prompts"):
+    with refused("user_code", "reward"):
         scorer_of(reward)
 
 
@@ -246,7 +246,7 @@ def test_token_ids_that_are_not_known_are_refused_in_one_line():
     problems = problems_of_rows(TEXT_ROWS, "rows")
     scorer = scorer_of(needs_ids)
     for call in (lambda: scorer.check(problems), lambda: scorer.score(problems, ["4", "888"])):
-        with pytest.raises(ConfigError, match="needs completion_ids") as caught:
+        with refused("unsupported", "reward") as caught:
             call()
         assert "\n" not in str(caught.value)
     assert scorer_of(has_default).score(problems, ["4", "8"]) == [Score(0.0)] * 2

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from refused import refused
 
-from postgrad.errors import ConfigError
 from postgrad.problem import Failure, Score
 from postgrad.verifiers import pool as pool_module
 from postgrad.verifiers.loading import find_verifier
@@ -209,7 +209,7 @@ def test_a_module_that_loads_here_but_not_in_the_child(problem, tmp_path):
 
 
 def test_unknown_verifier(problem):
-    with VerifierPool(workers=2) as pool, pytest.raises(ConfigError):
+    with VerifierPool(workers=2) as pool, refused("unknown_name", "reward.verifier"):
         pool.verify([("a", problem("5"))], ["mth"])
 
 

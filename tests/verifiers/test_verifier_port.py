@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from refused import refused
 
 from postgrad.data.problems import problems_of_rows
 from postgrad.errors import ConfigError
@@ -67,7 +68,7 @@ def test_choose_by_data_source(source, name, problem):
     "source", ["research", "mathematics", "claimed", "decode", "arcade", "happs", ""]
 )
 def test_unknown_data_source_is_refused(source, problem):
-    with pytest.raises(ConfigError, match=r"reward\.verifier") as error:
+    with refused("missing", "reward.verifier") as error:
         choose(problem("5", source))
     assert repr(source) in str(error.value)
     assert "\n" not in str(error.value)
@@ -147,7 +148,7 @@ def test_a_further_argument_of_a_verl_function_must_be_given(tmp_path):
         "limited = with_limit(compute_score)\n"
     )
     path = f"{tmp_path}/theirs.py:compute_score"
-    with pytest.raises(ConfigError, match="compute_score also needs limit"):
+    with refused("missing", "reward.verifier"):
         find_verifier(path)
     assert find_verifier(f"{path}(limit=3)").arguments == {"limit": 3.0}
     with Scorer(f"{path}(limit=3)", workers=1) as scorer:
@@ -207,13 +208,13 @@ def test_an_async_function_of_verl_given_as_an_object_is_awaited(problem):
 )
 def test_a_function_with_other_arguments_is_refused(arguments, tmp_path):
     (tmp_path / "odd.py").write_text(f"def odd({arguments}):\n    return 1.0\n")
-    with pytest.raises(ConfigError, match=re.escape(f"odd.py:odd({arguments})")):
+    with refused("user_code", "reward", shows=re.escape(f"odd.py:odd({arguments})")):
         find_verifier(f"{tmp_path}/odd.py:odd")
 
 
 def test_an_argument_without_a_default_must_be_given(tmp_path):
     (tmp_path / "brief.py").write_text("def brief(response, problem, limit):\n    return limit\n")
-    with pytest.raises(ConfigError, match=r"needs limit.*brief\(limit=1\)"):
+    with refused("missing", "reward.verifier", shows=r"needs limit.*brief\(limit=1\)"):
         find_verifier(f"{tmp_path}/brief.py:brief")
     with Scorer(f"0.5*{tmp_path}/brief.py:brief(limit=4)", workers=1) as scorer:
         (score,) = scorer.score([Problem("u", (), "3")], ["text"])
@@ -324,7 +325,7 @@ def test_scorer_refuses_wrong_settings(problem):
         with pytest.raises(ConfigError, match=rf"reward\.{key}={value}"):
             Scorer(**{key: value})
     scorer = Scorer()
-    with pytest.raises(ConfigError, match="'nobody/knows'"):
+    with refused("missing", "reward.verifier"):
         scorer.check([problem("5"), problem("5", "nobody/knows")])
     with pytest.raises(ValueError, match="1 problems for 2 responses"):
         scorer.score([problem("5")], ["a", "b"])

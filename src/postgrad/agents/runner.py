@@ -16,7 +16,7 @@ from postgrad.agents.recording import Limits, Recording
 from postgrad.config.schema import AgentConfig
 from postgrad.data.encode.encoder import Encoder
 from postgrad.environments.host import drain
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing, UnknownName, WrongValue
 from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Completion, Episode, Request, Sampling
 from postgrad.rollout.turns import Turn
@@ -221,11 +221,11 @@ def read_command(text: str) -> list[str]:
     try:
         command = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"agent={text}: {error}; close the quotes") from error
+        raise WrongValue(f"agent={text}: {error}; close the quotes") from error
     if not command:
-        raise ConfigError("agent is empty; write for example agent='python my_agent.py'")
+        raise Missing("agent is empty; write for example agent='python my_agent.py'", at="agent")
     if shutil.which(command[0]) is None:
-        raise ConfigError(
+        raise UnknownName(
             f"agent={text}: there is no program {command[0]}; "
             "write for example agent='python my_agent.py'"
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.groups import Groups
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Missing, UnknownName, did_you_mean
 
 AGGREGATIONS = (
     "token-mean",
@@ -65,7 +65,9 @@ def token_weights(
         ConfigError: unknown mode, or seq-mean-token-sum-norm without a positive length.
     """
     if mode not in AGGREGATIONS:
-        raise ConfigError(f"unknown loss aggregation {mode!r}; {did_you_mean(mode, AGGREGATIONS)}")
+        raise UnknownName(
+            f"unknown loss aggregation {mode!r}; {did_you_mean(mode, AGGREGATIONS)}", at="mode"
+        )
     weights = mask.to(dtype)
     if mode == "token-sum":
         return weights
@@ -81,9 +83,10 @@ def token_weights(
         return weights / counts.clamp(min=1)[rows]
     if mode == "seq-mean-token-sum-norm":
         if length is None or not length > 0:
-            raise ConfigError(
+            raise Missing(
                 f"loss aggregation {mode} divides by a length; got {length}, "
-                "use a positive number such as the longest response allowed"
+                "use a positive number such as the longest response allowed",
+                at="length",
             )
         return weights / length
     return weights

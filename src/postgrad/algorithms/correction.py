@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.masked import row_mean, row_sum
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import UnknownName, WrongValue, did_you_mean
 
 LEVELS = ("token", "sequence", "geometric")
 RULES = (
@@ -46,8 +46,9 @@ def _interval(text: str) -> tuple[float, float]:
     except ValueError:
         bounds = (0.0, 0.0)
     if not 0 < bounds[0] < bounds[1]:
-        raise ConfigError(
-            f'bounds {text!r} are not of the form "low_high" with 0 < low < high, e.g. "0.5_2.0"'
+        raise WrongValue(
+            f'bounds {text!r} are not of the form "low_high" with 0 < low < high, e.g. "0.5_2.0"',
+            at="bounds",
         )
     return bounds
 
@@ -58,9 +59,10 @@ def ratio_bounds(bounds: float | str) -> tuple[float, float]:
         return _interval(bounds)
     upper = _number(bounds)
     if not upper > 1:
-        raise ConfigError(
+        raise WrongValue(
             f"ratio bound {bounds!r} means 1/u to u and needs u > 1; "
-            'for other intervals write "low_high"'
+            'for other intervals write "low_high"',
+            at="bounds",
         )
     return 1 / upper, upper
 
@@ -71,7 +73,7 @@ def _number(bound: float | str) -> float:
     except ValueError:
         value = 0.0
     if not value > 0:
-        raise ConfigError(f"bound {bound!r} is not a positive number")
+        raise WrongValue(f"bound {bound!r} is not a positive number", at="bounds")
     return value
 
 
@@ -121,7 +123,9 @@ def importance_weights(
     Raises: ConfigError for an unknown level or a malformed threshold.
     """
     if level not in LEVELS:
-        raise ConfigError(f"unknown importance level {level!r}; {did_you_mean(level, LEVELS)}")
+        raise UnknownName(
+            f"unknown importance level {level!r}; {did_you_mean(level, LEVELS)}", at="level"
+        )
     mask = mask.bool()
     log_ratio = log_rho(train_logprobs, rollout_logprobs)
     if level == "sequence":
@@ -214,7 +218,9 @@ def reject(
     metrics: dict[str, Tensor] = {}
     for rule, bound in rules.items():
         if rule not in RULES:
-            raise ConfigError(f"unknown rejection rule {rule!r}; {did_you_mean(rule, RULES)}")
+            raise UnknownName(
+                f"unknown rejection rule {rule!r}; {did_you_mean(rule, RULES)}", at="rule"
+            )
         scope, _, kind = rule.rpartition("_")
         measure = _over_rows(scope, measures[kind], mask, rows, num_rows)
         if kind == "k1":

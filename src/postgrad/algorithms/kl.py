@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.masked import row_mean
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import UnknownName, WrongValue, did_you_mean
 
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+")
 MAX_LOG_RATIO = 20.0
@@ -27,8 +27,9 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, estimator: str) -> 
     k3 clamps -x to +-20 and its value to +-10, as verl does. Raises ConfigError for another name.
     """
     if estimator not in KL_ESTIMATORS:
-        raise ConfigError(
-            f"unknown KL estimator {estimator!r}; {did_you_mean(estimator, KL_ESTIMATORS)}"
+        raise UnknownName(
+            f"unknown KL estimator {estimator!r}; {did_you_mean(estimator, KL_ESTIMATORS)}",
+            at="estimator",
         )
     x = logprobs - reference_logprobs.detach()
     k2 = x.square() / 2
@@ -88,8 +89,9 @@ def adapt_kl_coef(
     Raises: ConfigError unless target and horizon are positive.
     """
     if not (target > 0 and horizon > 0):
-        raise ConfigError(
-            f"adaptive KL needs a positive target and horizon; got {target} and {horizon}"
+        raise WrongValue(
+            f"adaptive KL needs a positive target and horizon; got {target} and {horizon}",
+            at="target",
         )
     error = min(max(kl / target - 1, -0.2), 0.2)
     return coef * (1 + error * num_rows / horizon)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from postgrad.algorithms.masked import row_mean, row_sum
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import NoEffect, UnknownName, WrongValue, did_you_mean
 
 PREFERENCE_LOSSES = ("sigmoid", "ipo", "hinge", "odds_ratio")
 # Losses that are defined for mean log-probs per token.
@@ -63,13 +63,13 @@ def dpo(
         ValueError: one reference column without the other, or a reference with odds_ratio.
     """
     if loss not in PREFERENCE_LOSSES:
-        raise ConfigError(
-            f"unknown preference loss {loss!r}; {did_you_mean(loss, PREFERENCE_LOSSES)}"
+        raise UnknownName(
+            f"unknown preference loss {loss!r}; {did_you_mean(loss, PREFERENCE_LOSSES)}", at="loss"
         )
     if not beta > 0:
-        raise ConfigError(f"beta={beta} is out of range; preference losses need beta > 0")
+        raise WrongValue(f"beta={beta} is out of range; preference losses need beta > 0")
     if target_margin and loss != "sigmoid":
-        raise ConfigError(f"target_margin={target_margin} with loss {loss}; only sigmoid has one")
+        raise NoEffect(f"target_margin={target_margin} with loss {loss}; only sigmoid has one")
     if (reference_chosen is None) != (reference_rejected is None):
         raise ValueError("one reference column is missing; give both, or none (reference-free)")
     if reference_chosen is not None and loss == "odds_ratio":

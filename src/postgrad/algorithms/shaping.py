@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Conflict, NoEffect, UnknownName, WrongValue, did_you_mean
 
 SHAPES = ("none", "p_div_p", "logp", "p_logp", "square_root", "pow")
 DEFAULTS = {"gamma": 0.1, "weight": 0.1, "exponent": 0.5}
@@ -39,8 +39,9 @@ def overlong_penalty(
     It falls linearly in between. Raises ConfigError unless 0 < buffer <= max_length.
     """
     if not 0 < buffer <= max_length:
-        raise ConfigError(
-            f"overlong buffer {buffer} is out of range; use 1 to max_length={max_length}"
+        raise WrongValue(
+            f"overlong buffer {buffer} is out of range; use 1 to max_length={max_length}",
+            at="buffer",
         )
     lengths = lengths if lengths.is_floating_point() else lengths.to(torch.get_default_dtype())
     exceeded = lengths - (max_length - buffer)
@@ -50,9 +51,9 @@ def overlong_penalty(
 def _check(shape: str, gamma: float) -> None:
     """Raise ConfigError for an unknown shape or gamma <= 0."""
     if shape not in SHAPES:
-        raise ConfigError(f"unknown shaping {shape!r}; {did_you_mean(shape, SHAPES)}")
+        raise UnknownName(f"unknown shaping {shape!r}; {did_you_mean(shape, SHAPES)}", at="shape")
     if shape == "p_div_p" and not gamma > 0:
-        raise ConfigError(f"shaping p_div_p needs gamma > 0; got {gamma}")
+        raise WrongValue(f"shaping p_div_p needs gamma > 0; got {gamma}", at="gamma")
 
 
 def check_options(
@@ -69,17 +70,17 @@ def check_options(
     """
     for name in options:
         if name not in known:
-            raise ConfigError(f"{key}.{name} is unknown; {did_you_mean(name, known)}")
+            raise UnknownName(f"{key}.{name} is unknown; {did_you_mean(name, known)}")
     if not options.get("gamma", 1.0) > 0:
-        raise ConfigError(f"{key}.gamma={options['gamma']} is out of range; it must be above 0")
+        raise WrongValue(f"{key}.gamma={options['gamma']} is out of range; it must be above 0")
     if not options.get("min_value", -math.inf) < options.get("max_value", math.inf):
-        raise ConfigError(
+        raise Conflict(
             f"{key}.min_value={options['min_value']} is not below "
             f"{key}.max_value={options['max_value']}; lower it"
         )
     for name, value in options.items():
         if name not in read and value != DEFAULTS.get(name):
-            raise ConfigError(f"{key}.{name}={value:g} has no effect with {reason}; remove it")
+            raise NoEffect(f"{key}.{name}={value:g} has no effect with {reason}; remove it")
 
 
 def off_policy_shape(

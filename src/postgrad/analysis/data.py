@@ -12,7 +12,7 @@ from postgrad.data.encode.encoder import Encoder
 from postgrad.data.problems import load_problems
 from postgrad.data.rollout_folder import rollout_files
 from postgrad.data.rows.files import read_rows
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import Conflict, Missing, RunError, TooLarge, UnknownName, Unreadable
 from postgrad.files import atomic_file
 from postgrad.problem import Problem
 from postgrad.rollout.engine import Engine, Request, Sampling, trajectory_seed
@@ -48,10 +48,10 @@ def _rollout_file(run: Path, step: int) -> Path:
     """Return the rollout file of a run's step; step 0 is the latest."""
     files = rollout_files(run / "rollouts")
     if not files:
-        raise ConfigError(f"data={run} has no rollouts yet; train it first, or give problems")
+        raise Missing(f"data={run} has no rollouts yet; train it first, or give problems")
     first, last = min(files), max(files)
     if step and step not in files:
-        raise ConfigError(f"step={step}: {run} has rollouts of steps {first} to {last}")
+        raise UnknownName(f"step={step}: {run} has rollouts of steps {first} to {last}")
     return files[step or last]
 
 
@@ -61,7 +61,7 @@ def _has_token_ids(file: Path) -> bool:
         schema = pq.read_schema(file)
     except (pa.ArrowInvalid, OSError) as error:
         reason = " ".join(str(error).split())[:150]
-        raise ConfigError(f"data={file} is not a parquet file: {reason}") from error
+        raise Unreadable(f"data={file} is not a parquet file: {reason}") from error
     types = {column.name: column.type for column in schema}
     return all(_is_integer_list(types.get(name)) for name in ("prompt", "response"))
 
@@ -72,7 +72,7 @@ def _is_integer_list(type: pa.DataType | None) -> bool:
 
 def _parquet_pairs(file: Path) -> list[Pair]:
     if not _has_token_ids(file):
-        raise ConfigError(
+        raise Missing(
             f"data={file} has no token ids in columns prompt and response; give a file of rollouts"
         )
     table = pq.read_table(file, columns=["prompt", "response"])
@@ -95,12 +95,12 @@ def _eval_pairs(file: Path, tokenizer: Any) -> Iterator[Pair]:
         text = row.get("prompt")
         tokens = row.get("tokens")
         if not isinstance(text, str) or not isinstance(tokens, list):
-            raise ConfigError(
+            raise Missing(
                 f"{file}, {location}: no prompt or no tokens; give a result file of postgrad eval"
             )
         prompt = tokenizer.encode(text, add_special_tokens=False)
         if tokenizer.decode(prompt, clean_up_tokenization_spaces=False) != text:
-            raise ConfigError(
+            raise Conflict(
                 f"{file}, {location}: this model's tokenizer cannot encode the prompt; "
                 "give the model that wrote the responses"
             )
@@ -125,16 +125,16 @@ def make_batch(pairs: Sequence[Pair], vocabulary: int, context: int, data: str) 
     """
     pairs = [pair for pair in pairs if pair[0] and pair[1]]
     if not pairs:
-        raise ConfigError(f"data={data} has no response with tokens")
+        raise Missing(f"data={data} has no response with tokens")
     largest = max(max(*prompt, *response) for prompt, response in pairs)
     if largest >= vocabulary:
-        raise ConfigError(
+        raise Conflict(
             f"data={data} has token {largest}, the model's vocabulary is {vocabulary}; "
             "give data of the same tokenizer"
         )
     longest = max(len(prompt) + len(response) - 1 for prompt, response in pairs)
     if longest > context:
-        raise ConfigError(
+        raise TooLarge(
             f"data={data} has a row of {longest} tokens, the model's context is {context}"
         )
     rows = [
@@ -152,11 +152,11 @@ def read_problems(config: EntropyConfig, encoder: Encoder, context: int) -> list
     problems = load_problems(config.data)
     longest = max(len(encoder.prompt(problem)) for problem in problems)
     if longest >= context:
-        raise ConfigError(
+        raise TooLarge(
             f"data={config.data} has a prompt of {longest} tokens, the model's context is {context}"
         )
     if longest + config.max_response_tokens > context:
-        raise ConfigError(
+        raise TooLarge(
             f"max_response_tokens={config.max_response_tokens} and a prompt of {longest} tokens "
             f"exceed the model's context of {context}; set max_response_tokens={context - longest}"
         )

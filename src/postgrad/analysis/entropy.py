@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad import phases
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, Unsupported
 from postgrad.model.passes.head import Head, head_of, upcast_logits
 from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.port import FULL, after
@@ -131,9 +131,10 @@ class EntropyProbe:
         submodules = dict(self.blocks[0].named_children())
         missing = [name for name in MODULES if name not in submodules]
         if missing:
-            raise ConfigError(
+            raise Unsupported(
                 f"the blocks of {type(model).__name__} have no {missing[0]}; "
-                f"this analysis needs {', '.join(MODULES)}"
+                f"this analysis needs {', '.join(MODULES)}",
+                at="model",
             )
         self.head = head_of(model)
         self.entropies: dict[str, list[Tensor]] = {}
@@ -197,9 +198,10 @@ class EntropyProbe:
         gap = (selected - self._residual).abs().max().item()
         scale = max(1.0, selected.abs().max().item())
         if not gap <= MAX_GAP.get(selected.dtype, DEFAULT_MAX_GAP) * scale:
-            raise ConfigError(
+            raise Unsupported(
                 f"{type(self.model).__name__}: block {number} does more than add attention and FFN "
-                f"to its input (difference {gap:.3g}); this analysis does not support it"
+                f"to its input (difference {gap:.3g}); this analysis does not support it",
+                at="model",
             )
         self.on_block(number)
 
@@ -270,7 +272,7 @@ def boundary_layer(changes: Sequence[float], tolerance: float = 0.05) -> int:
         if change > threshold and not math.isnan(change):
             boundary = number
     if not boundary:
-        raise ConfigError(
+        raise Unsupported(
             f"no layer's FFN raises the entropy by more than {threshold:.3g} nats, "
             "so there is no boundary layer"
         )

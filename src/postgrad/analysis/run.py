@@ -22,7 +22,7 @@ from postgrad.analysis.figures import draw
 from postgrad.analysis.settings import EntropyConfig
 from postgrad.config.schema import RolloutConfig
 from postgrad.data.encode.encoder import Encoder
-from postgrad.errors import ConfigError
+from postgrad.errors import Unwritable
 from postgrad.evaluation.folder import write
 from postgrad.evaluation.model import Target
 from postgrad.model.device import choose_device
@@ -93,7 +93,7 @@ def _write_results(folder: Path, report: dict[str, Any], sampled: list[Pair] | N
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
+        raise Unwritable(
             f"out={folder} cannot be written: {error.strerror}; choose another out=FOLDER"
         ) from error
     if sampled is not None:
@@ -116,5 +116,5 @@ def output_folder(config: EntropyConfig, target: Target) -> Path:
     else:
         folder = Path("entropy-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", target.label))
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"out={folder} is a file; choose another out=FOLDER")
+        raise Unwritable(f"out={folder} is a file; choose another out=FOLDER")
     return folder

@@ -8,7 +8,7 @@ from postgrad.config.compose import compose_section
 from postgrad.config.overrides import rename
 from postgrad.config.schema import ModelConfig, setting
 from postgrad.config.setting import REQUIRED
-from postgrad.errors import ConfigError
+from postgrad.errors import WrongValue
 
 
 @dataclass
@@ -91,7 +91,7 @@ def read_settings(
             base[key] = run_config[section][leaf]
     for override in overrides:
         if override.startswith("model.path="):
-            raise ConfigError(
+            raise WrongValue(
                 f"{override}: the model is the first argument: "
                 "postgrad analyze entropy MODEL data=..."
             )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import UnknownName, UserCode, WrongValue, did_you_mean
 from postgrad.training.report import Reporter
 from postgrad.training.result import StepResult
 from postgrad.types import Batch
@@ -77,7 +77,7 @@ class _FunctionCallback(Callback):
 def check_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
     """Return callbacks; a function is called with each step. Raises ConfigError."""
     if not isinstance(callbacks, list | tuple):
-        raise ConfigError("callbacks must be a list; write callbacks=[callback]")
+        raise WrongValue("callbacks must be a list; write callbacks=[callback]", at="callbacks")
     checked: list[Callback] = []
     for callback in callbacks:
         if isinstance(callback, Callback):
@@ -86,24 +86,29 @@ def check_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
             checked.append(callback)
         elif isinstance(callback, type):
             name = callback.__name__
-            raise ConfigError(f"callbacks has the class {name}; give an object: {name}()")
+            raise WrongValue(
+                f"callbacks has the class {name}; give an object: {name}()", at="callbacks"
+            )
         elif hasattr(callback, "on_step_end"):
-            raise ConfigError(
+            raise WrongValue(
                 f"{type(callback).__name__} is not a postgrad.Callback; transformers' callbacks "
-                "take (args, state, control) and do not fit: derive from postgrad.Callback"
+                "take (args, state, control) and do not fit: derive from postgrad.Callback",
+                at="callbacks",
             )
         elif callable(callback):
             if not _takes(callback, ["step"]):
                 name = getattr(callback, "__name__", type(callback).__name__)
-                raise ConfigError(
+                raise UserCode(
                     f"callback {name}{inspect.signature(callback)} cannot be called as "
-                    f"{name}(step); a function gets the step alone"
+                    f"{name}(step); a function gets the step alone",
+                    at="callbacks",
                 )
             checked.append(_FunctionCallback(callback))
         else:
-            raise ConfigError(
+            raise WrongValue(
                 f"callbacks has a {type(callback).__name__}; give a postgrad.Callback, "
-                "or a function that takes a step"
+                "or a function that takes a step",
+                at="callbacks",
             )
     return checked
 
@@ -113,9 +118,10 @@ def _check_names(callback: Callback) -> None:
     events = [name for name in vars(Callback) if name.startswith("on_")]
     for name in dir(callback):
         if name.startswith("on_") and name not in events:
-            raise ConfigError(
+            raise UnknownName(
                 f"{type(callback).__name__}.{name} is never called: there is no such event; "
-                f"{did_you_mean(name, events)}"
+                f"{did_you_mean(name, events)}",
+                at="callbacks",
             )
 
 
@@ -127,9 +133,10 @@ def _check_arguments(callback: Callback) -> None:
         arguments = list(inspect.signature(event).parameters)[1:]  # without self
         own = getattr(callback, name)
         if not _takes(own, arguments):
-            raise ConfigError(
+            raise UserCode(
                 f"{type(callback).__name__}.{name}{inspect.signature(own)} cannot be called as "
-                f"{name}({', '.join(arguments)}); define it with self and these arguments"
+                f"{name}({', '.join(arguments)}); define it with self and these arguments",
+                at="callbacks",
             )
 
 

@@ -17,7 +17,7 @@ from postgrad.api.run import Run, _pandas
 from postgrad.api.sampler import Prompt, Sampler
 from postgrad.api.settings import Settings
 from postgrad.data.sets import SET_NAME
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Missing, WrongValue
 from postgrad.evaluation.folder import read_rows
 from postgrad.evaluation.model import find_model
 from postgrad.evaluation.plan import make_plan
@@ -162,9 +162,10 @@ def _sets(data: Any) -> Iterator[str]:
         parts: list[str] = []
         for name, one in named.items():
             if isinstance(data, Mapping) and not SET_NAME.fullmatch(str(name)):
-                raise ConfigError(
+                raise WrongValue(
                     f"data has the key {name!r}, which is no name of a set; use letters, digits, "
-                    "_, . and -"
+                    "_, . and -",
+                    at="data",
                 )
             source = as_source(one, f"data[{name!r}]" if name else "data", HELD_OUT[::-1])
             if not isinstance(source, str):
@@ -246,10 +247,13 @@ def score(
     if responses is None:
         responses = [_own_response(problem) for problem in problems]
     if isinstance(responses, str):
-        raise ConfigError("responses is a text; give a list with one response per problem")
+        raise WrongValue(
+            "responses is a text; give a list with one response per problem", at="responses"
+        )
     if len(responses) != len(problems):
-        raise ConfigError(
-            f"{len(problems)} problems and {len(responses)} responses; give one response per row"
+        raise Conflict(
+            f"{len(problems)} problems and {len(responses)} responses; give one response per row",
+            at="responses",
         )
     verifier = as_verifier_setting(reward, reward_weights) or AUTO
     with Scorer(verifier, timeout_s, workers) as scorer:
@@ -260,6 +264,7 @@ def score(
 def _own_response(problem: Any) -> str:
     if problem.demonstrations:
         return problem.demonstrations[0]
-    raise ConfigError(
-        f"problem {problem.uid} has no response; give responses=[...] or a column response"
+    raise Missing(
+        f"problem {problem.uid} has no response; give responses=[...] or a column response",
+        at="responses",
     )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Missing, Unsupported, WrongValue
 from postgrad.model.load.formats import Loaded
 
 SAMPLED_VALUES = 4096  # of each parameter, for the fingerprint
@@ -23,19 +23,20 @@ def as_model(model: Any, tokenizer: Any = None) -> str | Loaded:
         model, tokenizer = model
     if isinstance(model, str | Path):
         if tokenizer is not None:
-            raise ConfigError(
+            raise Conflict(
                 f"model={model} brings its own tokenizer; tokenizer= is for a model in memory"
             )
         return str(model)
     if not hasattr(model, "save_pretrained") or not hasattr(model, "named_parameters"):
-        raise ConfigError(f"model is {type(model).__name__}; {HINT}")
+        raise WrongValue(f"model is {type(model).__name__}; {HINT}", at="model")
     if hasattr(model, "peft_config"):
-        raise ConfigError(
+        raise Unsupported(
             "model has PEFT adapters; give model.merge_and_unload(), and lora_rank=N to train "
-            "new adapters"
+            "new adapters",
+            at="model",
         )
     if tokenizer is None or not hasattr(tokenizer, "save_pretrained"):
-        raise ConfigError(f"a model in memory needs its tokenizer; {HINT}")
+        raise Missing(f"a model in memory needs its tokenizer; {HINT}", at="tokenizer")
     return Loaded(model, tokenizer)
 
 

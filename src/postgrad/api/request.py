@@ -14,7 +14,7 @@ from postgrad.api.settings import Settings, full_key, importable_path, object_na
 from postgrad.config.compose import compose, known_keys
 from postgrad.config.schema import Config
 from postgrad.data.problems import problems_of_rows
-from postgrad.errors import ConfigError
+from postgrad.errors import Changed, ConfigError, Conflict, Missing, WrongValue
 from postgrad.files import atomic_write_text, is_locked
 from postgrad.job_folder import LOCK_FILE
 from postgrad.methods import find_method
@@ -65,9 +65,10 @@ class Request:
                     file.parent.mkdir(parents=True, exist_ok=True)
                     atomic_write_text(file, text)
             elif file.read_text() != text:
-                raise ConfigError(
+                raise Changed(
                     f"{self.folder} holds a run with other rows in {name}; use another name=..., "
-                    "or the same rows to continue it"
+                    "or the same rows to continue it",
+                    at="name",
                 )
         model_folder = self.folder / MODEL_FOLDER
         if self.model is not None and not model_folder.is_dir():
@@ -107,9 +108,10 @@ def make_request(
         named: settings by their short names; None leaves the recipe's value.
     """
     if not isinstance(recipe, str):
-        raise ConfigError(
+        raise WrongValue(
             f"the recipe is {recipe!r}, not a text; give its name first, such as "
-            'postgrad.train("grpo", ...); the command postgrad recipes lists them'
+            'postgrad.train("grpo", ...); the command postgrad recipes lists them',
+            at="recipe",
         )
     method_class, given = _find_class(recipe, method)
     known = known_keys(method_class.Settings)
@@ -127,13 +129,14 @@ def make_request(
     try:
         config = compose(recipe, all_settings.overrides, lambda _: method_class.Settings)
     except ConfigError as error:
-        raise ConfigError(_with_argument_names(str(error))) from error
+        raise _with_argument_names(error) from error
     rows = ["data" if file == TRAIN_FILE else "validation" for file in files]
     in_memory = [*dict.fromkeys(rows), *(["model"] if loaded else []), *all_settings.objects]
     if in_memory and "name" not in all_settings.values:
-        raise ConfigError(
+        raise Missing(
             f"{' and '.join(in_memory)}: given as Python objects, from which no name of a run can "
-            'be made; add name="..."'
+            'be made; add name="..."',
+            at="name",
         )
     all_settings.attach(config)
     _refuse_elsewhere(config, all_settings.objects)
@@ -142,13 +145,14 @@ def make_request(
     return request
 
 
-def _with_argument_names(message: str) -> str:
-    """Return a message about missing settings with the names of the arguments of `train`."""
+def _with_argument_names(error: ConfigError) -> ConfigError:
+    """Return an error about missing settings with the names of the arguments of `train`."""
+    message = str(error)
     for key, argument in (("model.path", "model"), ("data.train", "data")):
         message = message.replace(
             f"{key} is not set; add {key}=VALUE", f"{argument}= is not given; add {argument}=VALUE"
         )
-    return message
+    return error.reworded(message)
 
 
 def _find_class(recipe: str, method: Any) -> tuple[Any, Any]:
@@ -162,9 +166,10 @@ def _find_class(recipe: str, method: Any) -> tuple[Any, Any]:
         given = (
             f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
         )
-        raise ConfigError(
+        raise WrongValue(
             f"method is {given}; give the name of a method, or a class derived from one, such as "
-            "postgrad.methods.grpo.Grpo"
+            "postgrad.methods.grpo.Grpo",
+            at="method",
         )
     name = importable_path(method) or PythonObject(object_name(method), method)
     return find_method(name), name
@@ -227,7 +232,7 @@ def _refuse_elsewhere(config: Config, objects: Mapping[str, Any]) -> None:
         in_workers = key.startswith("method.") or key == "rollout.engine"
         is_pooled = key == "reward.verifier" and "verifier" in config.cluster.pools
         if in_workers or is_pooled:
-            raise ConfigError(
+            raise Conflict(
                 f"{key}={value} is defined in this process, and cluster.backend="
                 f"{config.cluster.backend} needs it in others; put it into a file and give "
                 "'file.py:NAME', or import it from a module"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from postgrad.api.settings import object_name
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Missing, WrongValue
 from postgrad.problem import Problem
 from postgrad.user_code import PythonObject
 from postgrad.verifiers.expression import Term, scaled, sum_text
@@ -26,7 +26,7 @@ def as_verifier_setting(
     """
     if reward is None:
         if weights is not None:
-            raise ConfigError("reward_weights has no rewards to weigh; give reward=[...]")
+            raise Missing("reward_weights has no rewards to weigh; give reward=[...]", at="reward")
         return None
     rewards: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
     factors = _check_weights(rewards, weights)
@@ -38,8 +38,9 @@ def as_verifier_setting(
     labels = [term.label for term in terms if term.name]
     for label in labels:
         if labels.count(label) > 1:
-            raise ConfigError(
-                f"two rewards are called {label}, so their metrics would have one name; rename one"
+            raise Conflict(
+                f"two rewards are called {label}, so their metrics would have one name; rename one",
+                at="reward",
             )
     if all(isinstance(one, str) for one in rewards):
         return sum_text(terms)
@@ -63,13 +64,14 @@ def _is_finite(weight: Any) -> bool:
 
 def _check_weights(rewards: Sequence[Any], weights: Sequence[float] | None) -> list[float]:
     if not rewards:
-        raise ConfigError("reward is an empty list; give at least one reward")
+        raise Missing("reward is an empty list; give at least one reward", at="reward")
     if weights is None:
         return [1.0] * len(rewards)
     if len(weights) != len(rewards):
-        raise ConfigError(
-            f"{len(rewards)} rewards and {len(weights)} reward_weights; give one weight per reward"
+        raise Conflict(
+            f"{len(rewards)} rewards and {len(weights)} reward_weights; give one weight per reward",
+            at="reward_weights",
         )
     if not all(_is_finite(weight) for weight in weights):
-        raise ConfigError(f"reward_weights={list(weights)}: every weight must be a finite number")
+        raise WrongValue(f"reward_weights={list(weights)}: every weight must be a finite number")
     return [float(weight) for weight in weights]

@@ -9,7 +9,7 @@ from typing import Any
 
 from postgrad.data.problems import problems_of_rows
 from postgrad.data.rows.files import exists
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing, WrongValue
 from postgrad.pictures import Picture, PictureError, read_picture
 from postgrad.problem import Problem
 
@@ -43,9 +43,10 @@ def as_rows(data: Any, label: str = "data") -> list[Row]:
         hint = f'one split of it such as {label}=splits["train"]'
         if any(name in data for name in ("prompt", "question", "messages", "text")):  # columns
             hint = f"{label}=datasets.Dataset.from_dict(columns)"
-        raise ConfigError(
+        raise WrongValue(
             f"{label} is a {type(data).__name__} with the keys {keys}; give a list of rows, "
-            f"or {hint}"
+            f"or {hint}",
+            at=label,
         )
     if hasattr(data, "to_dicts"):  # polars
         items: Iterable[Any] = data.to_dicts()
@@ -56,13 +57,14 @@ def as_rows(data: Any, label: str = "data") -> list[Row]:
     elif isinstance(data, Iterable) and not isinstance(data, str | bytes):
         items = data
     else:
-        raise ConfigError(
+        raise WrongValue(
             f"{label} is {type(data).__name__}; give a list of dicts, a pandas or polars frame, "
-            "a pyarrow table, a datasets.Dataset, a file or a hub id"
+            "a pyarrow table, a datasets.Dataset, a file or a hub id",
+            at=label,
         )
     rows = [_as_row(item, i, label) for i, item in enumerate(items, 1)]
     if not rows:
-        raise ConfigError(f"{label} has no rows; give at least one problem")
+        raise Missing(f"{label} has no rows; give at least one problem", at=label)
     return rows
 
 
@@ -83,7 +85,7 @@ def _as_row(item: Any, number: int, label: str) -> Row:
     if isinstance(item, Problem):
         return _row_of_problem(item)
     if not isinstance(item, Mapping):
-        raise ConfigError(
+        raise WrongValue(
             f"{label}: row {number} is {type(item).__name__}, not a dict; write for example "
             '{"prompt": "2+2=", "ground_truth": "4"}'
         )
@@ -140,10 +142,10 @@ def _as_json(value: Any, number: int, column: str, label: str) -> Any:
         try:
             return read_picture(value).data_url()
         except PictureError as error:
-            raise ConfigError(f"{label}: row {number}: the column {column}: {error}") from error
+            raise WrongValue(f"{label}: row {number}: the column {column}: {error}") from error
     if hasattr(value, "tolist"):  # NumPy
         return _as_json(value.tolist(), number, column, label)
-    raise ConfigError(
+    raise WrongValue(
         f"{label}: row {number}: the column {column} holds a {type(value).__name__}, which a data "
         "file cannot hold; convert it to text or numbers, or leave the column out"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from postgrad.data.rollout_folder import rollout_files
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing, NotInstalled, UnknownName, Unreadable
 
 if TYPE_CHECKING:
     import pandas
@@ -42,7 +42,7 @@ class Run:
         self.reward = reward
         self._sampler: Sampler | None = None
         if not (self.folder / "config.yaml").is_file():
-            raise ConfigError(
+            raise Unreadable(
                 f"{self.folder} is not a run folder: it has no config.yaml; "
                 "give the folder that postgrad train wrote, such as runs/NAME"
             )
@@ -94,12 +94,13 @@ class Run:
         """
         files = rollout_files(self.folder / "rollouts")
         if not files:
-            raise ConfigError(f"{self.folder} has no rollouts yet; train a step first")
+            raise Missing(f"{self.folder} has no rollouts yet; train a step first")
         wanted = max(files) if step is None else step
         if wanted not in files:
-            raise ConfigError(
+            raise UnknownName(
                 f"{self.folder} has no rollouts of step {wanted}; "
-                f"it has those of steps {min(files)} to {max(files)}"
+                f"it has those of steps {min(files)} to {max(files)}",
+                at="step",
             )
         import pyarrow.parquet as parquet
 
@@ -194,5 +195,7 @@ def _pandas() -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise ConfigError("this needs the package pandas; pip install pandas") from error
+        raise NotInstalled(
+            "this needs the package pandas; pip install pandas", at="pandas"
+        ) from error
     return pandas

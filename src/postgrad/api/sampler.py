@@ -14,7 +14,7 @@ from postgrad.api.rows import as_problems
 from postgrad.cluster.backends import open_engine
 from postgrad.config.overrides import Override
 from postgrad.data.encode.styles import stop_strings
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import Conflict, RunError, Unsupported, WrongValue
 from postgrad.evaluation.model import find_model
 from postgrad.evaluation.plan import engine_config, make_encoder, resolve_engine_settings
 from postgrad.evaluation.settings import EvalConfig, read_settings
@@ -62,7 +62,7 @@ class Sampler:
         self.turns = players.turns
         resolve_engine_settings(self.config)
         if self.config.cluster.backend != "local":
-            raise ConfigError(
+            raise Unsupported(
                 f"cluster.backend={self.config.cluster.backend}: generate() runs in this process; "
                 "postgrad.evaluate() runs elsewhere too"
             )
@@ -117,11 +117,11 @@ class Sampler:
         Temperature 0 is greedy; None is 0 for one response, otherwise 1.
         """
         if n < 1:
-            raise ConfigError(f"n={n} is out of range; it must be at least 1")
+            raise WrongValue(f"n={n} is out of range; it must be at least 1")
         if temperature is None:
             temperature = 0.0 if n == 1 else 1.0
         if temperature == 0 and n > 1:
-            raise ConfigError(
+            raise Conflict(
                 f"n={n} with temperature=0 would give {n} equal responses; "
                 "use n=1, or a temperature above 0"
             )
@@ -140,9 +140,10 @@ def _is_prompt(prompts: Any) -> bool:
     if isinstance(prompts, str):
         return True
     if not isinstance(prompts, Sequence) or isinstance(prompts, Path) or not prompts:
-        raise ConfigError(
+        raise WrongValue(
             f"prompts is {type(prompts).__name__}; give a text, a list of messages, "
-            "or a list of either"
+            "or a list of either",
+            at="prompts",
         )
     return isinstance(prompts[0], dict) and "role" in prompts[0]
 

@@ -17,7 +17,16 @@ from postgrad.cluster.host import build_host
 from postgrad.config.compose import compose, known_keys
 from postgrad.config.schema import Config
 from postgrad.data.encode.encoder import make_encoder
-from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.errors import (
+    Missing,
+    RunError,
+    UnknownName,
+    Unreadable,
+    Unsupported,
+    Unwritable,
+    WrongValue,
+    did_you_mean,
+)
 from postgrad.files import atomic_folder
 from postgrad.methods.grpo import Grpo
 from postgrad.methods.method import Method
@@ -134,7 +143,7 @@ class Session:
     def problems(self, data: Any) -> list[Problem]:
         """Return rows, texts or lists of messages as problems that the session can sample."""
         if isinstance(data, str):
-            raise ConfigError(f"prompts is a text; give a list: [{data[:20]!r}]")
+            raise WrongValue(f"prompts is a text; give a list: [{data[:20]!r}]", at="prompts")
         if not isinstance(data, list | tuple):
             problems = as_problems(data)
         elif all(isinstance(one, Problem) for one in data):
@@ -217,9 +226,10 @@ class Session:
         set_threads(self.config.model.threads)
         method = self._objective(loss, aggregation, entropy_coef, options)
         if loss != CROSS_ENTROPY and "advantages" not in batch.tokens:
-            raise ConfigError(
+            raise Missing(
                 'the batch has no advantages; set batch.tokens["advantages"], '
-                "one number per response token"
+                "one number per response token",
+                at="advantages",
             )
         self.policy.objective = method.objective
         metrics = MetricAccumulator()
@@ -240,7 +250,7 @@ class Session:
         if not self._has_pass:
             raise RunError("there is no gradient; call forward_backward first")
         if not lr > 0:
-            raise ConfigError(f"lr={lr} is out of range; it must be above 0")
+            raise WrongValue(f"lr={lr} is out of range; it must be above 0")
         self._has_pass = False
         set_threads(self.config.model.threads)
         if not self.policy.optimizer.has_gradients():
@@ -251,7 +261,7 @@ class Session:
         """Write weights (a Hugging Face folder, `policy`) and optimizer. Raises ConfigError."""
         path = Path(folder).expanduser()
         if path.exists() and any(path.iterdir()):
-            raise ConfigError(f"{path} exists already; name a new folder, or remove it")
+            raise Unwritable(f"{path} exists already; name a new folder, or remove it")
         with atomic_folder(path) as temporary:
             self.policy.save(str(temporary))
         return path
@@ -260,7 +270,7 @@ class Session:
         """Continue from the weights and the optimizer that save() wrote. Raises ConfigError."""
         path = Path(folder).expanduser()
         if not (path / "optimizer.safetensors").is_file():
-            raise ConfigError(f"{path} was not written by Session.save: it has no optimizer state")
+            raise Unreadable(f"{path} was not written by Session.save: it has no optimizer state")
         self.policy.load(str(path))
         self._has_pass = False
 
@@ -271,7 +281,7 @@ class Session:
         if loss == CROSS_ENTROPY:
             if options or entropy_coef:
                 option = next(iter(options), "entropy_coef")
-                raise ConfigError(f"loss=cross_entropy has no option {option}; leave it out")
+                raise UnknownName(f"loss=cross_entropy has no option {option}; leave it out")
             return Sft(_with_method(self.config, Sft, {"aggregation": aggregation}))
         values = {
             "loss": loss if isinstance(loss, str) else as_setting(loss),
@@ -280,7 +290,7 @@ class Session:
             "loss_options": dict(options),
         }
         if isinstance(loss, str) and loss not in LOSSES and ":" not in loss:
-            raise ConfigError(
+            raise UnknownName(
                 f"loss={loss} is not a loss; {did_you_mean(loss, [*LOSSES, CROSS_ENTROPY])}"
             )
         method = Grpo(_with_method(self.config, Grpo, values))
@@ -299,7 +309,9 @@ def _make_config(path: str, named: Mapping[str, Any]) -> Config:
     config = compose("grpo", settings.overrides, lambda _: Grpo.Settings)
     settings.attach(config)
     if config.cluster.backend != "local":
-        raise ConfigError("a session runs in this process; leave cluster.backend out")
+        raise Unsupported(
+            "a session runs in this process; leave cluster.backend out", at="cluster.backend"
+        )
     return config
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from postgrad.config.foreign_names import foreign_names
 from postgrad.config.overrides import SHORT_FORMS
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Conflict, UnknownName, did_you_mean
 from postgrad.user_code import PythonObject
 
 # Short names besides the last parts of the settings' names.
@@ -51,8 +51,8 @@ class Settings:
         plain = _plain(value)
         full = SHORT_FORMS.get(key, key)
         if self.values.setdefault(full, plain) != plain:
-            raise ConfigError(
-                f"{full} is given twice, as {self.values[full]} and {plain}; give it once"
+            raise Conflict(
+                f"{full} is given twice, as {self.values[full]} and {plain}; give it once", at=full
             )
         if _has_objects(plain):
             self.objects[key] = plain
@@ -107,10 +107,10 @@ def full_key(name: str, known: Sequence[str]) -> str:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise ConfigError(
+        raise UnknownName(
             f'{name}= is ambiguous: {" or ".join(matches)}; write settings={{"{matches[0]}": ...}}'
         )
-    raise ConfigError(f"unknown setting {name}; {_suggest(name, known)}")
+    raise UnknownName(f"unknown setting {name}; {_suggest(name, known)}", at=name)
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from postgrad.api.rewards import Reward
 from postgrad.api.run import Run
 from postgrad.api.signature import with_arguments_of
 from postgrad.config.schema import Config
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError, Unsupported
 from postgrad.model.threads import kept_threads, set_threads
 from postgrad.phases import print_line
 from postgrad.training import checkpoint, run
@@ -143,7 +143,7 @@ class Trainer:
         policy = self._open_driver().method.ports.policy
         found = getattr(policy, "model", None)
         if found is None:
-            raise ConfigError(
+            raise Unsupported(
                 f"cluster.backend={self.config.cluster.backend}: the model is in another process; "
                 "trainer.run.load() loads a checkpoint of it"
             )

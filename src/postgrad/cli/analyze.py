@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing
 
 
 def analyze(analysis: Literal["entropy"], model: str, *overrides: str) -> int:
@@ -29,7 +29,9 @@ def analyze(analysis: Literal["entropy"], model: str, *overrides: str) -> int:
     Writes entropy.json and five figures (PNG and PDF) to RUN/eval/entropy or entropy-MODEL.
     """
     if "=" in model:
-        raise ConfigError("the model is missing; write postgrad analyze entropy MODEL data=...")
+        raise Missing(
+            "the model is missing; write postgrad analyze entropy MODEL data=...", at="MODEL"
+        )
     from postgrad.analysis.entropy import internal_depth
     from postgrad.analysis.run import analyze_entropy
     from postgrad.analysis.settings import read_settings

@@ -29,7 +29,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 from postgrad.config.foreign_names import foreign_names
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import UnknownName, WrongValue, did_you_mean
 
 WIDTH = 98  # columns of a usage
 ENTRY = re.compile(r"(--)?(\w[\w-]*)(?: \[(.+?)\])?: (.*)")  # of a docstring's Args
@@ -273,7 +273,7 @@ class Parser(argparse.ArgumentParser):
             return f"--{word}"
         if self.overrides or "/" in key or ":" in key or Path(word).exists():
             return word
-        raise ConfigError(f"unknown setting {word}; {did_you_mean(key, self.settings)}")
+        raise UnknownName(f"unknown setting {word}; {did_you_mean(key, self.settings)}", at=key)
 
     def _refuse(self, word: str) -> NoReturn:
         if not word.startswith("-"):
@@ -288,7 +288,7 @@ class Parser(argparse.ArgumentParser):
                 f"unknown option {option}; settings are written key=value, without dashes{hint}"
             )
         options = [name for name in self._option_string_actions if name.startswith("--")]
-        raise ConfigError(f"unknown option {option}; {did_you_mean(option, options)}")
+        raise UnknownName(f"unknown option {option}; {did_you_mean(option, options)}", at=option)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse a value that is none of the choices, with the nearest one."""
@@ -301,7 +301,7 @@ class Parser(argparse.ArgumentParser):
         for key in self.settings:
             message = message.replace(f"argument --{key}:", f"{key}:")
             message = re.sub(rf"--{key}(?=,|$)", f"{key}=", message)
-        raise ConfigError(f"{message.removeprefix('argument ')}; see {self.command} --help")
+        raise WrongValue(f"{message.removeprefix('argument ')}; see {self.command} --help")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """argparse calls this after it has printed the help text."""
@@ -327,5 +327,7 @@ def run_subcommand(
 ) -> int:
     """Run the function that the first word names. Raises ConfigError for an unknown name."""
     if argv[0] not in commands:
-        raise ConfigError(f"unknown command {name} {argv[0]}; {did_you_mean(argv[0], commands)}")
+        raise UnknownName(
+            f"unknown command {name} {argv[0]}; {did_you_mean(argv[0], commands)}", at="command"
+        )
     return Parser(commands[argv[0]], f"{name} {argv[0]}").call(argv[1:], helps=False)

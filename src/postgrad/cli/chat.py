@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from postgrad.errors import ConfigError
+from postgrad.errors import WrongValue
 
 HELP = "/clear  begin another conversation\n/quit   end (also Ctrl-D)\n/help   show this"
 PROMPT = "> "
@@ -29,7 +29,7 @@ def chat(
     rollout.stop=['###'] or model.device=cpu. A run brings its own template and response length.
     """
     if temperature < 0:
-        raise ConfigError(f"temperature={temperature} is out of range; at least 0")
+        raise WrongValue(f"temperature={temperature} is out of range; at least 0")
     from postgrad.api.sampler import Sampler
 
     start: list[dict[str, Any]] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.cli.arguments import Count, Parser, Positive, run_subcommand
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing, UnknownName, WrongValue
 
 
 def run(argv: list[str]) -> int:
@@ -82,7 +82,7 @@ def prepare(
     source, columns = source_columns(from_)
     request = replace(parse_request(str(name), given, count_tokens), columns=columns)
     if "max_tokens" in given and count_tokens is None:
-        raise ConfigError("max_tokens= needs a tokenizer; add tokenizer=MODEL")
+        raise Missing("max_tokens= needs a tokenizer; add tokenizer=MODEL", at="tokenizer")
     paths, commit = find_files(request, source, files, repo, revision)
     file = Path(out or f"{request.name}-{request.split}.parquet").expanduser()
     prepared = write_prepared(request, paths, commit, file, overwrite)
@@ -102,20 +102,22 @@ def prepare(
 def _data_set_options(name: str | None, words: Sequence[str]) -> dict[str, str]:
     """Return the options of the data set, from `key=value` arguments. Raises ConfigError."""
     if name is None or "=" in name:
-        raise ConfigError(
+        raise Missing(
             "the data set is missing; write postgrad data prepare NAME ...; "
-            "postgrad data prepare lists the names"
+            "postgrad data prepare lists the names",
+            at="NAME",
         )
     options: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise ConfigError(
+            raise UnknownName(
                 f"unexpected argument {word}; prepare one data set at a time, "
-                "and give files as from=FILE"
+                "and give files as from=FILE",
+                at=word,
             )
         if not value:
-            raise ConfigError(f"{key}= has no value; write {key}=VALUE")
+            raise WrongValue(f"{key}= has no value; write {key}=VALUE")
         options[key] = value
     return options
 
@@ -164,7 +166,7 @@ def show(
     if uid:
         chosen = [(row, problem) for row, problem in chosen if problem.uid == uid]
         if not chosen:
-            raise ConfigError(f"{path} has no problem with uid {uid}")
+            raise UnknownName(f"{path} has no problem with uid {uid}", at="uid")
     encoder = _encoder(model, style, template)
     lines = [*describe_provenance(read_provenance(path) if path.is_file() else {}), *notes]
     for row, problem in chosen[skip : skip + n]:
@@ -179,7 +181,9 @@ def _encoder(model: str, style: str, template: str) -> Any:
     if not model:
         for key, value in (("style", style), ("template", template)):
             if value:
-                raise ConfigError(f"{key}= needs a model to render prompts for; add model=MODEL")
+                raise Missing(
+                    f"{key}= needs a model to render prompts for; add model=MODEL", at="model"
+                )
         return None
     from postgrad.data.encode.encoder import Encoder
 
@@ -221,9 +225,10 @@ def check(
     print("\n".join(pictures), end="\n" if pictures else "")
     _print_report(report, against, show)
     if report.num_unknown and not report.num_checked:
-        raise ConfigError(
+        raise Missing(
             "nothing was scored, because no verifier is known for these rows; "
-            f"add verifier=NAME, one of {', '.join(VERIFIERS)}, or verifier=FILE.py:FUNCTION"
+            f"add verifier=NAME, one of {', '.join(VERIFIERS)}, or verifier=FILE.py:FUNCTION",
+            at="verifier",
         )
     return 1 if report.rejected_golds or report.accepted_near_misses else 0
 
@@ -315,7 +320,7 @@ def from_rollouts(
     conditions = parse_where(where)
     rows = list(select_rollouts(run, conditions, per_problem, _print_note))
     if not rows:
-        raise ConfigError(f"no trajectory of {run} fulfills where={where!r}; relax it")
+        raise Missing(f"no trajectory of {run} fulfills where={where!r}; relax it", at="where")
     write_rows(out, rows)
     problems = len({row["uid"].rpartition("/")[0].rpartition("/")[0] for row in rows})
     print(f"{len(rows)} conversations of {problems} problems: {out}")

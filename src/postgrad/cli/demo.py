@@ -7,7 +7,7 @@ from typing import Literal
 
 from postgrad.cli.arguments import Count, CountFrom1
 from postgrad.config.compose import compose
-from postgrad.errors import ConfigError
+from postgrad.errors import Unwritable
 from postgrad.evaluation.report import align
 
 # model -> the two recipes it runs
@@ -90,7 +90,7 @@ def _run_name(runs: Path, name: str) -> str:
         candidate = name if number == 1 else f"{name}-{number}"
         if not (runs / candidate / "demo.png").is_file():
             return candidate
-    raise ConfigError(f"{runs} has {MAX_DEMOS - 1} demos with this seed; remove some")
+    raise Unwritable(f"{runs} has {MAX_DEMOS - 1} demos with this seed; remove some", at=runs)
 
 
 def _print_accuracy(folder: Path, seconds: float) -> None:

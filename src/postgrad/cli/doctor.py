@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from postgrad.cli.arguments import Positive
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing, UnknownName
 
 if TYPE_CHECKING:
     from postgrad.doctor.report import Report
@@ -34,9 +34,10 @@ def doctor(
     """
     if fit is None:
         if overrides:
-            raise ConfigError(
+            raise UnknownName(
                 f"unexpected argument {overrides[0]}; write postgrad doctor, "
-                "or postgrad doctor --fit RECIPE key=value ..."
+                "or postgrad doctor --fit RECIPE key=value ...",
+                at=overrides[0],
             )
         from postgrad.doctor.machine import examine
 
@@ -48,7 +49,9 @@ def doctor(
 
     config = compose_arguments([fit, *overrides])
     if device is None and device_gib is not None:
-        raise ConfigError(f"--device-gib {device_gib:g} needs the kind of GPU; add --device h200")
+        raise Missing(
+            f"--device-gib {device_gib:g} needs the kind of GPU; add --device h200", at="--device"
+        )
     gpu = None if device is None else find_gpu(device, device_gib)
     show(check_fit(config, gpu), json)
     return 0

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from postgrad.cli.arguments import Parser, run_subcommand
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing, UnknownName
 
 
 def run(argv: list[str]) -> int:
@@ -40,8 +40,9 @@ def evaluate_model(model: str, *overrides: str) -> int:
     in RUN/eval/ for a run, otherwise in eval/.
     """
     if "=" in model and not Path(model).exists():
-        raise ConfigError(
-            f"the model is missing before {model}; write postgrad eval MODEL data=FILE ..."
+        raise Missing(
+            f"the model is missing before {model}; write postgrad eval MODEL data=FILE ...",
+            at="MODEL",
         )
     from postgrad.evaluation.model import find_model
     from postgrad.evaluation.plan import make_plan
@@ -76,7 +77,7 @@ def table(folders: list[Path], *, metric: str = "avg", out: Path | None = None) 
     from postgrad.evaluation.pivot import METRICS, as_text, make_pivot, read_summaries, write_pivot
 
     if metric not in METRICS:
-        raise ConfigError(f"metric={metric} is unknown; use one of {', '.join(METRICS)}")
+        raise UnknownName(f"metric={metric} is unknown; use one of {', '.join(METRICS)}")
     pivot = make_pivot(read_summaries([folder.expanduser() for folder in folders]), metric)
     if out:
         write_pivot(pivot, metric, out.expanduser())

@@ -1,6 +1,6 @@
 """`postgrad generate MODEL data=SET[,SET...] out=FILE key=value ...`"""
 
-from postgrad.errors import ConfigError
+from postgrad.errors import NoEffect
 
 
 def generate(model: str, *overrides: str) -> int:
@@ -25,7 +25,7 @@ def generate(model: str, *overrides: str) -> int:
 
     for override in overrides:
         if full_key(override.partition("=")[0]).startswith("reward."):
-            raise ConfigError(f"{override} has no effect: postgrad generate scores nothing")
+            raise NoEffect(f"{override} has no effect: postgrad generate scores nothing")
     target = find_model(model)
     settings = read_settings(target.path, list(overrides), target.config, "generate")
     plan = make_generate_plan(settings, target)

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, Unreadable
 
 REQUIRED = {"model.path": "tiny", "data.train": "arithmetic:1"}
 
@@ -48,11 +48,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path} is not a text file; give a shell script or a .py file"
-        ) from error
+        raise Unreadable(f"{path} is not a text file; give a shell script or a .py file") from error
 
 
 def _compose(recipe: str, overrides: dict[str, str], complete: bool = True) -> Any:

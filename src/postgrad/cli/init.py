@@ -4,7 +4,7 @@ import importlib.util
 import keyword
 from pathlib import Path
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Unwritable, WrongValue
 
 # In these files NAME is the module's name and TITLE the one of its class.
 TEMPLATES = Path(__file__).parent / "templates"
@@ -33,7 +33,7 @@ def init(
     options = {"loss": loss, "environment": environment, "verifier": verifier}
     chosen = [kind for kind, is_chosen in options.items() if is_chosen]
     if len(chosen) > 1:
-        raise ConfigError(f"--{chosen[0]} and --{chosen[1]} are two files; write one at a time")
+        raise Conflict(f"--{chosen[0]} and --{chosen[1]} are two files; write one at a time")
     kind = chosen[0] if chosen else "method"
     files = {Path(f"{name}.py"): f"{kind}.py.txt", Path(f"test_{name}.py"): f"{kind}_test.py.txt"}
     check_name(name, list(files))
@@ -47,7 +47,7 @@ def init(
             with file.open("x") as stream:
                 stream.write(fill((TEMPLATES / template).read_text()))
     except OSError as error:
-        raise ConfigError(
+        raise Unwritable(
             f"{name}.py cannot be written: {error.strerror}; choose another folder"
         ) from error
     print(f"wrote {' and '.join(str(file) for file in files)}; run the test, then a training run:")
@@ -60,15 +60,17 @@ def init(
 def check_name(name: str, files: list[Path]) -> None:
     """Raise ConfigError if Python cannot import the name, a module has it, or a file exists."""
     if not name.isidentifier() or keyword.iskeyword(name) or not name.strip("_"):
-        raise ConfigError(
+        raise WrongValue(
             f"{name} is not a valid name of a Python module; use letters, digits and _, "
-            "e.g. my_method"
+            "e.g. my_method",
+            at="NAME",
         )
     for file in files:
         if file.exists():
-            raise ConfigError(f"{file} exists; choose another name, or move the file")
+            raise Unwritable(f"{file} exists; choose another name, or move the file")
     if importlib.util.find_spec(name) is not None:
-        raise ConfigError(
+        raise Conflict(
             f"{name} is the name of an installed module, which {files[0]} would hide; "
-            f"choose another name, e.g. my_{name}"
+            f"choose another name, e.g. my_{name}",
+            at="NAME",
         )

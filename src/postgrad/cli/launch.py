@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from postgrad.cli.arguments import CountFrom1, Positive
-from postgrad.errors import ConfigError
+from postgrad.errors import NotInstalled
 
 
 def launch(
@@ -80,8 +80,9 @@ def launch(
         print(f"# not submitted; with --submit this is written to {file}, then: {line}")
         return 0
     if shutil.which(submit_command[0]) is None:
-        raise ConfigError(
-            f"{submit_command[0]} is not installed here; leave --submit out to see the file"
+        raise NotInstalled(
+            f"{submit_command[0]} is not installed here; leave --submit out to see the file",
+            at="--submit",
         )
     file.write_text(text)
     print(f"wrote {file}; running: {line}")

@@ -10,7 +10,7 @@ import signal
 import sys
 
 from postgrad.cli.arguments import HelpPrinted, Parser
-from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.errors import ConfigError, RunError, UnknownName, did_you_mean
 from postgrad.log_level import DEBUG, QUIET, VARIABLE, log_level, set_up_logging, take_option
 from postgrad.phases import PhaseLines, Show, shown_by
 from postgrad.version import __version__
@@ -111,7 +111,9 @@ def run(argv: list[str], ends_process: bool = False) -> int:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     try:
         if argv[0] not in COMMANDS:
-            raise ConfigError(f"unknown command {argv[0]}; {_suggest_command(argv[0])}")
+            raise UnknownName(
+                f"unknown command {argv[0]}; {_suggest_command(argv[0])}", at="command"
+            )
         set_up_logging()
         with shown_by(_phase_lines(argv)):
             return _run_command(argv[0], argv[1:])

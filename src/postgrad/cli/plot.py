@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Annotated
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing, Unreadable, WrongValue
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -35,13 +35,13 @@ def plot(paths: list[Path], *, smoothing: Annotated[float, smoothing_weight] = 0
     if runs[-1].suffix in SUFFIXES and not runs[-1].is_dir():
         file = runs.pop()
     if not runs:
-        raise ConfigError("the run is missing; write postgrad plot RUN [RUN ...] [FILE]")
+        raise Missing("the run is missing; write postgrad plot RUN [RUN ...] [FILE]", at="RUN")
     for path in runs:
         if path.is_dir():
             continue
         if path.suffix and path == runs[-1] and len(runs) > 1:
-            raise ConfigError(f"{path}: the file's name must end in {', '.join(SUFFIXES)}")
-        raise ConfigError(f"no run folder {path}")
+            raise WrongValue(f"{path}: the file's name must end in {', '.join(SUFFIXES)}")
+        raise Unreadable(f"no run folder {path}")
     from postgrad.view.picture import draw_panels
 
     print(draw_panels(runs, file or runs[0] / "curves.png", smoothing))

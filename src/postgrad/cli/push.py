@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict
 
 
 def push(
@@ -38,7 +38,7 @@ def push(
 
     if step == "all":
         if branch or card:
-            raise ConfigError("step=all names its own branches; remove branch= and --card")
+            raise Conflict("step=all names its own branches; remove branch= and --card")
         uploads = find_uploads(source, lora)
         targets = [(one, f"step-{one.step}") for one in uploads] + [(uploads[-1], "")]
         for one, own_branch in targets:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from postgrad.config.compose import RECIPES, compose, recipe_names
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Missing, UnknownName, did_you_mean
 
 WIDTH = 110  # columns of the list
 MOST_USED = ("grpo", "sft", "dpo", "ppo", "dapo", "gspo", "luffy", "bupo", "distill", "kto")
@@ -46,11 +46,13 @@ def recipes(name: str | None = None, *, all_: bool = False) -> int:
     """
     if name is None:
         if all_:
-            raise ConfigError("--all shows the settings of a recipe; name one")
+            raise Missing("--all shows the settings of a recipe; name one", at="RECIPE")
         print(list_recipes())
         return 0
     if name not in recipe_names() and not name.endswith(".yaml"):
-        raise ConfigError(f"unknown recipe {name}; {did_you_mean(name, recipe_names())}")
+        raise UnknownName(
+            f"unknown recipe {name}; {did_you_mean(name, recipe_names())}", at="RECIPE"
+        )
     from postgrad.methods import find_method
 
     config = compose(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from postgrad.cli.arguments import Port, whole_number
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import Conflict, RunError, Unreadable, WrongValue
 
 MAX_CONTEXT = 1 << 24  # tokens
 MIN_TOKEN_LENGTH = 8  # characters
@@ -103,14 +103,14 @@ def check(models: list[str], names_given: str, servers: str, reload_below: str) 
 
     names = names_given.split(",") if names_given else models
     if len(names) != len(models) or len(set(names)) != len(names) or not all(names):
-        raise ConfigError(
+        raise Conflict(
             f"--name: {len(models)} models need {len(models)} different names, "
             f"got {', '.join(names)}; write --name A,B"
         )
     if servers:
         servers_file.read_servers(Path(servers).expanduser())
     if reload_below and not Path(reload_below).expanduser().is_dir():
-        raise ConfigError(f"--reload-below {reload_below}: no such folder")
+        raise Unreadable(f"--reload-below {reload_below}: no such folder")
     return names
 
 
@@ -121,10 +121,10 @@ def read_token(file: str) -> str:
     try:
         token = Path(file).expanduser().read_text().strip()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--token-file {file} cannot be read: {error}") from error
+        raise Unreadable(f"--token-file {file} cannot be read: {error}") from error
     has_space = any(character.isspace() for character in token)
     if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or has_space:
-        raise ConfigError(
+        raise WrongValue(
             f"--token-file {file} must hold one token of at least {MIN_TOKEN_LENGTH} ASCII "
             "characters, without spaces"
         )

@@ -8,7 +8,7 @@ from postgrad import phases
 from postgrad.cli.arguments import Parser
 from postgrad.config.compose import compose, recipe_names, to_yaml
 from postgrad.config.schema import Config
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing
 
 if TYPE_CHECKING:
     from postgrad.training.result import Result
@@ -22,9 +22,10 @@ def compose_arguments(argv: list[str]) -> Config:
     from postgrad.methods import find_method
 
     if not argv or "=" in argv[0]:
-        raise ConfigError(
+        raise Missing(
             "the recipe is missing; write it before key=value, e.g. postgrad train grpo; "
-            f"known: {', '.join(recipe_names())}"
+            f"known: {', '.join(recipe_names())}",
+            at="RECIPE",
         )
     return compose(argv[0], argv[1:], lambda name: find_method(name).Settings)
 

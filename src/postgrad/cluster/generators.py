@@ -76,7 +76,7 @@ def add_generators(
                 settings, role, engine, models.get(name), config.data.template, concurrency
             )
         except ConfigError as error:
-            raise ConfigError(f"{name}: {error}") from error
+            raise error.reworded(f"{name}: {error}", at=name) from error
     return all_models
 
 
@@ -127,7 +127,7 @@ def _make_served(config: EngineConfig, role: Role, template: str, concurrency: i
     try:
         tokenizer = load_tokenizer(model_settings, config.seed)
     except ConfigError as error:
-        raise ConfigError(
+        raise error.reworded(
             f"no tokenizer for the served model ({error}); "
             "give its path: http://host:8000/v1?tokenizer=PATH#model"
         ) from error

@@ -211,7 +211,8 @@ def load_reward_model(config: Config | EngineConfig, path: str) -> "RewardModel"
     except ConfigError as error:
         # The message is about model.path, which is the policy's setting.
         reason = str(error).removeprefix(f"model.path={path}").removeprefix(":").strip()
-        raise ConfigError(f"reward.verifier=model:{path}: {reason}") from error
+        text = f"reward.verifier=model:{path}: {reason}"
+        raise error.reworded(text, at="reward.verifier") from error
 
 
 def load_role(
@@ -258,4 +259,4 @@ def load_role(
         if name == "policy":
             raise
         # The message is about model.path, but this is the model of another role.
-        raise ConfigError(f"{name}: {error}") from error
+        raise error.reworded(f"{name}: {error}", at=name) from error

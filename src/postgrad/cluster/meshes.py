@@ -6,7 +6,7 @@ from typing import Any
 
 from postgrad.cluster.ports import POLICY, is_remote_role
 from postgrad.config.schema import ClusterConfig, Config
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, NoEffect
 from postgrad.methods.ports import Role
 from postgrad.model.load.load import model_config
 from postgrad.model.parallel.ranks import SHARDED_KINDS, check_mesh, mesh_of_models
@@ -41,9 +41,9 @@ def check_meshes(config: Config, roles: Mapping[str, Role]) -> None:
         except ConfigError as error:
             if name == POLICY:
                 raise
-            raise ConfigError(f"cluster.pools.{name}={size}: {error}") from error
+            raise error.reworded(f"cluster.pools.{name}={size}: {error}") from error
     if cluster.expert_parallel > 1 and not has_experts:
-        raise ConfigError(
+        raise NoEffect(
             f"cluster.expert_parallel={cluster.expert_parallel}: no model of this run has experts; "
             "remove it"
         )

@@ -83,7 +83,7 @@ def call_port(ports: Ports, port: str, method: str, arguments: list[Any]) -> tup
 
 
 def attempt(work: Callable[[], Any]) -> tuple[str, Any]:
-    """Return ("ok", result), ("config", message) for a ConfigError, else ("error", message).
+    """Return ("ok", result), ("config", a ConfigError's parts), else ("error", message).
 
     The status is LOST_PEER if the connection to another rank failed. The message of an error in the
     user's own code has the file and the line; an unexpected one is also printed with its traceback.
@@ -91,7 +91,7 @@ def attempt(work: Callable[[], Any]) -> tuple[str, Any]:
     try:
         return "ok", work()
     except ConfigError as error:
-        return "config", str(error)
+        return "config", error.to_wire()
     except RunError as error:
         return "error", str(error)
     except (OSError, SafetensorError) as error:  # a full disk or a damaged file: no traceback
@@ -114,6 +114,6 @@ def _is_lost_peer(error: Exception) -> bool:
     return isinstance(error, distributed.DistError) or bool(_GLOO_PLACE.match(str(error)))
 
 
-def to_exception(kind: str, message: str) -> ConfigError | RunError:
+def to_exception(kind: str, message: Any) -> ConfigError | RunError:
     """Return the exception that the driver raises for a failure of `attempt`."""
-    return ConfigError(message) if kind == "config" else RunError(message)
+    return ConfigError.from_wire(message) if kind == "config" else RunError(message)

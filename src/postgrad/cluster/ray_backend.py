@@ -18,7 +18,7 @@ from postgrad.cluster.resources import (
 from postgrad.cluster.verifier_pool import RayVerifierPool
 from postgrad.cluster.worker_group import WorkerGroup
 from postgrad.config.schema import Config, EngineConfig, engine_config
-from postgrad.errors import ConfigError
+from postgrad.errors import UnknownName
 from postgrad.methods.ports import Role
 
 
@@ -35,7 +35,7 @@ def open_models_on_ray(config: Config, roles: dict[str, Role]) -> Iterator[RunMo
     pools = {name: size for name, size in cluster.pools.items() if name != VERIFIER}
     for name in pools:
         if name not in roles:
-            raise ConfigError(
+            raise UnknownName(
                 f"cluster.pools.{name}: this run has no such role; "
                 f"give one of {', '.join([*roles, VERIFIER])}"
             )

@@ -19,7 +19,7 @@ from typing import Any
 
 from postgrad.cluster.ports import START_S
 from postgrad.config.schema import Config, EngineConfig
-from postgrad.errors import ConfigError, RunError, first_line
+from postgrad.errors import NotInstalled, RunError, Unreachable, WrongValue, first_line
 from postgrad.files import acquire_lock, is_locked
 
 CONNECT_S = 5.0  # time limit to connect to the address of a cluster
@@ -69,7 +69,7 @@ def import_ray() -> Any:
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError as error:
-        raise ConfigError(
+        raise NotInstalled(
             "cluster=ray needs one more package: pip install 'postgrad[cluster]'"
         ) from error
     if must_reread:
@@ -110,21 +110,21 @@ def join(ray: Any, address: str) -> None:
     """Connect to the cluster at host:port. Raises ConfigError."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError(
+        raise WrongValue(
             f"cluster.address={address} is not host:port; `ray start --head` prints it, "
             "e.g. 10.0.0.1:6379"
         )
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
     except (OSError, OverflowError) as error:
-        raise ConfigError(
+        raise Unreachable(
             f"cluster.address={address} does not answer ({error}); start it with ray start --head"
         ) from error
     try:
         with _silent_stderr():
             ray.init(address=address, logging_level="ERROR", log_to_driver=False)
     except Exception as error:
-        raise ConfigError(
+        raise Unreachable(
             f"cluster.address={address} refuses the connection ({first_line(error)}); check that "
             "it is Ray, and give the cluster's token in RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
         ) from error

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from postgrad.config.schema import Config, EngineConfig
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError, TooLarge
 from postgrad.model.device import is_gpu
 
 NPU = "NPU"  # Ray's name of an Ascend device, which is a custom resource
@@ -75,13 +75,14 @@ def check_capacity(ray: Any, config: Config | EngineConfig) -> None:
         needed = num_actors * actor_bundle(per_actor).get(resource, 0)
         needed += num_verifiers * actor_bundle(per_verifier).get(resource, 0)
         if needed > available.get(resource, 0.0):
-            raise ConfigError(
+            raise TooLarge(
                 f"{num_actors + num_verifiers} workers (cluster.workers={config.cluster.workers}, "
                 f"cluster.engines={config.cluster.engines}, "
                 f"rollout.tensor_parallel={config.rollout.tensor_parallel} "
                 f"and cluster.pools) need {needed:g} "
                 f"{label}, the Ray cluster has {available.get(resource, 0.0):g}; "
-                "use fewer, or join a larger cluster with cluster.address"
+                "use fewer, or join a larger cluster with cluster.address",
+                at="cluster.workers",
             )
 
 
@@ -137,7 +138,7 @@ def check_nodes(ray: Any, bundle: Mapping[str, float], num_groups: int, group_si
             ]
             num_fitting += min(per_resource)
     if num_fitting < num_groups:
-        raise ConfigError(
+        raise TooLarge(
             f"rollout.tensor_parallel={group_size}: the {group_size} workers of an engine share a "
             f"node and need {describe(bundle, group_size)}; the nodes of the Ray cluster have "
             f"room for {num_fitting} of {num_groups} engines; lower rollout.tensor_parallel, "

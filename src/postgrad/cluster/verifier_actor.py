@@ -38,7 +38,7 @@ class VerifierActor:
         try:
             verdicts = self.pool.verify(items, names)
         except ConfigError as error:
-            return to_json(["config", str(error)])
+            return to_json(["config", error.to_wire()])
         except RunError as error:
             return to_json(["error", str(error)])
         return to_json(["ok", [_verdict_to_json(verdict) for verdict in verdicts]])

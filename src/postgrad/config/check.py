@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from postgrad.config.overrides import SHORT_FORMS
 from postgrad.config.setting import Condition
 from postgrad.config.suggestions import suggest_value
-from postgrad.errors import ConfigError
+from postgrad.errors import NoEffect, UnknownName, WrongValue
 
 # bound -> (test that a number breaks it, its text in the error)
 BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
@@ -87,7 +87,7 @@ def check_limits(config: Any) -> None:
             if limit is None:
                 continue
             if any(number is not None and breaks(number, limit) for number in numbers):
-                raise ConfigError(f"{key}={value} is out of range; it must be {relation} {limit:g}")
+                raise WrongValue(f"{key}={value} is out of range; it must be {relation} {limit:g}")
 
 
 def _check_choice(key: str, item: Any, limits: Any) -> None:
@@ -95,7 +95,7 @@ def _check_choice(key: str, item: Any, limits: Any) -> None:
     if item in choices or (limits.get("or_path") and ":" in str(item)):
         return
     hint = suggest_value(key, str(item), choices)
-    raise ConfigError(f"{key}={item} is not one of its values; {hint}")
+    raise UnknownName(f"{key}={item} is not one of its values; {hint}")
 
 
 def _check_size(key: str, value: Any, may_be_infinite: bool, largest: float) -> None:
@@ -109,9 +109,9 @@ def _check_size(key: str, value: Any, may_be_infinite: bool, largest: float) -> 
     elif not isinstance(value, float) or (may_be_infinite and value == math.inf):
         return
     elif not math.isfinite(value):
-        raise ConfigError(f"{key}={value} is out of range; it must be a finite number")
+        raise WrongValue(f"{key}={value} is out of range; it must be a finite number")
     elif abs(value) > largest:
-        raise ConfigError(
+        raise WrongValue(
             f"{key}={value} is out of range; it must be between {-largest:.0f} and {largest:.0f}"
         )
 
@@ -138,7 +138,7 @@ def check_effects(config: Any, given: Collection[str]) -> None:
             reason = unmet(condition, config)
             if reason:
                 leave = f"leave it at {text_of(default)}" if text_of(default) else "leave it out"
-                raise ConfigError(f"{key}={text_of(value)} has no effect {reason}, or {leave}")
+                raise NoEffect(f"{key}={text_of(value)} has no effect {reason}, or {leave}")
 
 
 def unmet(condition: Condition, config: Any) -> str:

@@ -21,7 +21,16 @@ from postgrad.config.setting import REQUIRED
 from postgrad.config.stored import CONFIG_FILE
 from postgrad.config.suggestions import suggest, suggest_recipe
 from postgrad.config.values import convert, kinds_of, read_yaml, write_yaml
-from postgrad.errors import ConfigError, first_line
+from postgrad.errors import (
+    ConfigError,
+    Damaged,
+    Missing,
+    TooLarge,
+    UnknownName,
+    Unreadable,
+    WrongValue,
+    first_line,
+)
 
 MAX_NAME = 200  # bytes of a run's name; a file system has 255, and some files get a suffix
 RECIPES = Path(__file__).parent / "recipes"
@@ -130,7 +139,9 @@ def read_recipe(recipe: str) -> tuple[dict[str, Any], set[str]]:
     try:
         values, given = _read_file(Path(recipe))
     except RecursionError as error:
-        raise ConfigError(f"recipe {recipe} is nested too deeply, or builds on itself") from error
+        raise WrongValue(
+            f"recipe {recipe} is nested too deeply, or builds on itself", at="recipe"
+        ) from error
     is_of_run = Path(recipe).name == CONFIG_FILE  # all settings, as a run wrote them
     return values, set() if is_of_run else given
 
@@ -138,7 +149,9 @@ def read_recipe(recipe: str) -> tuple[dict[str, Any], set[str]]:
 @functools.cache
 def _read_built_in(recipe: str) -> dict[str, Any]:
     if recipe not in recipe_names():
-        raise ConfigError(f"unknown recipe {recipe}; {suggest_recipe(recipe, recipe_names())}")
+        raise UnknownName(
+            f"unknown recipe {recipe}; {suggest_recipe(recipe, recipe_names())}", at="recipe"
+        )
     return _read_file(RECIPES / f"{recipe}.yaml")[0]
 
 
@@ -148,23 +161,28 @@ def _read_file(path: Path) -> tuple[dict[str, Any], set[str]]:
     These are files of its folder or built-in recipes; without `_self_` they come first.
     """
     if not path.is_file():
-        raise ConfigError(
+        raise Unreadable(
             f"no recipe file {path}; give the path of a YAML file or the name of a built-in "
-            "recipe; postgrad recipes lists them"
+            "recipe; postgrad recipes lists them",
+            at="recipe",
         )
     try:
         own = read_yaml(path.read_text())
     except YAMLError as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "").split())[:200]
-        raise ConfigError(f"recipe {path} is not YAML: {reason}") from error
+        raise Damaged(f"recipe {path} is not YAML: {reason}", at="recipe") from error
     except (OSError, UnicodeDecodeError) as error:
         reason = first_line(error, max_chars=200)
-        raise ConfigError(f"recipe {path} is not a YAML file of settings: {reason}") from error
+        raise Damaged(
+            f"recipe {path} is not a YAML file of settings: {reason}", at="recipe"
+        ) from error
     if not isinstance(own, dict):
-        raise ConfigError(f"recipe {path} is not a table of settings, such as optimizer: {{lr: 1}}")
+        raise Damaged(
+            f"recipe {path} is not a table of settings, such as optimizer: {{lr: 1}}", at="recipe"
+        )
     bases = own.pop("defaults", [])
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ConfigError(f"recipe {path}: write defaults: [RECIPE, _self_]")
+        raise Damaged(f"recipe {path}: write defaults: [RECIPE, _self_]", at="recipe")
     values: dict[str, Any] = {}
     given = set(leaves_of(own))
     for base in bases if "_self_" in bases else [*bases, "_self_"]:
@@ -197,9 +215,10 @@ def _compose(
     """Return the typed configuration of a recipe's values. Raises ConfigError."""
     method = values.pop("method", None)
     if isinstance(method, str) and method:  # as on the command line, where a setting is a text
-        raise ConfigError(
+        raise WrongValue(
             f"recipe {recipe} has method: {method}, which is a section in a file; "
-            f"write method: {{name: {method}}}"
+            f"write method: {{name: {method}}}",
+            at="method",
         )
     method = method if isinstance(method, dict) else {}
     known = [*_all_keys(Config), *(f"method.{key}" for key in method)]
@@ -213,9 +232,10 @@ def _compose(
             put(values, Config, (key, value, is_text), lambda key: _unknown(key, known))
     name = method.get("name")
     if not name:
-        raise ConfigError(
+        raise Missing(
             f"recipe {recipe} names no method; write method=NAME or method=package.module:Class, "
-            "or begin a file with defaults: [grpo, _self_] to build on a recipe"
+            "or begin a file with defaults: [grpo, _self_] to build on a recipe",
+            at="method",
         )
     config = _build(Config, values, "", known, complete)
     schema = find_settings(str(name))
@@ -229,9 +249,9 @@ def _compose(
         label = recipe if recipe in recipe_names() else Path(recipe).stem
         config.name = f"{label}-{fingerprint(config)[:8]}"
     if ".." in Path(config.name).parts or Path(config.name).is_absolute():
-        raise ConfigError(f"name={config.name} is outside of runs={config.runs}; set runs= instead")
+        raise WrongValue(f"name={config.name} is outside of runs={config.runs}; set runs= instead")
     if any(len(part.encode()) > MAX_NAME for part in Path(config.name).parts):
-        raise ConfigError(
+        raise TooLarge(
             f"name={config.name[:20]}... has {len(config.name)} characters; "
             f"a folder's name has at most {MAX_NAME} bytes"
         )
@@ -248,7 +268,7 @@ def _build(
     missing: list[str] = []
     built = _section(schema, values, prefix, known, missing)
     if missing and complete:
-        raise ConfigError("; ".join(missing))
+        raise Missing("; ".join(missing))
     return built
 
 
@@ -288,11 +308,13 @@ def _default(spec: dataclasses.Field) -> Any:
 def _is_section(key: str, kind: type, value: Any) -> ConfigError:
     text = value if isinstance(value, str) else "..."
     example = f"{key}.{dataclasses.fields(kind)[0].name}={text}"
-    return ConfigError(f"{key} is a section, not a value; set one of its keys, e.g. {example}")
+    return WrongValue(
+        f"{key} is a section, not a value; set one of its keys, e.g. {example}", at=key
+    )
 
 
 def _unknown(key: str, known: list[str]) -> ConfigError:
-    return ConfigError(f"unknown key {key}; {suggest(key, known)}")
+    return UnknownName(f"unknown key {key}; {suggest(key, known)}", at=key)
 
 
 def _all_keys(schema: type, prefix: str = "") -> list[str]:

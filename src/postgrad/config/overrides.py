@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.config.values import parse, part_of
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, WrongValue
 
 # Sections that may be written for one of their settings: method=NAME.
 SHORT_FORMS = {
@@ -37,7 +37,7 @@ def split_override(override: Override) -> tuple[str, Any, bool]:
             hint = f"write {key}=VALUE, without spaces"
             if key in ("tiny", "smollm2") or "/" in key or Path(key).exists():
                 hint = f"a model is model.path={key}, a file of problems data.train={key}"
-        raise ConfigError(f"expected key=value, got {override!r}; {hint}")
+        raise WrongValue(f"expected key=value, got {override!r}; {hint}", at=override)
     return SHORT_FORMS.get(key, key), value, True
 
 

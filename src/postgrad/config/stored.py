@@ -6,7 +6,7 @@ from typing import Any
 from yaml import YAMLError
 
 from postgrad.config.values import read_yaml
-from postgrad.errors import ConfigError
+from postgrad.errors import Damaged, Unreadable
 
 CONFIG_FILE = "config.yaml"
 
@@ -21,9 +21,9 @@ def read_stored_config(folder: Path) -> dict[str, Any]:
         stored: Any = read_yaml(file.read_text())
     except (OSError, ValueError, RecursionError, YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{file} cannot be read: {reason}") from error
+        raise Unreadable(f"{file} cannot be read: {reason}") from error
     if not isinstance(stored, dict):
-        raise ConfigError(f"{file} is not the configuration of a run")
+        raise Damaged(f"{file} is not the configuration of a run")
     return stored
 
 

@@ -15,7 +15,7 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
-from postgrad.errors import ConfigError
+from postgrad.errors import UserCode, WrongValue
 
 _CONSTANTS = {"null": None, "true": True, "false": False}
 _WRONG_TYPES = {
@@ -111,9 +111,10 @@ def kinds_of(schema: type) -> dict[str, Any]:
     kinds = {spec.name: hints[spec.name] for spec in dataclasses.fields(schema)}
     for name, kind in kinds.items():
         if not _is_possible(kind):
-            raise ConfigError(
+            raise UserCode(
                 f"a field of {schema.__name__} cannot be a setting: {name}: {kind}; settings are "
-                "bool, int, float, str, None, and lists and dicts of these"
+                "bool, int, float, str, None, and lists and dicts of these",
+                at=name,
             )
     return kinds
 
@@ -221,7 +222,7 @@ def _flow(text: str, kind: type, key: str) -> Any:
     except (yaml.YAMLError, RecursionError):
         value = None
     if not isinstance(value, kind):
-        raise ConfigError(
+        raise WrongValue(
             f"{key}={text} cannot be read; put the value into quotes: '{key}=[\"...\"]'"
         )
     return value
@@ -243,7 +244,7 @@ def convert(value: Any, kind: Any, key: str) -> Any:
     if value is None and plain is list:
         return []
     if value is None:
-        raise ConfigError(f"{key}=null: it needs a value")
+        raise WrongValue(f"{key}=null: it needs a value")
     read = value
     if isinstance(value, str) and not {str, Any} & set(options):
         read = parse(value, kind, key)
@@ -257,7 +258,7 @@ def convert(value: Any, kind: Any, key: str) -> Any:
     hint = ""
     if isinstance(value, str) and "," in value and plain in (int, float, bool):
         hint = "; one value is needed, start one run per value"
-    raise ConfigError(f"{key}{_WRONG_TYPES[plain].format(value=text, key=key)}{hint}")
+    raise WrongValue(f"{key}{_WRONG_TYPES[plain].format(value=text, key=key)}{hint}")
 
 
 def _convert(value: Any, kind: Any, key: str) -> Any:

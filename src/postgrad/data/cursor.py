@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import Changed, Damaged, Missing, RunError, TooLarge
 
 
 class Cursor:
@@ -23,7 +23,9 @@ class Cursor:
 
     def __init__(self, num_items: int, seed: int = 0, shuffle: bool = True) -> None:
         if num_items < 1:
-            raise ConfigError("the data hold no problems; set data.train to a source with some")
+            raise Missing(
+                "the data hold no problems; set data.train to a source with some", at="data.train"
+            )
         self.num_items = num_items
         self.seed = seed
         self.shuffle = shuffle
@@ -45,10 +47,11 @@ class Cursor:
             RunError: fewer than n rows are left because the others were retired.
         """
         if n > self.num_items:
-            raise ConfigError(
+            raise TooLarge(
                 f"a step needs {n} problems, but the data hold {self.num_items}; "
                 f"set training.problems_per_step={self.num_items} or less "
-                "(from Python: batch_size=)"
+                "(from Python: batch_size=)",
+                at="training.problems_per_step",
             )
         num_left = self.num_items - len(self.retired)
         if n > num_left:
@@ -98,17 +101,18 @@ class Cursor:
         current = self.state()
         unmatched = sorted(current.keys() ^ state.keys())
         if unmatched:
-            raise ConfigError(
+            raise Changed(
                 f"data cursor: only one of this run and the checkpoint has {unmatched[0]!r}; "
                 "use a checkpoint of this version"
             )
         settings = {"num_items": "data.train", "seed": "seed", "shuffle": "data.shuffle"}
         for name, key in settings.items():
             if current[name] != state[name]:
-                raise ConfigError(
+                raise Changed(
                     f"data cursor: {name} is {current[name]} here and {state[name]} in the "
                     "checkpoint, so problems would be repeated or skipped; "
-                    f"set {key} as it was, or start a new run"
+                    f"set {key} as it was, or start a new run",
+                    at=key,
                 )
         self._check_progress(state)
         self._epoch = state["epoch"]
@@ -124,7 +128,7 @@ class Cursor:
             epoch >= 0 and 0 <= position <= self.num_items and retired <= set(range(self.num_items))
         )
         if not is_valid:
-            raise ConfigError(
+            raise Damaged(
                 f"data cursor: the checkpoint's state is damaged (epoch {epoch}, position "
                 f"{position} of {self.num_items}, {len(retired)} retired); "
                 "resume from an earlier checkpoint"

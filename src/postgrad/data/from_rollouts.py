@@ -20,7 +20,16 @@ import pyarrow.parquet as parquet
 from postgrad.config.stored import read_stored_config
 from postgrad.data.problems import load_problems
 from postgrad.data.rollout_folder import rollout_files
-from postgrad.errors import ConfigError, did_you_mean, first_line
+from postgrad.errors import (
+    ConfigError,
+    Damaged,
+    Missing,
+    UnknownName,
+    Unreadable,
+    WrongValue,
+    did_you_mean,
+    first_line,
+)
 from postgrad.problem import Message, Problem
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -50,7 +59,7 @@ class Condition:
         """Whether a row fulfills it; a row without the value does not. Raises ConfigError."""
         if self.column not in row:
             known = [name for name, value in row.items() if isinstance(value, int | float | str)]
-            raise ConfigError(
+            raise UnknownName(
                 f"where: the rollouts have no column {self.column}; "
                 f"{did_you_mean(self.column, known)}"
             )
@@ -66,7 +75,7 @@ def parse_where(text: str) -> list[Condition]:
     for part in re.split(r"\s+and\s+", text.strip()) if text.strip() else []:
         match = CONDITION.fullmatch(part)
         if match is None:
-            raise ConfigError(
+            raise WrongValue(
                 f"where={text!r}: {part!r} is no condition; type for example "
                 "where='reward>0.9 and finish=stop'"
             )
@@ -97,7 +106,7 @@ def select_rollouts(
     """
     files = rollout_files(run / "rollouts")
     if not files:
-        raise ConfigError(f"{run} has no rollouts; give the folder of a run that sampled responses")
+        raise Missing(f"{run} has no rollouts; give the folder of a run that sampled responses")
     problems = _problems_of(run, on_note)
     counts: Counter[str] = Counter()
     seen: set[tuple[str, str]] = set()
@@ -127,10 +136,10 @@ def _read_rows(file: Path) -> list[dict[str, Any]]:
     try:
         table = parquet.read_table(file)
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"{file} cannot be read: {first_line(error)}; remove it") from error
+        raise Unreadable(f"{file} cannot be read: {first_line(error)}; remove it") from error
     missing = REQUIRED.difference(table.column_names)
     if missing:
-        raise ConfigError(f"{file} has no column {min(missing)}; it is no file of rollouts")
+        raise Damaged(f"{file} has no column {min(missing)}; it is no file of rollouts")
     return table.to_pylist()
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from postgrad.data.ground_truth import with_ground_truth
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing
 from postgrad.pictures import text_of_content
 from postgrad.problem import Problem, problem_label
 
@@ -34,9 +34,10 @@ def paired_problem(problem: Problem) -> Problem:
                 images=(),
                 row=_with_question(similar, str(question)),
             )
-    raise ConfigError(
+    raise Missing(
         f"{problem_label(problem)} has no paired_similar_q and paired_similar_q_gt; "
-        "method.reward_type=help_other_similar_questions needs both columns"
+        "method.reward_type=help_other_similar_questions needs both columns",
+        at="paired_similar_q",
     )
 
 

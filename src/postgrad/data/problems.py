@@ -10,7 +10,7 @@ from postgrad import phases
 from postgrad.data.rows.files import data_files, exists, extension, read_rows, split_columns
 from postgrad.data.rows.values import Row, RowError, rename_columns, type_name
 from postgrad.data.uid import assign_uids
-from postgrad.errors import ConfigError, first_line
+from postgrad.errors import ConfigError, Damaged, Missing, UserCode, WrongValue, first_line
 from postgrad.problem import Problem
 from postgrad.user_code import import_named, load_object, place_of
 
@@ -72,7 +72,7 @@ def _split_source(source: str) -> list[str]:
         return [source]  # the path itself holds a comma
     parts = [part.strip() for part in source.split(",")]
     if not all(parts):
-        raise ConfigError(
+        raise WrongValue(
             f"data source {source!r} has an empty part; "
             "give files, folders or arithmetic:LEVEL, separated by commas"
         )
@@ -111,7 +111,7 @@ def _call_loader(path: str) -> Iterator[tuple[str, Any]]:
     try:
         for i, row in enumerate(load(), 1):
             if not isinstance(row, dict | Problem):
-                raise ConfigError(
+                raise UserCode(
                     f"{path}: row {i} is {type_name(row)}; yield dicts of columns, or Problems"
                 )
             yield f"row {i}", row
@@ -119,7 +119,7 @@ def _call_loader(path: str) -> Iterator[tuple[str, Any]]:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise ConfigError(f"{path} failed: {reason}{place_of(error)}") from error
+        raise UserCode(f"{path} failed: {reason}{place_of(error)}") from error
 
 
 def _convert(
@@ -142,10 +142,10 @@ def _convert(
             if not isinstance(row, Problem):
                 row = reader.read(rename_columns(row, columns) if columns else row)
         except RowError as error:
-            raise ConfigError(f"{label}: {location}: {error}") from error
+            raise Damaged(f"{label}: {location}: {error}") from error
         yield f"{label}: {location}", row
     if not number:
-        raise ConfigError(f"{label}: no rows; give at least one problem")
+        raise Missing(f"{label}: no rows; give at least one problem")
     if line := reader.describe():
         report(line)
 

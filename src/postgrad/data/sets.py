@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.data.rows.files import exists, extension, split_columns
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, WrongValue
 from postgrad.problem import Problem, problem_label
 
 SET_NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -29,15 +29,16 @@ def split_sets(source: str) -> dict[str, str]:
     for part in source.split(","):
         part = part.strip()
         if not part:
-            raise ConfigError(
+            raise WrongValue(
                 f"data source {source!r} has an empty part; "
                 "give files, folders or arithmetic:LEVEL, separated by commas"
             )
         name, set_source = _split_name(part)
         if name in sets:
-            raise ConfigError(
+            raise Conflict(
                 f"two data sets are called {name}; "
-                f"name them yourself: NAME1={sets[name]},NAME2={set_source}"
+                f"name them yourself: NAME1={sets[name]},NAME2={set_source}",
+                at=name,
             )
         sets[name] = set_source
     return sets

@@ -13,7 +13,16 @@ import pyarrow.parquet as parquet
 from postgrad.data.problems import load_problems
 from postgrad.data.rows.files import extension, read_rows
 from postgrad.data.rows.values import Row
-from postgrad.errors import ConfigError, did_you_mean, first_line
+from postgrad.errors import (
+    Conflict,
+    Missing,
+    UnknownName,
+    Unreadable,
+    Unwritable,
+    WrongValue,
+    did_you_mean,
+    first_line,
+)
 from postgrad.files import atomic_file
 
 FORMATS = (".parquet", ".jsonl", ".csv")
@@ -29,8 +38,8 @@ def add_uids(path: Path, out: Path) -> int:
     """
     first = next(iter(read_rows(path)), None)
     if first is not None and "uid" in first[1]:
-        raise ConfigError(
-            f"{path} has a column uid already, and uids are never replaced; nothing to do"
+        raise Conflict(
+            f"{path} has a column uid already, and uids are never replaced; nothing to do", at="uid"
         )
     uids = [problem.uid for problem in load_problems(str(path))]
     if extension(path) == ".parquet" and extension(out) == ".parquet":
@@ -61,10 +70,10 @@ def export(path: Path, out: Path, columns: list[str] | None = None) -> int:
         known.update(dict.fromkeys(row))
         count += 1
     if not count:
-        raise ConfigError(f"{path}: no rows; give a file with at least one")
+        raise Missing(f"{path}: no rows; give a file with at least one")
     for column in columns or []:
         if column not in known:
-            raise ConfigError(
+            raise UnknownName(
                 f"columns: {path} has no column {column}; {did_you_mean(column, known)}"
             )
     names = columns or list(known)
@@ -81,7 +90,7 @@ def write_rows(out: Path, rows: Iterable[Row]) -> None:
     }
     kind = extension(out)
     if kind not in writers:
-        raise ConfigError(f"out={out} must end in {', '.join(FORMATS)}")
+        raise WrongValue(f"out={out} must end in {', '.join(FORMATS)}")
     with _new_file(out) as temporary:
         writers[kind](temporary, iter(rows))
 
@@ -90,12 +99,12 @@ def write_rows(out: Path, rows: Iterable[Row]) -> None:
 def _new_file(out: Path) -> Iterator[Path]:
     """Yield the temporary path of an atomic write of `out`; an error names the option out=."""
     if not out.absolute().parent.is_dir():
-        raise ConfigError(f"out={out}: no folder {out.parent}; make it first")
+        raise Unreadable(f"out={out}: no folder {out.parent}; make it first")
     try:
         with atomic_file(out) as temporary:
             yield temporary
     except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"out={out} cannot be written ({first_line(error)})") from error
+        raise Unwritable(f"out={out} cannot be written ({first_line(error)})") from error
 
 
 def _write_parquet(path: Path, rows: Iterator[Row]) -> None:

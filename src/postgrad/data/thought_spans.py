@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, WrongValue
 
 FIRST_OR_LAST = re.compile(r"(first|last)-(\d+)-tokens")
 
@@ -105,7 +105,7 @@ def check_keep(spec: str, unit: str = "tokens") -> None:
     match = FIRST_OR_LAST.fullmatch(spec)
     if match is not None and int(match[2]) > 0:
         if unit != "tokens":
-            raise ConfigError(
+            raise Conflict(
                 f"method.keep={spec} counts tokens; use method.keep_unit=tokens, or a share"
             )
         return
@@ -114,7 +114,7 @@ def check_keep(spec: str, unit: str = "tokens") -> None:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ConfigError(
+        raise WrongValue(
             f"method.keep={spec} is not a part of a thought; "
             "give a share such as 0.5 or 1, first-20-tokens or last-20-tokens"
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict
 from postgrad.pictures import Picture
 from postgrad.problem import Problem
 
@@ -43,9 +43,10 @@ def assign_uids(problems: Sequence[Problem], locations: Sequence[str]) -> list[P
         if not problem.uid:
             continue
         if problem.uid in owners:
-            raise ConfigError(
+            raise Conflict(
                 f"{location}: uid {problem.uid!r} is already that of {owners[problem.uid]}; "
-                "make the column uid unique, or remove it and uids are made from the content"
+                "make the column uid unique, or remove it and uids are made from the content",
+                at="uid",
             )
         owners[problem.uid] = location
 

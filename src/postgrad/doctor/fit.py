@@ -18,7 +18,7 @@ from postgrad.data.problem_queue import ProblemQueue
 from postgrad.doctor.machine import disk_free, memory_bytes
 from postgrad.doctor.rehearsal import Rehearsal, rehearse
 from postgrad.doctor.report import Report, gib
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import Missing, RunError, Unsupported
 from postgrad.methods.method import Ports, Step
 from postgrad.model.device import (
     DTYPES,
@@ -81,9 +81,10 @@ def check_fit(config: Config, planned: Device | None = None) -> Report:
             and for runs on Ray.
     """
     if config.cluster.backend == "ray":
-        raise ConfigError(
+        raise Unsupported(
             "doctor --fit estimates one device; leave cluster=ray out, and see "
-            "docs/machines.md#memory-per-device for what a mesh divides"
+            "docs/machines.md#memory-per-device for what a mesh divides",
+            at="--fit",
         )
     run = prepare(config, planned)
     run.scorer.close()
@@ -91,7 +92,7 @@ def check_fit(config: Config, planned: Device | None = None) -> Report:
     model = model_config(config.model, config.seed)
     packed = runs_packed(config, model)
     if planned and not packed:
-        raise ConfigError(
+        raise Unsupported(
             f"--device {planned.name} plans dense models of the types "
             f"{', '.join(CAPTURED_FAMILIES)}, and model.path={config.model.path} is "
             f"{model.get_text_config().model_type}; run postgrad doctor --fit on the GPU itself, "
@@ -141,7 +142,7 @@ def read_workload(run: Prepared) -> Workload:
     try:
         composed = method.compose(method.draw(None, step), step)
     except RunError as error:
-        raise ConfigError(str(error)) from error
+        raise Missing(str(error), at="data.train") from error
     groups: list[GroupLengths] = []
     for group in composed:
         prompt = len(method.encode_row(run.encoder, group.problem).prompt)

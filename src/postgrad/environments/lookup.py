@@ -19,7 +19,7 @@ from postgrad.environments.session import (
     load_toolbox,
 )
 from postgrad.environments.tools import tool_schema
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Conflict, UnknownName, UserCode, WrongValue, did_you_mean
 from postgrad.problem import Problem, problem_label
 from postgrad.user_code import PythonObject, is_path
 
@@ -109,8 +109,9 @@ class Environments:
         if name is not None:
             if name not in self.entries:
                 hint = did_you_mean(str(name), self.entries)
-                raise ConfigError(
-                    f"{problem_label(problem)}: environment={name} is unknown; {hint}"
+                raise UnknownName(
+                    f"{problem_label(problem)}: environment={name} is unknown; {hint}",
+                    at="environment",
                 )
             return name
         digest = hashlib.blake2b(problem.uid.encode(), digest_size=8).digest()
@@ -151,7 +152,7 @@ def _read_names(text: str) -> dict[str, str]:
     for part in parts:
         name, equals, path = part.partition("=")
         if not equals or not name or name in paths:
-            raise ConfigError(
+            raise Conflict(
                 f"environment={text}: several environments need different names; "
                 "write NAME=file.py:Class,NAME=file.py:Class"
             )
@@ -165,7 +166,7 @@ def find_environment(name: str) -> str:
     Raises ConfigError.
     """
     if not is_url(name) and not is_path(name):
-        raise ConfigError(
+        raise UnknownName(
             f"environment={name} is not an environment; "
             "use environment=file.py:Class, package.module:Class or http://HOST:PORT"
         )
@@ -181,13 +182,13 @@ def _read_entries(environment: EnvironmentConfig) -> dict[str, Entry]:
         for name in given:
             if name not in paths or not name:
                 hint = did_you_mean(name, paths)
-                raise ConfigError(f"environment.{key}.{name}: no such environment; {hint}")
+                raise UnknownName(f"environment.{key}.{name}: no such environment; {hint}")
     weights = {name: environment.weights.get(name, 1.0) for name in paths}
     for name, weight in weights.items():
         if weight < 0:
-            raise ConfigError(f"environment.weights.{name}={weight:g} must be at least 0")
+            raise WrongValue(f"environment.weights.{name}={weight:g} must be at least 0")
     if paths and not sum(weights.values()):
-        raise ConfigError("environment.weights: at least one weight must be above 0")
+        raise WrongValue("environment.weights: at least one weight must be above 0")
     return {
         name: Entry(path, dict(options.get(name, {})), weights[name])
         for name, path in paths.items()
@@ -205,9 +206,9 @@ def check_options(environment_class: type, options: dict[str, Any], path: str) -
         unknown = [name for name in options if name not in taken]
         if unknown:
             hint = did_you_mean(unknown[0], taken) if taken else "it takes none"
-            raise ConfigError(
+            raise UnknownName(
                 f"environment.options.{unknown[0]}: {path} has no such argument; {hint}"
             ) from error
-        raise ConfigError(
+        raise UserCode(
             f"environment.options: {path} {error}; set environment.options.NAME=VALUE"
         ) from error

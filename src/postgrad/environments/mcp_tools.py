@@ -13,7 +13,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing, NotInstalled, Unreachable
 from postgrad.verifiers.port import one_line
 
 PREFIX = "mcp:"
@@ -100,7 +100,7 @@ class McpServer:
             self.close()
             if not isinstance(error, Exception):
                 raise  # Ctrl-C
-            raise ConfigError(
+            raise Unreachable(
                 f"rollout.tools: the MCP server {target!r} does not answer ({_reason(error)}); "
                 "check its command or URL"
             ) from error
@@ -164,7 +164,7 @@ def find_mcp_tools(name: str) -> list[McpTool]:
     try:
         import mcp  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
+        raise NotInstalled(
             f"rollout.tools: {name} needs the package mcp; pip install 'postgrad[mcp]'"
         ) from error
     target = name.removeprefix(SESSION_PREFIX).removeprefix(PREFIX).strip()
@@ -180,7 +180,7 @@ def find_mcp_tools(name: str) -> list[McpTool]:
 def _schemas(server: McpServer, name: str) -> list[dict[str, Any]]:
     """Return the tools' descriptions in OpenAI's form. Raises ConfigError if there are none."""
     if not server.tools:
-        raise ConfigError(f"rollout.tools: {name} has no tools")
+        raise Missing(f"rollout.tools: {name} has no tools")
     schemas: list[dict[str, Any]] = []
     for tool in server.tools:
         function = {

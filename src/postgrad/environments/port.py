@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Protocol
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing
 from postgrad.problem import Failure, Message, Score
 from postgrad.verifiers.port import as_score
 
@@ -167,7 +167,7 @@ def choose_verifier(verifier: str, source: RewardSource | None) -> str:
     if verifier == "auto" and has_environment:
         return "environment"
     if re.search(r"\benvironment\b", verifier) and ":" not in verifier and not has_environment:
-        raise ConfigError(
+        raise Missing(
             f"reward.verifier={verifier}: the run has no environment; "
             "add environment=file.py:Class, or remove the term"
         )

@@ -22,7 +22,7 @@ from typing import Any
 
 from postgrad.environments.calls import parse_json
 from postgrad.environments.port import EnvironmentFailure
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Damaged, NotInstalled, UnknownName, Unreachable, did_you_mean
 from postgrad.problem import Problem, sent_fields
 from postgrad.processes.channel import to_json
 from postgrad.verifiers.port import one_line
@@ -197,7 +197,7 @@ def fetch_schema(url: str) -> dict[str, Any]:
     try:
         import websockets  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
+        raise NotInstalled(
             f"environment={url} needs the package websockets; pip install 'postgrad[openenv]'"
         ) from error
     client = HttpClient(url.rstrip("/"), os.environ.get(TOKEN_VARIABLE, ""), uses_proxy=True)
@@ -208,12 +208,12 @@ def fetch_schema(url: str) -> dict[str, Any]:
         status, schema = error.status, str(error)
     if status != 200:
         reason = f"{status or ''} {error_message(schema)}".strip()
-        raise ConfigError(
+        raise Unreachable(
             f"environment={url}: no server of OpenEnv's wire answers there ({reason}); "
             "start it first, or correct the address"
         )
     if not isinstance(schema, dict) or not isinstance(schema.get("action"), dict):
-        raise ConfigError(f"environment={url}: its /schema does not describe actions")
+        raise Damaged(f"environment={url}: its /schema does not describe actions")
     return schema
 
 
@@ -227,7 +227,7 @@ def check_remote(url: str, options: dict[str, Any]) -> None:
         name = options.get(f"{kind}_field", "")
         known = _fields(schema, kind)
         if name and known and name not in known:
-            raise ConfigError(
+            raise UnknownName(
                 f"environment.options.{kind}_field={name}: {url} has no such field; "
                 f"{did_you_mean(name, known)}"
             )

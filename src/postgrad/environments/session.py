@@ -21,7 +21,7 @@ from postgrad.environments.port import (
     tool_methods,
 )
 from postgrad.environments.tools import ERROR, Toolbox, run_in_thread, shorten
-from postgrad.errors import ConfigError
+from postgrad.errors import UserCode
 from postgrad.problem import Problem
 from postgrad.processes.channel import as_json_value
 from postgrad.user_code import load_object, place_of
@@ -68,7 +68,7 @@ def load_environment(path: str) -> type:
     found = load_object(path, f"environment={path}", inspect.isclass, "environment class")
     if not is_environment(found):
         missing = "step(action)" if callable(getattr(found, "reset", None)) else "reset(problem)"
-        raise ConfigError(
+        raise UserCode(
             f"environment={path}: {found.__name__} has no {missing}, which an environment class "
             "needs"
         )

@@ -27,7 +27,7 @@ from postgrad.environments.mcp_tools import (
     SessionServer,
     find_mcp_tools,
 )
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Conflict, NotInstalled, UnknownName, UserCode, did_you_mean
 from postgrad.problem import Problem
 from postgrad.verifiers.loading import load_function
 from postgrad.verifiers.port import one_line
@@ -85,9 +85,10 @@ class Toolbox:
         """Add a tool. Raises ConfigError if there is one of its name."""
         name = function.__name__
         if name in self.functions:
-            raise ConfigError(
+            raise Conflict(
                 f"{path}: there are two tools named {name}, which a call cannot tell apart; "
-                "rename one of the functions"
+                "rename one of the functions",
+                at="rollout.tools",
             )
         self.functions[name] = function
         self.paths[name] = path
@@ -187,7 +188,7 @@ def find_tool(name: str) -> Callable[..., Any]:
             _sandbox()  # refuse now where there is no sandbox
         return BUILT_IN[name]
     if ":" not in name:
-        raise ConfigError(
+        raise UnknownName(
             f"rollout.tools: {name} is not a tool; {did_you_mean(name, BUILT_IN)} "
             "(your own: package.module:function or file.py:function)"
         )
@@ -204,7 +205,7 @@ def tool_schema(function: Callable[..., Any], name: str) -> dict[str, Any]:
     try:
         schema = get_json_schema(_without_hidden_arguments(function))
     except Exception as error:
-        raise ConfigError(
+        raise UserCode(
             f"rollout.tools: {name} cannot be described to the model: {one_line(error)}; "
             "a tool needs type hints and a docstring with Args:"
         ) from error
@@ -317,7 +318,7 @@ def _sandbox() -> Any:
     try:
         return sandbox()
     except SandboxError as error:
-        raise ConfigError(f"rollout.tools: python needs the sandbox: {error}") from error
+        raise NotInstalled(f"rollout.tools: python needs the sandbox: {error}") from error
 
 
 BUILT_IN: dict[str, Callable[..., Any]] = {"calculator": calculator, "python": python}

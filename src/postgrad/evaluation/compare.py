@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from postgrad.config.compose import differences
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Conflict, Unreadable, did_you_mean
 from postgrad.evaluation.folder import read_json_object, read_rows, set_names
 from postgrad.evaluation.report import align, percent
 
@@ -51,7 +51,7 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
     second_names = set_names(second)
     shared = [name for name in first_names if name in second_names]
     if not shared:
-        raise ConfigError(
+        raise Conflict(
             f"{first} and {second} have no set in common: the sets are "
             f"{', '.join(first_names) or 'none'} and {', '.join(second_names) or 'none'}"
         )
@@ -76,7 +76,7 @@ def compare_set(
     """
     uids = [uid for uid in a if uid in b]
     if not uids:
-        raise ConfigError(f"set {name}: the two evaluations have no problem in common")
+        raise Conflict(f"set {name}: the two evaluations have no problem in common", at=name)
     a_means = np.array([sum(a[uid]) / len(a[uid]) for uid in uids])
     b_means = np.array([sum(b[uid]) / len(b[uid]) for uid in uids])
     difference = b_means - a_means
@@ -168,7 +168,7 @@ def _settings(folder: Path) -> dict[str, Any]:
         hint = f"postgrad eval MODEL data=SET out={folder} writes one"
         if evaluations:
             hint = did_you_mean(folder.name, evaluations)
-        raise ConfigError(
+        raise Unreadable(
             f"{folder} is not the folder of an evaluation (it has no settings.json); {hint}"
         )
     return read_json_object(file)
@@ -180,9 +180,10 @@ def _compare_files(name: str, first: Path, second: Path) -> dict[str, Any]:
     b = _read_values(second / f"{name}.jsonl")
     for uid, truth in a.truths.items():
         if uid in b.truths and b.truths[uid] != truth:
-            raise ConfigError(
+            raise Conflict(
                 f"set {name}: the ground truth of problem {uid} is {_short(truth)} in {first} and "
-                f"{_short(b.truths[uid])} in {second}; compare evaluations of the same data"
+                f"{_short(b.truths[uid])} in {second}; compare evaluations of the same data",
+                at=name,
             )
     if a.wins and b.wins:
         return compare_set(a.wins, b.wins, name) | {"win_rates": True}

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import ConfigError, RunError, first_line
+from postgrad.errors import ConfigError, Damaged, RunError, Unwritable, first_line
 from postgrad.files import append_bytes, atomic_write_text
 from postgrad.job_folder import LOCK_FILE, JobFolder
 from postgrad.judge.llm import RATINGS_STEM
@@ -38,14 +38,15 @@ def stored_settings(folder: Path) -> dict[str, Any] | None:
     file = folder / "settings.json"
     if not file.is_file():
         if folder.exists() and not _is_unused(folder):
-            raise ConfigError(
+            raise Unwritable(
                 f"out={folder} exists and is not an evaluation; choose another out=FOLDER"
             )
         return None
     try:
         return read_json_object(file)
     except ConfigError as error:
-        raise ConfigError(f"{error}; remove the folder, or choose another out=FOLDER") from error
+        text = f"{error}; remove the folder, or choose another out=FOLDER"
+        raise error.reworded(text) from error
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
@@ -53,9 +54,9 @@ def read_json_object(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not JSON ({first_line(error)})") from error
+        raise Damaged(f"{file} is not JSON ({first_line(error)})") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{file} is not a JSON object")
+        raise Damaged(f"{file} is not a JSON object")
     return value
 
 
@@ -131,7 +132,7 @@ def read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ConfigError(
+                raise Damaged(
                     f"{file}: line {number} is not JSON; remove the file to evaluate its set again"
                 ) from error
             yield end, row
@@ -155,7 +156,7 @@ def resume(file: Path, problems: Sequence[Problem], samples: int, batch: int) ->
     for line, (end, row) in enumerate(read_rows(file)):
         index, sample = divmod(line, samples)
         if index >= len(problems) or not _is_response(row, problems[index], sample):
-            raise ConfigError(
+            raise Damaged(
                 f"{file}: line {line + 1} is not the expected response; "
                 "remove the file to evaluate its set again"
             )

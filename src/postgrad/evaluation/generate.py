@@ -9,7 +9,7 @@ from postgrad.cluster.backends import open_engine
 from postgrad.data.rows.files import read_rows
 from postgrad.data.rows.values import Row
 from postgrad.data.tables import write_rows
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, Unreadable, Unwritable, WrongValue
 from postgrad.evaluation import folder as files
 from postgrad.evaluation.model import Target
 from postgrad.evaluation.plan import Plan, engine_config, make_plan
@@ -28,13 +28,13 @@ def make_generate_plan(config: EvalConfig, target: Target) -> Plan:
     """
     out = Path(config.out).expanduser()
     if not config.out or out.suffix not in FORMATS:
-        raise ConfigError(
+        raise WrongValue(
             f"out={config.out or '(none)'} must be a file that ends in {' or '.join(FORMATS)}"
         )
     if out.exists() and not _partial_folder(out).is_dir():
         raise _exists_error(out)
     if not out.absolute().parent.is_dir():
-        raise ConfigError(f"out={out}: no folder {out.parent}; make it first")
+        raise Unreadable(f"out={out}: no folder {out.parent}; make it first")
     config.reward = EvalReward()  # a run's verifier is not used here
     return make_plan(config, target, is_scored=False)
 
@@ -87,7 +87,7 @@ def _partial_folder(out: Path) -> Path:
 
 
 def _exists_error(out: Path) -> ConfigError:
-    return ConfigError(f"out={out} exists; remove it, or choose another out=FILE")
+    return Unwritable(f"out={out} exists; remove it, or choose another out=FILE")
 
 
 def _has_all_responses(out: Path, plan: Plan) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.config.stored import CONFIG_FILE, read_stored_config
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing
 from postgrad.files import sample_files
 from postgrad.model.load.load import resolve_path
 from postgrad.training import checkpoint
@@ -43,7 +43,7 @@ def find_model(text: str) -> Target:
     if (path / CONFIG_FILE).is_file() and (path / "checkpoints").is_dir():
         latest = checkpoint.latest(path)
         if latest is None:
-            raise ConfigError(
+            raise Missing(
                 f"{path} is a run without a checkpoint; train it first, "
                 "or give the model it starts from"
             )

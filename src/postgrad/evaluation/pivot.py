@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import ConfigError, first_line
+from postgrad.errors import Damaged, Missing, Unwritable, WrongValue, first_line
 from postgrad.evaluation.report import align, percent
 
 METRICS = ("avg", "best", "maj", "format", "answer", "score", "length")
@@ -26,16 +26,16 @@ def read_summaries(folders: Sequence[Path]) -> list[dict[str, Any]]:
     for folder in folders:
         files = sorted(folder.rglob("summary.json")) if folder.is_dir() else []
         if not files:
-            raise ConfigError(f"{folder} has no summary.json; give folders of evaluations")
+            raise Missing(f"{folder} has no summary.json; give folders of evaluations")
         for file in files:
             try:
                 summary = json.loads(file.read_text())
             except (ValueError, RecursionError) as error:
-                raise ConfigError(f"{file} is not JSON ({first_line(error)})") from error
+                raise Damaged(f"{file} is not JSON ({first_line(error)})") from error
             if isinstance(summary, dict) and isinstance(summary.get("sets"), dict):
                 summaries.append(summary | {"folder": str(file.parent)})
     if not any(summary["sets"] for summary in summaries):
-        raise ConfigError(f"{folders[0]} has no evaluation of a data set; give other folders")
+        raise Missing(f"{folders[0]} has no evaluation of a data set; give other folders")
     return summaries
 
 
@@ -149,6 +149,6 @@ def write_pivot(pivot: Pivot, metric: str, out: Path) -> None:
         elif out.suffix in (".png", ".pdf", ".svg"):
             draw_bars(pivot, metric, out)
         else:
-            raise ConfigError(f"out={out} must end in .md, .csv, .png, .pdf or .svg")
+            raise WrongValue(f"out={out} must end in .md, .csv, .png, .pdf or .svg")
     except OSError as error:
-        raise ConfigError(f"out={out} cannot be written: {error.strerror}") from error
+        raise Unwritable(f"out={out} cannot be written: {error.strerror}") from error

@@ -18,7 +18,7 @@ from postgrad.data.encode.encoder import make_encoder as make_encoder_of
 from postgrad.data.encode.styles import stop_strings
 from postgrad.data.problems import load_problems
 from postgrad.data.sets import split_sets
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, NoEffect, TooLarge, WrongValue
 from postgrad.evaluation.folder import output_folder
 from postgrad.evaluation.model import Target, folder_fingerprint, weights_fingerprint
 from postgrad.evaluation.settings import EvalConfig
@@ -146,7 +146,7 @@ def make_encoder(config: EvalConfig, tool_schemas: Any, may_be_empty: bool) -> E
     context = context_length(model_config(config.model, config.seed))
     max_tokens = context - config.rollout.max_response_tokens
     if max_tokens < 1:
-        raise ConfigError(
+        raise TooLarge(
             f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no tokens "
             f"for a prompt in the model's context of {context}; lower it"
         )
@@ -168,10 +168,11 @@ def _check_context(config: EvalConfig, encoder: Encoder, problems: list[Problem]
     longest = max(len(encoder.prompt(problem)) for problem in problems)
     response = config.rollout.max_response_tokens
     if longest > limit:
-        raise ConfigError(
+        raise TooLarge(
             f"a prompt of {longest} tokens and rollout.max_response_tokens={response} exceed the "
             f"model's context of {limit + response}; lower rollout.max_response_tokens, or drop or "
-            "truncate long prompts with data.overlong"
+            "truncate long prompts with data.overlong",
+            at="rollout.max_response_tokens",
         )
 
 
@@ -183,9 +184,9 @@ def _check_settings(config: EvalConfig) -> None:
         value = _value_at(config, key)
         default = _value_at(defaults, key)
         if value != default and (value or default):  # null and false are the same here
-            raise ConfigError(f"{key}={value} is for training only; remove it")
+            raise NoEffect(f"{key}={value} is for training only; remove it")
     if config.reward.objective != "maximize":
-        raise ConfigError(
+        raise NoEffect(
             f"reward.objective={config.reward.objective} is for training only; remove it"
         )
     check_judge(config.reward)
@@ -207,14 +208,15 @@ def _check_judge(config: EvalConfig, problems: list[Problem], set_names: list[st
         lowest = 0
         suggestion = 1
     if reward.verifier == LLM_JUDGE and reward.pass_score <= lowest:
-        raise ConfigError(
+        raise WrongValue(
             f"reward.pass_score={reward.pass_score:g} counts every response as right, because the "
             f"judge's lowest rating is {lowest}; try reward.pass_score={suggestion}"
         )
     if RATINGS_STEM in set_names:
-        raise ConfigError(
+        raise Conflict(
             f"a set cannot be named {RATINGS_STEM}, because {RATINGS_STEM}.jsonl has the judge's "
-            "ratings; give another name with data=NAME=FILE"
+            "ratings; give another name with data=NAME=FILE",
+            at="data",
         )
     check_references(reward, problems)
 

@@ -15,7 +15,7 @@ from postgrad.data.rows.files import extension, read_rows
 from postgrad.data.rows.shapes import RowReader
 from postgrad.data.rows.values import Row, RowError, checked_text, type_name
 from postgrad.data.uid import assign_uids, content_uid
-from postgrad.errors import ConfigError
+from postgrad.errors import Damaged, Missing
 from postgrad.problem import Problem
 
 # Names of the column, tried in this order if none is given.
@@ -73,9 +73,9 @@ def read_responses(path: str | Path, column: str = "") -> list[Responded]:
             entry.finishes += _extra_values(row, FINISH_COLUMNS, len(texts), str)
             entry.lengths += _extra_values(row, LENGTH_COLUMNS, len(texts), int)
         except RowError as error:
-            raise ConfigError(f"{file}: {location}: {error}") from error
+            raise Damaged(f"{file}: {location}: {error}") from error
     if not found:
-        raise ConfigError(f"{file}: no rows; give a file with at least one response")
+        raise Missing(f"{file}: no rows; give a file with at least one response")
     problems = [entry.problem for _, entry in found.values()]
     with_uids = assign_uids(problems, [place for place, _ in found.values()])
     entries = [entry for _, entry in found.values()]

@@ -16,7 +16,7 @@ from postgrad.config.overrides import Override, rename
 from postgrad.config.schema import EngineConfig, ModelConfig, RolloutConfig, setting
 from postgrad.config.setting import REQUIRED
 from postgrad.data.sets import split_sets
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Missing
 from postgrad.evaluation import folder as files
 from postgrad.evaluation.responses import Responded, read_responses
 from postgrad.evaluation.run import write_summary
@@ -80,7 +80,7 @@ def read_score_settings(source: str, overrides: Sequence[Override]) -> ScoreConf
     config: ScoreConfig = compose_section(ScoreConfig, renamed, base)
     check_judge(config.reward)
     if config.reward.judge.model == LIVE:
-        raise ConfigError(f"reward.judge.model={LIVE} needs a policy; give a model or a server")
+        raise Missing(f"reward.judge.model={LIVE} needs a policy; give a model or a server")
     return config
 
 
@@ -143,9 +143,10 @@ def _equal_samples(name: str, entries: list[Responded]) -> dict[str, list[Respon
     for source, group in by_source.items():
         counts = sorted({len(entry.texts) for entry in group})
         if len(counts) > 1:
-            raise ConfigError(
+            raise Conflict(
                 f"set {name}: problems of source {source or '(none)'} have {counts[0]} to "
-                f"{counts[-1]} responses; give every problem of a source the same number"
+                f"{counts[-1]} responses; give every problem of a source the same number",
+                at=name,
             )
         sets[f"{name}-{_safe(source)}"] = group
     return sets

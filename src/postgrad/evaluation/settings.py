@@ -21,7 +21,7 @@ from postgrad.config.schema import (
     setting,
 )
 from postgrad.config.setting import REQUIRED
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Missing, WrongValue
 
 
 @dataclass
@@ -150,18 +150,19 @@ def read_settings(
     remaining: list[Override] = []
     for override in overrides:
         if isinstance(override, str) and "=" not in override and Path(override).is_file():
-            raise ConfigError(f"{override} is a file; type data={override}")
+            raise Missing(f"{override} is a file; type data={override}", at="data")
         if str(override).lower() == "greedy=true":
             override = "rollout.temperature=0"
         remaining.append(rename(override, full_key))
         if str(override).startswith("model.path="):
-            raise ConfigError(
+            raise WrongValue(
                 f"{override}: the model is the first argument: postgrad {command} MODEL data=FILE"
             )
     if "data.sets" not in keys_in(remaining):
-        raise ConfigError(
+        raise Missing(
             f"no data; type postgrad {command} MODEL data=FILE, with several files separated by "
-            "commas, or data=arithmetic:LEVEL"
+            "commas, or data=arithmetic:LEVEL",
+            at="data",
         )
     config: EvalConfig = compose_section(EvalConfig, remaining, base)
     _set_temperature(config.rollout)
@@ -184,7 +185,7 @@ def _set_temperature(rollout: EvalRollout) -> None:
     if rollout.temperature is None:
         rollout.temperature = 0.0 if rollout.samples == 1 else 1.0
     if rollout.temperature == 0.0 and rollout.samples > 1:
-        raise ConfigError(
+        raise Conflict(
             f"n={rollout.samples} with temperature=0 would give {rollout.samples} equal responses; "
             "use n=1, or a temperature above 0"
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Missing, WrongValue
 from postgrad.judge.llm import LlmJudge, parse_rating, question_of
 from postgrad.judge.templates import fill
 from postgrad.problem import Failure, Problem, Score
@@ -28,21 +28,24 @@ def rubric_of(problem: Problem) -> list[Criterion]:
     """Return the criteria of a problem's `rubric`. Raises ConfigError that names the problem."""
     rows = find_rubric(problem)
     if not isinstance(rows, list) or not rows:
-        raise ConfigError(
+        raise Missing(
             f"problem {problem.uid} has no rubric; reward.judge.template=rubric needs the column "
-            'rubric, a list such as [{"criterion": "names the year", "weight": 2, "name": "year"}]'
+            'rubric, a list such as [{"criterion": "names the year", "weight": 2, "name": "year"}]',
+            at="rubric",
         )
     criteria = [_read_criterion(row, number, problem) for number, row in enumerate(rows, 1)]
     names = [criterion.name for criterion in criteria]
     if len(set(names)) < len(names):
-        raise ConfigError(
+        raise Conflict(
             f"problem {problem.uid}: two criteria of its rubric have the same name; "
-            "each name is a part of the reward"
+            "each name is a part of the reward",
+            at="rubric",
         )
     if not any(criterion.weight > 0 for criterion in criteria):
-        raise ConfigError(
+        raise WrongValue(
             f"problem {problem.uid}: its rubric has no positive weight, so no response could earn "
-            "a reward; give at least one criterion a weight above 0"
+            "a reward; give at least one criterion a weight above 0",
+            at="rubric",
         )
     return criteria
 
@@ -67,9 +70,10 @@ def _read_criterion(row: Any, number: int, problem: Problem) -> Criterion:
     weight = fields.get("weight", 1.0)
     is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if not isinstance(text, str) or not text.strip() or not is_number or not isfinite(weight):
-        raise ConfigError(
+        raise WrongValue(
             f"problem {problem.uid}: line {number} of its rubric is {row!r}; it needs a text "
-            "criterion and a number weight"
+            "criterion and a number weight",
+            at="rubric",
         )
     return Criterion(text, float(weight), str(fields.get("name") or f"criterion-{number}"))
 

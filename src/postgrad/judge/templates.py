@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from postgrad.config.schema import JudgeConfig
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Conflict, Missing, UnknownName, did_you_mean
 
 TEXTS = Path(__file__).with_name("texts")
 TEMPLATES = ("sycophancy", "quality", "safety")
@@ -64,14 +64,14 @@ def _template_file_text(template: str) -> str:
     file = Path(template).expanduser()
     if not file.is_file():
         hint = did_you_mean(template, [*TEMPLATES, PAIRWISE, RUBRIC])
-        raise ConfigError(
+        raise UnknownName(
             f"reward.judge.template={template} is neither a built-in template nor a file; {hint}"
         )
     text = file.read_text()
     kind = RANKING_KIND if "{first}" in text or "{second}" in text else RATING_KIND
     for placeholder in kind.placeholders:
         if placeholder not in text:
-            raise ConfigError(
+            raise Missing(
                 f"reward.judge.template={template} has no {placeholder}; add it to the file"
             )
     if kind.keyword in text:
@@ -136,7 +136,7 @@ def _fill_scale(text: str, config: JudgeConfig) -> str:
 
 def _check_scale(config: JudgeConfig) -> None:
     if config.lowest >= config.highest:
-        raise ConfigError(
+        raise Conflict(
             f"reward.judge.lowest={config.lowest} must be below "
             f"reward.judge.highest={config.highest}; a scale needs at least two ratings"
         )

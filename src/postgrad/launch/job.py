@@ -4,7 +4,7 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Unsupported, WrongValue
 
 PORT = 6379
 # The job file sets these: it knows the address of the cluster.
@@ -36,16 +36,18 @@ class Job:
 def check_job(job: Job) -> None:
     """Raise ConfigError for a command that does not run on a cluster, or settings of the job's."""
     if not job.command or job.command[0] not in ("train", "eval"):
-        raise ConfigError("launch runs train or eval on a cluster: launch slurm train grpo ...")
+        raise Unsupported(
+            "launch runs train or eval on a cluster: launch slurm train grpo ...", at="command"
+        )
     settings = settings_of(job)
     for key in CLUSTER_SETTINGS:
         if key in settings:
-            raise ConfigError(f"{key} is set by the job file; remove it")
+            raise Conflict(f"{key} is set by the job file; remove it", at=key)
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?", job.name):
-        raise ConfigError(f"name={job.name} must be lower-case letters, digits and hyphens")
+        raise WrongValue(f"name={job.name} must be lower-case letters, digits and hyphens")
     for key, value in (("setup", job.setup), ("folder", job.folder), ("image", job.image)):
         if "\n" in value:
-            raise ConfigError(f"{key}= must be one line")
+            raise WrongValue(f"{key}= must be one line")
 
 
 def settings_of(job: Job) -> dict[str, str]:
@@ -64,8 +66,9 @@ def cluster_command(job: Job, address: str) -> str:
     if "cluster.workers" not in settings:
         others = _num_other_devices(settings)
         if others >= job.num_gpus:
-            raise ConfigError(
-                f"engines and pools use {others} devices of {job.num_gpus}; none is left to train"
+            raise Conflict(
+                f"engines and pools use {others} devices of {job.num_gpus}; none is left to train",
+                at="cluster.engines",
             )
         arguments.append(f"cluster.workers={job.num_gpus - others}")
     arguments += ["cluster=ray", f"cluster.address={address}"]
@@ -87,5 +90,5 @@ def _num_other_devices(settings: dict[str, str]) -> int:
 def _count(settings: dict[str, str], key: str, default: int) -> int:
     value = settings.get(key, str(default))
     if not value.isdecimal():
-        raise ConfigError(f"{key}={value} is not a whole number from 0")
+        raise WrongValue(f"{key}={value} is not a whole number from 0")
     return int(value)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jinja2
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Missing
 from postgrad.launch.job import PORT, Job, cluster_command
 
 HEAD = f"ray start --head --node-ip-address=$address --port={PORT} --include-dashboard=false"
@@ -61,8 +61,10 @@ def render(kind: str, job: Job) -> str:
 
 def _check(kind: str, job: Job) -> None:
     if kind == "ssh" and len(job.hosts) != job.nodes:
-        raise ConfigError(f"hosts= names {len(job.hosts)} hosts and nodes={job.nodes}")
+        raise Conflict(f"hosts= names {len(job.hosts)} hosts and nodes={job.nodes}")
     if kind == "skypilot" and not job.accelerator:
-        raise ConfigError("SkyPilot needs the kind of device: accelerator=H100")
+        raise Missing("SkyPilot needs the kind of device: accelerator=H100", at="accelerator")
     if kind == "kuberay" and not job.image:
-        raise ConfigError("KubeRay needs an image with postgrad and Ray: image=registry/name:tag")
+        raise Missing(
+            "KubeRay needs an image with postgrad and Ray: image=registry/name:tag", at="image"
+        )

@@ -17,7 +17,7 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any, cast
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Missing, UnknownName, UserCode, did_you_mean
 from postgrad.user_code import (
     add_current_folder,
     check_functions,
@@ -58,9 +58,9 @@ def find_method(name: str) -> "type[Method]":
     if name in METHODS:
         return import_named(METHODS[name])
     if name.endswith(".py"):
-        raise ConfigError(f"method={name} names a file without a class; write method={name}:CLASS")
+        raise Missing(f"method={name} names a file without a class; write method={name}:CLASS")
     if not is_path(name):
-        raise ConfigError(
+        raise UnknownName(
             f"method={name} is unknown; {did_you_mean(name, METHODS)} "
             "(your own is given as package.module:Class or file.py:Class)"
         )
@@ -83,12 +83,13 @@ def _check_settings(method: "type[Method]") -> None:
     settings = method.Settings
     label = f"{method.__name__}.Settings, the class {settings.__name__},"
     if not dataclasses.is_dataclass(settings):
-        raise ConfigError(f"{label} is not derived from the Settings of another method")
+        raise UserCode(f"{label} is not derived from the Settings of another method", at="method")
     own = [name for name in inspect.get_annotations(settings) if not name.startswith("_")]
     if own and "__dataclass_fields__" not in vars(settings):
-        raise ConfigError(
+        raise UserCode(
             f"{label} has no @dataclass, so {', '.join(own)} would be no setting; write @dataclass "
-            "above the class"
+            "above the class",
+            at="method",
         )
 
 
@@ -97,20 +98,23 @@ def _check_objective(method: "type[Method]") -> None:
     built_in = next(one for one in method.__mro__ if one.__module__.startswith("postgrad."))
     needed = cast("type[Method]", built_in).Objective
     if not issubclass(method.Objective, needed):
-        raise ConfigError(
+        raise UserCode(
             f"{method.__name__}.Objective: {method.Objective.__name__} is not derived from "
-            f"{needed.__name__}, the objective of {built_in.__name__}"
+            f"{needed.__name__}, the objective of {built_in.__name__}",
+            at="method",
         )
     if hasattr(method, "stages"):
-        raise ConfigError(
+        raise UserCode(
             f"{method.__name__}.stages: a step has two lists of stages; define sampling_stages() "
-            "or learning_stages()"
+            "or learning_stages()",
+            at="method",
         )
     for name in dir(needed):
         is_function = callable(getattr(needed, name)) and not name.startswith("_")
         if is_function and name != "check" and hasattr(method, name):
-            raise ConfigError(
+            raise UserCode(
                 f"{method.__name__}.{name}: the loss and what belongs to it run in the model's "
                 f"process; move {name} to a class derived from {needed.__name__}, and set "
-                f"Objective in {method.__name__} to that class"
+                f"Objective in {method.__name__} to that class",
+                at="method",
             )

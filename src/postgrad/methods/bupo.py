@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from postgrad.config.schema import REQUIRED, setting
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, WrongValue
 from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.methods.step import Stage, Step
 from postgrad.methods.support.correction import correction_on, log_engine_gap
@@ -107,7 +107,7 @@ class BupoObjective(PolicyObjective):
         num_blocks = self.settings.num_blocks
         num_layers = model.config.get_text_config().num_hidden_layers
         if num_blocks > num_layers:
-            raise ConfigError(
+            raise WrongValue(
                 f"method.num_blocks={num_blocks} is out of range; "
                 f"{self.config.model.path} has blocks 1..{num_layers}"
             )
@@ -168,17 +168,17 @@ class Bupo(Grpo):
         settings = self.settings
         phase_one, steps = settings.phase_one_steps, self.config.training.steps
         if phase_one > steps:
-            raise ConfigError(
+            raise Conflict(
                 f"method.phase_one_steps={phase_one} exceeds training.steps={steps}; "
                 f"lower it, or set it to {steps} to train the internal policy only"
             )
         if phase_one and settings.correction == "bypass":
-            raise ConfigError(
+            raise Conflict(
                 "method.correction=bypass compares the trained policy with the engine, and phase 1 "
                 "trains an internal policy; remove it, or add method.phase_one_steps=0"
             )
         if phase_one and settings.lr_scale_below == 0.0:
-            raise ConfigError(
+            raise Conflict(
                 "method.lr_scale_below=0 freezes the blocks that phase 1 trains; "
                 "add method.phase_one_steps=0"
             )

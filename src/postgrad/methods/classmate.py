@@ -20,7 +20,7 @@ from postgrad.algorithms.classmate_rewards import CONDITIONS, channel_metrics, c
 from postgrad.config.schema import setting
 from postgrad.data.ground_truth import with_ground_truth
 from postgrad.data.pairs import paired_problem
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Missing
 from postgrad.methods.ports import LIVE, Ports, Role
 from postgrad.methods.step import Step
 from postgrad.methods.support.thinking import Thinking, ThinkingSettings
@@ -109,25 +109,25 @@ class Classmate(Thinking):
         settings = self.settings
         count = len(settings.classmates)
         if not count:
-            raise ConfigError(
+            raise Missing(
                 "method.classmates is empty; name at least one, or use "
                 "method.condition=no_classmate"
             )
         for key in PER_CLASSMATE:
             num_entries = len(getattr(settings, key))
             if num_entries not in (0, count):
-                raise ConfigError(
+                raise Conflict(
                     f"method.{key} has {num_entries} entries for {count} classmates; "
                     "give one per classmate, or none"
                 )
         if settings.consistency_weight and asks_judge(self.config.reward.verifier):
-            raise ConfigError(
+            raise Conflict(
                 "method.consistency_weight compares answers, which reward.verifier=llm_judge does "
                 "not; set it to 0"
             )
         needs_partners = settings.reward_type == HELP_OTHER
         if needs_partners and (self.config.training.problems_per_step < 2 or settings.max_refills):
-            raise ConfigError(
+            raise Conflict(
                 f"method.reward_type={HELP_OTHER} pairs the problems of a step; it needs "
                 "training.problems_per_step of at least 2, and method.max_refills=0"
             )

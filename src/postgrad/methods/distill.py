@@ -16,7 +16,7 @@ from torch import Tensor
 from postgrad.algorithms.distillation import DIVERGENCES, divergence, teacher_advantages, with_rest
 from postgrad.config.schema import setting
 from postgrad.config.setting import Condition
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Missing, WrongValue
 from postgrad.methods.grpo import Grpo
 from postgrad.methods.method import Method
 from postgrad.methods.ports import Role
@@ -118,13 +118,13 @@ class Distill(Grpo):
         """Refuses a teacher that gives no log-probs at the temperature of the rollouts."""
         teacher = self.settings.teacher
         if teacher.startswith("policy:"):
-            raise ConfigError(
+            raise WrongValue(
                 f"method.teacher={teacher}: the teacher gives log-probs; give a path, a hub id or "
                 "http://host:8000/v1?tokenizer=PATH#model"
             )
         temperature = self.config.rollout.temperature
         if is_served(teacher) and temperature != 1:
-            raise ConfigError(
+            raise Conflict(
                 f"rollout.temperature={temperature:g}: servers give log-probs of prompts at "
                 "temperature 1; use rollout.temperature=1, or a teacher that this run loads"
             )
@@ -133,14 +133,14 @@ class Distill(Grpo):
         """Refuses a teacher that is missing, or whose tokens are not the student's."""
         path = self.settings.teacher
         if not path:
-            raise ConfigError("method.teacher is missing; give the teacher's path or hub id")
+            raise Missing("method.teacher is missing; give the teacher's path or hub id")
         if is_served(path):
             _, path = parse_served_path(path)
         model = self.config.model
         student = load_tokenizer(model, self.config.seed).get_vocab()
         teacher = load_tokenizer(replace(model, path=path), self.config.seed).get_vocab()
         if student != teacher:
-            raise ConfigError(
+            raise Conflict(
                 f"method.teacher: {path} has another tokenizer than model.path={model.path} "
                 f"({len(teacher)} and {len(student)} tokens); distillation compares token by "
                 "token: use a teacher of the same family, or sft on the teacher's responses"

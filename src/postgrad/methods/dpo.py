@@ -13,7 +13,7 @@ from torch import Tensor
 from postgrad.algorithms.preference import MEAN_LOSSES, PREFERENCE_LOSSES, dpo
 from postgrad.config.schema import setting
 from postgrad.config.setting import Condition
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.pairs import (
@@ -103,7 +103,7 @@ class Dpo(GivenPairs):
         super().check()
         settings = self.settings
         if settings.loss == "odds_ratio" and not settings.reference_free:
-            raise ConfigError(
+            raise Conflict(
                 "method.loss=odds_ratio compares with no reference; add method.reference_free=true"
             )
         check_reference(self)

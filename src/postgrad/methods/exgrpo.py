@@ -18,7 +18,7 @@ from torch import Tensor
 from postgrad.algorithms.replay import BUCKET_WEIGHTS
 from postgrad.config.schema import Config, setting
 from postgrad.data.encode.encoder import Encoder
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict
 from postgrad.methods.method import Supply
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.mixed_policy import (
@@ -103,7 +103,7 @@ class ExGrpo(MixedPolicy):
     def check(self) -> None:
         super().check()
         if self.settings.max_refills:
-            raise ConfigError(
+            raise Conflict(
                 f"method.max_refills={self.settings.max_refills}: exgrpo chooses its problems "
                 "itself; remove it"
             )

@@ -16,7 +16,7 @@ from postgrad.algorithms.preference import kto, mismatched_kl
 from postgrad.config.schema import setting
 from postgrad.data.encode.encoder import Encoder
 from postgrad.data.rows.labels import label_of, label_value
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Missing, WrongValue
 from postgrad.methods.method import Traits
 from postgrad.methods.objective import Objective
 from postgrad.methods.ports import Role
@@ -85,7 +85,7 @@ class Kto(GivenResponses):
         super().check()
         num_problems = self.config.training.problems_per_step
         if num_problems < 2:
-            raise ConfigError(
+            raise WrongValue(
                 f"training.problems_per_step={num_problems}: kto estimates the KL from prompts "
                 "with the response of another problem; use at least 2"
             )
@@ -97,7 +97,7 @@ class Kto(GivenResponses):
         weights = {True: self.settings.desirable_weight, False: self.settings.undesirable_weight}
         if label is not None and weights[label] == 0:
             name = "desirable" if label else "undesirable"
-            raise ConfigError(
+            raise Conflict(
                 f"method.{name}_weight=0, but all responses of data.train are {name}, so the loss "
                 "is always 0; raise the weight, or add responses with the other label"
             )
@@ -108,13 +108,15 @@ class Kto(GivenResponses):
             if is_pair(problem) or (problem.demonstrations and label_of(problem) is not None):
                 continue
             if problem.demonstrations and label is not None:
-                raise ConfigError(
-                    f"{problem_label(problem)}: its label is {label!r}; kto needs true or false"
+                raise WrongValue(
+                    f"{problem_label(problem)}: its label is {label!r}; kto needs true or false",
+                    at="label",
                 )
-            raise ConfigError(
+            raise Missing(
                 f"{problem_label(problem)} has neither a response with a label (true or false) "
                 "nor a chosen and a rejected response; kto needs the columns prompt, "
-                "completion, label, or prompt, chosen, rejected"
+                "completion, label, or prompt, chosen, rejected",
+                at="label",
             )
 
     def data_notes(self, encoder: Encoder, problems: Sequence[Problem]) -> list[str]:

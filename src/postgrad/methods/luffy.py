@@ -24,7 +24,7 @@ from postgrad.algorithms.prefixes import READS, STRATEGIES, prefix_ratio
 from postgrad.config.schema import setting
 from postgrad.config.setting import Condition
 from postgrad.data.encode.encoder import Encoder
-from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.errors import Conflict, RunError, UnknownName, did_you_mean
 from postgrad.methods.method import Supply
 from postgrad.methods.step import Group, Step
 from postgrad.methods.support.mixed_policy import (
@@ -229,7 +229,7 @@ class Luffy(MixedPolicy):
         name = self.settings.demonstration_probs
         columns = [list(problem.extra) for problem in problems if problem.demonstrations]
         if name and columns and not any(name in names for names in columns):
-            raise ConfigError(
+            raise UnknownName(
                 f"method.demonstration_probs={name} is no column of the data; "
                 f"{did_you_mean(name, columns[0])}, or remove it"
             )
@@ -246,24 +246,24 @@ class Luffy(MixedPolicy):
         config, settings = self.config, self.settings
         samples = config.rollout.samples
         if settings.num_demonstrations > samples:
-            raise ConfigError(
+            raise Conflict(
                 f"method.num_demonstrations={settings.num_demonstrations} exceeds "
                 f"rollout.samples={samples}; set it to at most {samples}"
             )
         if settings.prefix_min > settings.prefix_max:
-            raise ConfigError(
+            raise Conflict(
                 f"method.prefix_min={settings.prefix_min} exceeds "
                 f"method.prefix_max={settings.prefix_max}; lower it"
             )
         uses_parts = settings.prefix_strategy != "random" or settings.prefix_min < 1
         if uses_parts and settings.num_demonstrations and config.rollout.tools:
-            raise ConfigError(
+            raise Conflict(
                 "rollout.tools needs whole demonstrations, because a part of one may end inside a "
                 "tool call; use method.prefix_strategy=random method.prefix_min=1, or remove "
                 "rollout.tools"
             )
         if settings.demonstration_probs and (uses_parts or settings.sft_coef):
-            raise ConfigError(
+            raise Conflict(
                 "method.demonstration_probs needs whole demonstrations (method.prefix_min=1) and "
                 "method.sft_coef=0"
             )

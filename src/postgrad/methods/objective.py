@@ -12,7 +12,7 @@ from torch import Tensor
 
 from postgrad.algorithms.aggregation import token_weights
 from postgrad.config.schema import Config
-from postgrad.errors import ConfigError
+from postgrad.errors import UserCode
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.port import FULL, TokenOutputs, View
 from postgrad.types import Batch
@@ -29,7 +29,7 @@ class Objective:
     def check(self) -> None:
         """Raise ConfigError for settings that the loss cannot use. Called on the driver."""
         if type(self).loss is Objective.loss:
-            raise ConfigError(
+            raise UserCode(
                 f"method={self.settings.name}: {type(self).__name__} has no loss; derive the "
                 "method from one that has, or set its Objective to a class that defines "
                 "loss(self, batch, current, metrics)"

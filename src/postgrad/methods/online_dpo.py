@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from postgrad.errors import ConfigError
+from postgrad.errors import WrongValue
 from postgrad.methods.dpo import Dpo, DpoObjective
 from postgrad.methods.method import Method, Traits
 from postgrad.methods.step import Group, Stage, Step
@@ -32,7 +32,7 @@ class OnlineDpo(Dpo):
         super().check()
         samples = self.config.rollout.samples
         if samples < 2:
-            raise ConfigError(
+            raise WrongValue(
                 f"rollout.samples={samples}: online_dpo compares the responses of a group; "
                 "use rollout.samples=2 or more"
             )

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.errors import Conflict, RunError, UnknownName, WrongValue, did_you_mean
 
 if TYPE_CHECKING:  # transformers takes seconds to import, and a list of settings needs no model
     from postgrad.methods.step import Step
@@ -51,30 +51,33 @@ class Role:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ConfigError(f"Role({self.kind!r}): {did_you_mean(self.kind, KINDS)}")
+            raise UnknownName(f"Role({self.kind!r}): {did_you_mean(self.kind, KINDS)}", at="roles")
         if self.kind == "synced":
             _check_synced_role(self)
         elif self.sync_every or self.share != 1.0:
-            raise ConfigError(
+            raise Conflict(
                 f"Role({self.kind!r}): sync_every and share are of a synced model; "
-                'use Role("synced", ...), or remove them'
+                'use Role("synced", ...), or remove them',
+                at="roles",
             )
 
 
 def _check_synced_role(role: Role) -> None:
     """Raise ConfigError for a synced role that cannot follow the policy."""
     if role.path:
-        raise ConfigError(
+        raise Conflict(
             f'Role("synced", {role.path!r}): a synced model is a copy of the policy; '
-            "remove the path"
+            "remove the path",
+            at="roles",
         )
     if role.sync_every < 1:
-        raise ConfigError(
-            f'Role("synced", sync_every={role.sync_every}): sync_every must be at least 1'
+        raise WrongValue(
+            f'Role("synced", sync_every={role.sync_every}): sync_every must be at least 1',
+            at="roles",
         )
     if not 0 < role.share <= 1:
-        raise ConfigError(
-            f'Role("synced", share={role.share}): share must be above 0 and at most 1'
+        raise WrongValue(
+            f'Role("synced", share={role.share}): share must be above 0 and at most 1', at="roles"
         )
 
 
@@ -133,15 +136,16 @@ def check_synced_roles(method: Any) -> None:
     num_steps = method.config.training.steps
     for name, role in method.roles().items():
         if role.kind == "synced" and (name in TAKEN_NAMES or not FOLDER_NAME.fullmatch(name)):
-            raise ConfigError(
+            raise WrongValue(
                 f"{type(method).__name__}.roles(): a checkpoint cannot hold a synced model in a "
-                f"folder called {name!r}; use another name of letters, digits, - and _"
+                f"folder called {name!r}; use another name of letters, digits, - and _",
+                at="roles",
             )
         if role.sync_every > num_steps:
             setting_name = f"{name}_sync_every"
             is_set = getattr(method.settings, setting_name, 0) == role.sync_every
             key = f"method.{setting_name}" if is_set else f"sync_every of the role {name}"
-            raise ConfigError(
+            raise Conflict(
                 f"{key}={role.sync_every} exceeds training.steps={num_steps}, so the {name} would "
                 f"never follow the policy; use at most {num_steps}"
             )

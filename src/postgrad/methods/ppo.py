@@ -8,7 +8,7 @@ from postgrad.algorithms.resampling import MODES as RESAMPLING
 from postgrad.algorithms.resampling import resampling_weights
 from postgrad.algorithms.value import explained_variance, value_loss
 from postgrad.config.schema import setting
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict
 from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.methods.objective import Objective
 from postgrad.methods.ports import Role
@@ -72,7 +72,7 @@ class Ppo(Grpo):
     def check(self) -> None:
         super().check()
         if self.advantage.level != "token":
-            raise ConfigError(
+            raise Conflict(
                 f"method.advantage={self.settings.advantage} has one number per row, and the "
                 'critic of ppo needs returns per token; declare level="token", or use grpo'
             )

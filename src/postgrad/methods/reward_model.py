@@ -16,7 +16,7 @@ from torch import Tensor
 from postgrad.algorithms.preference import bradley_terry
 from postgrad.config.schema import setting
 from postgrad.data.encode.encoder import EncodedRow, Encoder
-from postgrad.errors import ConfigError
+from postgrad.errors import Unsupported, WrongValue
 from postgrad.methods.method import MethodSettings
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.pairs import PAIR, GivenPairs, GivenPairsObjective, split_pairs
@@ -54,7 +54,7 @@ class RewardModel(GivenPairs):
     def check(self) -> None:
         super().check()
         if self.config.cluster.backend == "ray":
-            raise ConfigError(
+            raise Unsupported(
                 "cluster.backend=ray: reward models are trained in one process; "
                 "use cluster.backend=local"
             )
@@ -124,8 +124,9 @@ def margin_of(problem: Problem) -> float:
     margin = problem.extra.get("margin", 0.0)
     is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
     if not is_number or not math.isfinite(margin):
-        raise ConfigError(
+        raise WrongValue(
             f"{problem_label(problem)} has margin {margin!r}; "
-            "the column margin needs a number in every row, or remove it"
+            "the column margin needs a number in every row, or remove it",
+            at="margin",
         )
     return float(margin)

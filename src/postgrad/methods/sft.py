@@ -16,7 +16,7 @@ from postgrad.config.schema import setting
 from postgrad.data.encode.encoder import EncodedRow, Encoder
 from postgrad.data.rows.labels import is_undesirable
 from postgrad.data.rows.messages import conversation_of
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import Conflict, Missing, RunError, WrongValue
 from postgrad.methods.method import Method, MethodSettings, Traits
 from postgrad.methods.objective import Objective
 from postgrad.methods.step import Group, Stage, Step
@@ -102,7 +102,7 @@ class Sft(Method):
         super().check()
         stop_at = self.config.training.stop_at
         if stop_at is not None and not self.settings.validate_accuracy:
-            raise ConfigError(
+            raise Conflict(
                 f"training.stop_at={stop_at:g} needs validation accuracy; "
                 "add method.validate_accuracy=true"
             )
@@ -110,15 +110,17 @@ class Sft(Method):
     def check_problems(self, problems: Sequence[Problem]) -> None:
         for problem in problems:
             if problem.conversation is not None and conversation_of(problem) is None:
-                raise ConfigError(
+                raise WrongValue(
                     f"{problem_label(problem)}: all its assistant messages have the weight 0, so "
-                    "there is nothing to train on; remove the row"
+                    "there is nothing to train on; remove the row",
+                    at="messages",
                 )
             if conversation_of(problem) is None:
-                raise ConfigError(
+                raise Missing(
                     f"{problem_label(problem)} has no demonstration; "
                     "sft needs a response for every row of data.train (FILE:COLUMN=response "
-                    "names its column, FILE:COLUMN.KEY=response one inside another)"
+                    "names its column, FILE:COLUMN.KEY=response one inside another)",
+                    at="response",
                 )
 
     def learning_stages(self) -> list[Stage]:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import UnknownName, Unsupported, did_you_mean
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Values of model.device. ROCm devices are named cuda; torch knows npu (Ascend) with torch_npu.
@@ -41,16 +41,16 @@ def choose_device(name: str) -> torch.device:
     Raises: ConfigError for an unknown kind or a device that this machine does not have.
     """
     if name == "gpu":
-        raise ConfigError("model.device=gpu is not a kind of device; use model.device=auto")
+        raise UnknownName("model.device=gpu is not a kind of device; use model.device=auto")
     if name not in DEVICE_KINDS:
         hint = did_you_mean(name, DEVICE_KINDS)
-        raise ConfigError(f"model.device={name} is not a kind of device; {hint}")
+        raise UnknownName(f"model.device={name} is not a kind of device; {hint}")
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     available = "cpu" if accelerator is None else accelerator.type
     if name == "auto":
         return torch.device(available)
     if name not in ("cpu", available):
-        raise ConfigError(
+        raise Unsupported(
             f"model.device={name} is not available on this machine; "
             f"use model.device=auto{HINTS.get(name, '')}"
         )

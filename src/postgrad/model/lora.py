@@ -21,7 +21,16 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from postgrad.config.schema import LoraConfig, ModelConfig
-from postgrad.errors import ConfigError, did_you_mean, first_line
+from postgrad.errors import (
+    Damaged,
+    Missing,
+    NotInstalled,
+    UnknownName,
+    Unreadable,
+    Unsupported,
+    did_you_mean,
+    first_line,
+)
 from postgrad.machine import is_installed
 from postgrad.model.load.folder_checks import check_folder
 from postgrad.model.load.formats import Loaded
@@ -58,7 +67,7 @@ def add_adapters(model: Any, config: LoraConfig, seed: int, base: str = "") -> N
     try:
         peft.inject_adapter_in_model(settings, model, adapter_name=ADAPTER_NAME)
     except ValueError as error:
-        raise ConfigError(
+        raise Unsupported(
             f"model.lora.rank={config.rank}: peft cannot add adapters to "
             f"{type(model).__name__} ({first_line(error)}); choose layers with model.lora.targets, "
             "or train all weights with model.lora.rank=0"
@@ -91,7 +100,7 @@ def _draw_uniform(p: Tensor, generator: torch.Generator) -> None:
 def import_peft() -> Any:
     """Return the module peft. Raises ConfigError if it is not installed."""
     if not is_installed("peft"):
-        raise ConfigError(
+        raise NotInstalled(
             "model.lora.rank and adapter folders need one more package: "
             "pip install 'postgrad[lora]'"
         )
@@ -113,7 +122,7 @@ def _check_targets(model: Any, targets: list[str]) -> None:
     layer_names -= head_names
     for target in targets:
         if target not in layer_names:
-            raise ConfigError(
+            raise UnknownName(
                 f"model.lora.targets={','.join(targets)}: {target!r} is not a linear layer of the "
                 f"model's blocks; {did_you_mean(target, sorted(layer_names))}"
             )
@@ -137,7 +146,7 @@ def _leave_out_experts(settings: Any, model: Any) -> None:
         return
     names = ",".join(sorted(converted.target_modules))
     if settings.target_modules != "all-linear":
-        raise ConfigError(
+        raise Unsupported(
             f"model.lora.targets={','.join(sorted(settings.target_modules))}: peft would adapt the "
             f"experts of {model.config.model_type}, which is not supported; use "
             f"model.lora.targets={names or 'all-linear'}"
@@ -259,11 +268,11 @@ def base_model_config(config: ModelConfig, folder: str) -> ModelConfig:
     try:
         base = json.loads((Path(folder) / CONFIG_FILE).read_text()).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(
+        raise Unreadable(
             f"model.path={config.path}: {CONFIG_FILE} cannot be read ({error})"
         ) from error
     if not base:
-        raise ConfigError(
+        raise Missing(
             f"model.path={config.path} is an adapter without a base model; write "
             f"base_model_name_or_path into its {CONFIG_FILE}"
         )
@@ -284,18 +293,18 @@ def merge_adapter(model: Any, folder: str) -> Any:
         loaded = adapted.load_adapter(folder, ADAPTER_NAME, key_mapping=names)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         reason = first_line(error)
-        raise ConfigError(
+        raise Damaged(
             f"model.path={folder}: the adapter does not fit its base model: {reason}"
         ) from error
     if not hasattr(adapted.base_model, "merge_and_unload"):
         kind = adapted.peft_config["default"].peft_type
-        raise ConfigError(
+        raise Unsupported(
             f"model.path={folder}: an adapter of the kind {kind.value!s} cannot be merged into "
             "its base model; give a model folder, or a LoRA adapter"
         )
     missing = [name for name in loaded.missing_keys if ".lora_" in name]
     if missing:  # peft warns and leaves these layers as they are
-        raise ConfigError(
+        raise Damaged(
             f"model.path={folder}: the adapter does not fit its base model: it lacks {missing[0]}"
         )
     return adapted.merge_and_unload().requires_grad_(True)  # peft froze the base model

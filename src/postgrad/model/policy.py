@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config
-from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.errors import RunError, UnknownName, WrongValue, did_you_mean
 from postgrad.model.checkpoint_files import AsyncWriter, File, FolderFile, write_files
 from postgrad.model.device import DTYPES, copy_async, peak_memory_bytes
 from postgrad.model.load.formats import Loaded, auto_class_of
@@ -354,12 +354,15 @@ def check_scales(scales: Mapping[str, float], names: Sequence[str]) -> None:
     """Raise ConfigError for scales of unknown parameters, or negative ones."""
     for name, scale in scales.items():
         if name not in names:
-            raise ConfigError(
+            raise UnknownName(
                 f"lr_scales names the parameter {name}, which the model does not have; "
-                f"{did_you_mean(name, names)}"
+                f"{did_you_mean(name, names)}",
+                at="lr_scales",
             )
         if not 0 <= scale < math.inf:
-            raise ConfigError(f"lr_scales gives {name} the factor {scale}; it must be 0 or more")
+            raise WrongValue(
+                f"lr_scales gives {name} the factor {scale}; it must be 0 or more", at="lr_scales"
+            )
 
 
 def split_updates(batch: Batch, num_updates: int) -> list[Batch]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Unsupported
 from postgrad.model.device import supports_triton
 
 BLOCK = 64  # weights per scale
@@ -206,13 +206,13 @@ def _check_matrices(model: Any) -> None:
     known |= {id(model.get_input_embeddings().weight), id(head.weight)}
     for name, p in model.named_parameters():
         if p.dim() > 1 and id(p) not in known:
-            raise ConfigError(
+            raise Unsupported(
                 f"model.quantization=4bit: {name} is not the weight of a linear layer and would "
                 "stay in 16 bits; use model.quantization=none"
             )
     for name, module in linears.items():
         if module.in_features % BLOCK and module is not head:
-            raise ConfigError(
+            raise Unsupported(
                 f"model.quantization=4bit: {name} has {module.in_features} inputs, which is no "
                 f"multiple of {BLOCK}; use model.quantization=none"
             )

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config, ModelConfig
-from postgrad.errors import ConfigError
+from postgrad.errors import Unsupported
 from postgrad.model.checkpoint_files import File, FolderFile, TensorsFile, copy_to_host
 from postgrad.model.load.context import context_length
 from postgrad.model.load.formats import Loaded
@@ -291,13 +291,13 @@ def check_architecture(loaded: Loaded) -> None:
     try:
         classifier = make_classifier(loaded)
     except ValueError as error:
-        raise ConfigError(
+        raise Unsupported(
             f"model.path: transformers has no {AUTO_CLASS} for "
             f"{loaded.model.config.model_type}; use another model"
         ) from error
     known = {name for name, _ in classifier.base_model.named_parameters()}
     if names != known or not hasattr(classifier, "score"):
-        raise ConfigError(
+        raise Unsupported(
             f"model.path: {AUTO_CLASS} of {loaded.model.config.model_type} has "
             "other blocks than its language model; use another model"
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Unsupported, WrongValue
 from postgrad.model.passes.sequence import AnyPacking
 from postgrad.model.passes.support import has_window
 from postgrad.model.port import FULL, View, after
@@ -146,7 +146,7 @@ def final_norm(model: nn.Module) -> nn.Module:
     for name, child in decoder.named_children():
         if name in FINAL_NORMS:
             return child
-    raise ConfigError(
+    raise Unsupported(
         f"model.path: {type(model).__name__} has no final norm of the name "
         f"{' or '.join(FINAL_NORMS)}, which internal policies need"
     )
@@ -161,14 +161,14 @@ def check_view(model: nn.Module, view: View) -> nn.ModuleList:
     children = dict(decoder.named_children())
     missing = [name for name in REQUIRED_CHILDREN if name not in children]
     if missing:
-        raise ConfigError(
+        raise Unsupported(
             f"model.path: {type(model).__name__} has no {missing[0]}; internal policies need "
             f"{', '.join(REQUIRED_CHILDREN)}"
         )
     final_norm(model)
     blocks: nn.ModuleList = decoder.layers
     if view.num_blocks is not None and not 1 <= view.num_blocks <= len(blocks):
-        raise ConfigError(
+        raise WrongValue(
             f"num_blocks={view.num_blocks} is out of range; {type(model).__name__} has blocks "
             f"1..{len(blocks)}"
         )
@@ -190,13 +190,13 @@ def check_blocks(model: nn.Module, view: View) -> None:
     try:
         actual = hidden_states(model, ids, positions, None, after(len(blocks)))
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
-        raise ConfigError(
+        raise Unsupported(
             f"model.path: the blocks of {name} cannot be called one by one ({error}), so internal "
             "policies are not supported for it"
         ) from error
     difference = (actual.float() - expected.float()).abs().max().item()
     if not difference <= 1e-3 * max(1.0, expected.float().abs().max().item()):
-        raise ConfigError(
+        raise Unsupported(
             f"model.path: {name} transforms the states between its blocks (they differ by "
             f"{difference:.3g}), so internal policies are not supported for it"
         )

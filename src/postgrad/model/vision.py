@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from postgrad import picture_processor
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError, Unsupported
 from postgrad.model.device import copy_async
 from postgrad.model.passes.layout import RowSpan
 from postgrad.model.passes.support import PassKind
@@ -271,12 +271,12 @@ def vision_of(model: Any) -> Vision:
     vision: Vision | str | None = vars(model).get("postgrad_vision")
     name = type(model).__name__
     if vision is None:
-        raise ConfigError(
+        raise Unsupported(
             f"the data have pictures, and {name} was loaded without the files of a processor "
             "(preprocessor_config.json); train a model of text and images, with these files"
         )
     if isinstance(vision, str):
-        raise ConfigError(f"{name} cannot learn from pictures: {vision}")
+        raise Unsupported(f"{name} cannot learn from pictures: {vision}")
     return vision
 
 

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError, Unwritable, WrongValue
 from postgrad.net.bodies import HttpError
 
 HEADER_TIMEOUT_S = 20.0  # for the request line and the headers to arrive
@@ -37,14 +37,15 @@ def listen(host: str, *ports: int) -> socket.socket:
             )[0]
             return socket.create_server(address, family=family, backlog=1024)
         except socket.gaierror as error:
-            raise ConfigError(
-                f"cannot listen on {host}: {error.strerror}; correct --host {host}"
+            raise WrongValue(
+                f"cannot listen on {host}: {error.strerror}; correct --host {host}", at="--host"
             ) from error
         except OSError as error:
             # Python adds the address to the reason, which the line has already.
             reason = str(error.strerror).partition(" (while attempting")[0]
-    raise ConfigError(
-        f"cannot listen on {host} port {ports[-1]}: {reason}; choose with --host and --port"
+    raise Unwritable(
+        f"cannot listen on {host} port {ports[-1]}: {reason}; choose with --host and --port",
+        at="--port",
     )
 
 

@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from postgrad.config.schema import ModelConfig
-from postgrad.errors import ConfigError, RunError, first_line
+from postgrad.errors import (
+    Conflict,
+    Damaged,
+    Missing,
+    RunError,
+    UnknownName,
+    Unreadable,
+    Unwritable,
+    first_line,
+)
 from postgrad.files import atomic_folder
 from postgrad.model import lora
 from postgrad.model.load.formats import auto_class_of
@@ -64,7 +73,7 @@ def export(request: ExportRequest, note: Callable[[str], None]) -> Path:
     folder = find_folder(request.source, request.step)
     out = request.out.expanduser()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists already; name a new folder, or remove it")
+        raise Unwritable(f"{out} exists already; name a new folder, or remove it")
     fill = _prepare(folder, request, note)
     try:
         with atomic_folder(out) as temporary:
@@ -85,11 +94,11 @@ def find_folder(source: str, step: str = "latest") -> Path:
     if (path / "checkpoints").is_dir():
         return _find_checkpoint(path, step)
     if step != "latest":
-        raise ConfigError(
+        raise Conflict(
             f"step={step} chooses among the checkpoints of a run; {path} is not a run folder"
         )
     if not path.is_dir():
-        raise ConfigError(
+        raise Unreadable(
             f"{path}: no such folder; "
             "name a run, a checkpoint, a model folder or a folder with verl's shards"
         )
@@ -109,10 +118,14 @@ def _find_checkpoint(run: Path, step: str) -> Path:
         return found
     steps = checkpoint.saved_steps(run)
     if not steps:
-        raise ConfigError(f"{run} has no checkpoint step={step}; it has no checkpoint yet")
+        raise UnknownName(
+            f"{run} has no checkpoint step={step}; it has no checkpoint yet", at="step"
+        )
     hint = "; training.keep_best keeps the best" if step == "best" else ""
     existing = ", ".join(map(str, steps))
-    raise ConfigError(f"{run} has no checkpoint step={step}; it has steps {existing}{hint}")
+    raise UnknownName(
+        f"{run} has no checkpoint step={step}; it has steps {existing}{hint}", at="step"
+    )
 
 
 def _prepare(folder: Path, request: ExportRequest, note: Callable[[str], None]) -> Fill:
@@ -126,7 +139,7 @@ def _prepare(folder: Path, request: ExportRequest, note: Callable[[str], None]) 
     dtype = request.torch_dtype
     if request.lora == "keep":
         if not (adapter / lora.CONFIG_FILE).is_file():
-            raise ConfigError(
+            raise Conflict(
                 f"lora=keep: {folder} has no adapter, because it was not trained with "
                 "model.lora.rank; use lora=merge"
             )
@@ -174,7 +187,7 @@ def _prepare_verl(folder: Path, request: ExportRequest, note: Callable[[str], No
     """Check verl's shards and return the function that fills the folder. Raises ConfigError."""
     model_files = folder / "huggingface"
     if not (model_files / "config.json").is_file():
-        raise ConfigError(
+        raise Missing(
             f"{folder} has no huggingface/config.json; "
             "put the model's configuration and tokenizer there"
         )
@@ -183,7 +196,7 @@ def _prepare_verl(folder: Path, request: ExportRequest, note: Callable[[str], No
     if request.lora == "keep":
         adapter = folder / "lora_adapter"
         if not adapter.is_dir():
-            raise ConfigError(f"lora=keep: {folder} has no lora_adapter/; use lora=merge")
+            raise Conflict(f"lora=keep: {folder} has no lora_adapter/; use lora=merge")
         return lambda out: _copy_adapter(adapter, model_files, out)
     if adapters:
         weights = merge_adapters(weights, adapters, _adapter_scale(folder))
@@ -231,10 +244,10 @@ def merge_adapters(
             continue
         base = name.split(".lora_A.")[0] + ".weight"
         if base not in merged:
-            raise ConfigError(f"the adapter {name} has no weight {base} in these shards")
+            raise Damaged(f"the adapter {name} has no weight {base} in these shards")
         b = adapters.get(name.replace(".lora_A.", ".lora_B."))
         if b is None:
-            raise ConfigError(f"the adapter {name} has no second matrix in these shards")
+            raise Damaged(f"the adapter {name} has no second matrix in these shards")
         merged[base] = _add_product(merged[base], a, b, scale)
     return merged
 
@@ -255,7 +268,7 @@ def _adapter_scale(folder: Path) -> float:
             settings: dict[str, Any] = json.loads((folder / name).read_text())
             if settings.get("r") and settings.get("lora_alpha"):
                 return float(settings["lora_alpha"]) / float(settings["r"])
-    raise ConfigError(
+    raise Missing(
         f"{folder} has LoRA adapters, but neither lora_train_meta.json nor lora_adapter/ "
         "has their alpha and rank; copy one of them from the training machine"
     )
@@ -271,7 +284,7 @@ def _expected_weights(model_files: Path) -> Expected:
             model = auto_class_of(config).from_config(config)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = first_line(error)
-        raise ConfigError(f"{model_files}/config.json describes no model: {reason}") from error
+        raise Damaged(f"{model_files}/config.json describes no model: {reason}") from error
     model.tie_weights()
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     tied: dict[str, str] = {}
@@ -296,7 +309,7 @@ def check_weights(
     shapes, tied = expected
     for name in weights:
         if name not in shapes and name not in tied:
-            raise ConfigError(
+            raise Damaged(
                 f"{folder}: {name} is not a weight of the model that "
                 "huggingface/config.json describes"
             )
@@ -304,19 +317,19 @@ def check_weights(
     for name in tied.keys() & weights.keys():
         other = tied[name]
         if other in weights and not torch.equal(weights[name].read(), weights[other].read()):
-            raise ConfigError(
+            raise Damaged(
                 f"{folder}: huggingface/config.json ties {name} to {other}, but they differ; "
                 "set tie_word_embeddings to false"
             )
         found.setdefault(other, weights[name])
     missing = [name for name in shapes if name not in found]
     if missing:
-        raise ConfigError(
+        raise Damaged(
             f"{folder} lacks {len(missing)} weights of the model, the first is {missing[0]}"
         )
     for name, weight in found.items():
         if weight.shape != shapes[name]:
-            raise ConfigError(
+            raise Damaged(
                 f"{folder}: {name} is {weight.shape}, but config.json says {shapes[name]}"
             )
     return {name: found[name] for name in shapes}

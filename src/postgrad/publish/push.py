@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import Conflict, Missing, RunError, Unreachable, WrongValue
 from postgrad.publish.card import model_card
 from postgrad.training.checkpoint import saved_steps
 
@@ -48,7 +48,7 @@ def find_upload(source: str, step: str, lora: str) -> Upload:
     path = Path(source).expanduser()
     if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
         if step != "latest":
-            raise ConfigError(
+            raise Conflict(
                 f"step={step} chooses among the checkpoints of a run; {path} is a model folder"
             )
         is_in_checkpoint = (path.parent / "state.json").is_file()
@@ -62,11 +62,11 @@ def find_upload(source: str, step: str, lora: str) -> Upload:
     if folder.is_dir():
         return _upload_of_checkpoint(checkpoint, folder)
     if lora == "keep" and (checkpoint / "policy").is_dir():
-        raise ConfigError(
+        raise Conflict(
             f"lora=keep: {checkpoint} has no adapter, because it was not trained with "
             "model.lora.rank; use lora=merge"
         )
-    raise ConfigError(
+    raise WrongValue(
         f"{path} is not a run, a checkpoint or a model folder; "
         "postgrad export makes a model folder of verl's shards"
     )
@@ -87,7 +87,7 @@ def find_uploads(source: str, lora: str) -> list[Upload]:
     """Return what to push for every checkpoint of a run, by step. Raises ConfigError."""
     steps = saved_steps(Path(source).expanduser())
     if not steps:
-        raise ConfigError(f"step=all needs a run folder with checkpoints; {source} has none")
+        raise Missing(f"step=all needs a run folder with checkpoints; {source} has none")
     return [find_upload(source, str(step), lora) for step in steps]
 
 
@@ -104,8 +104,9 @@ def push(
         RunError: the hub does not answer.
     """
     if not NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} is not a name on a hub; write user/name with letters, digits, - _ and ."
+        raise WrongValue(
+            f"{name!r} is not a name on a hub; write user/name with letters, digits, - _ and .",
+            at="name",
         )
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
     from huggingface_hub.utils import disable_progress_bars
@@ -114,7 +115,7 @@ def push(
         disable_progress_bars()
     token = get_token()
     if not token:
-        raise ConfigError("no token for the hub; set HF_TOKEN, or run: hf auth login")
+        raise Missing("no token for the hub; set HF_TOKEN, or run: hf auth login", at="HF_TOKEN")
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=token)
     files = _files(upload.folder)
     card = None
@@ -179,7 +180,7 @@ def _network_error(error: Exception, name: str) -> str:
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     if isinstance(error, OfflineModeIsEnabled):
-        raise ConfigError("HF_HUB_OFFLINE=1 turns the hub off; unset it to push") from error
+        raise Conflict("HF_HUB_OFFLINE=1 turns the hub off; unset it to push") from error
     if isinstance(error, HfHubHTTPError):
         status = error.response.status_code if error.response is not None else 0
         _check_status(status, name, str(error))
@@ -196,15 +197,17 @@ def _network_error(error: Exception, name: str) -> str:
 def _check_status(status: int, name: str, message: str) -> None:
     """Raise ConfigError for a status that another attempt does not change."""
     if status == 401:
-        raise ConfigError(
+        raise Unreachable(
             "the hub refuses the token (401); "
-            "make a new one, then set HF_TOKEN or run: hf auth login"
+            "make a new one, then set HF_TOKEN or run: hf auth login",
+            at="HF_TOKEN",
         )
     if status == 403:
-        raise ConfigError(
+        raise Unreachable(
             f"the token may not write to {name} (403); "
-            "use one with write access, or a name of your own"
+            "use one with write access, or a name of your own",
+            at="HF_TOKEN",
         )
     if 400 <= status < 500 and status not in RETRIED_STATUSES:
         reason = next((line.strip() for line in message.splitlines() if line.strip()), "")
-        raise ConfigError(f"the hub refuses {name} ({status}): {reason[:200]}")
+        raise Unreachable(f"the hub refuses {name} ({status}): {reason[:200]}")

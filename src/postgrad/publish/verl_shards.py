@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Damaged, Unreadable, Unsupported
 from postgrad.model.load.weights import LazyTensor
 
 SHARD_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
@@ -137,9 +137,9 @@ def read_shard(file: Path) -> dict[str, Any]:
         # torch raises many types: for a cut zip file, a forbidden class, a file of another kind
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0][:200] if lines else type(error).__name__
-        raise ConfigError(f"{file} cannot be read as weights: {reason}") from error
+        raise Unreadable(f"{file} cannot be read as weights: {reason}") from error
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        raise ConfigError(f"{file} has no weights by name but a {type(state).__name__}")
+        raise Damaged(f"{file} has no weights by name but a {type(state).__name__}")
     return state
 
 
@@ -173,7 +173,7 @@ def shard_files(folder: Path) -> list[Path]:
             by_world_size.setdefault(int(match[1]), {})[int(match[2])] = file
     if len(by_world_size) > 1:
         sizes = " and ".join(map(str, sorted(by_world_size)))
-        raise ConfigError(
+        raise Damaged(
             f"{folder} has shards of world sizes {sizes}; "
             "remove those that are not of this checkpoint"
         )
@@ -182,13 +182,13 @@ def shard_files(folder: Path) -> list[Path]:
     if missing:
         names = ", ".join(f"model_world_size_{world_size}_rank_{rank}.pt" for rank in missing[:3])
         more = " ..." if len(missing) > 3 else ""
-        raise ConfigError(
+        raise Damaged(
             f"{folder} lacks {len(missing)} of {world_size} shards: {names}{more}; "
             "copy them from the other nodes"
         )
     unknown = sorted(set(files) - set(range(world_size)))
     if unknown:
-        raise ConfigError(f"{files[unknown[0]]}: there is no rank {unknown[0]} of {world_size}")
+        raise Damaged(f"{files[unknown[0]]}: there is no rank {unknown[0]} of {world_size}")
     return [files[rank] for rank in range(world_size)]
 
 
@@ -205,7 +205,7 @@ def merge_shards(folder: Path) -> dict[str, LazyTensor]:
     for file, state in zip(files, states, strict=True):
         different = sorted(state.keys() ^ states[0].keys())
         if different:
-            raise ConfigError(
+            raise Damaged(
                 f"{file} and {files[0].name} have different weights; "
                 f"{different[0]!r} is in only one of them"
             )
@@ -230,7 +230,7 @@ def _merge(label: str, shards: list[Any]) -> LazyTensor:
         return _merge_copies(label, shards)
     if kinds == {"DTensor"}:
         return _merge_dtensors(label, shards)
-    raise ConfigError(f"{label} is not the same kind of tensor on all ranks")
+    raise Damaged(f"{label} is not the same kind of tensor on all ranks")
 
 
 def _kind(shard: Any) -> str:
@@ -243,15 +243,13 @@ def _merge_copies(label: str, copies: list[Tensor]) -> LazyTensor:
     """Return a weight that every rank has. Reading it raises ConfigError if the copies differ."""
     first = copies[0]
     if any(copy.shape != first.shape or copy.dtype != first.dtype for copy in copies):
-        raise ConfigError(
+        raise Damaged(
             f"{label} has different shapes on different ranks, but no record of how it is sharded"
         )
 
     def read() -> Tensor:
         if not all(torch.equal(first, copy) for copy in copies[1:]):
-            raise ConfigError(
-                f"{label} differs between ranks, but has no record of how it is sharded"
-            )
+            raise Damaged(f"{label} differs between ranks, but has no record of how it is sharded")
         return first
 
     return LazyTensor(tuple(first.shape), first.dtype, read)
@@ -262,14 +260,14 @@ def _merge_dtensors(label: str, shards: list[Any]) -> LazyTensor:
     placements = tuple(spec.placements)
     for shard in shards:
         if _describe(shard._spec.placements) != _describe(placements):
-            raise ConfigError(f"{label} is sharded in different ways on different ranks")
+            raise Damaged(f"{label} is sharded in different ways on different ranks")
     if len(placements) == 2 and isinstance(placements[0], Replicate):
         placements = placements[1:]
         shards = _first_replica(label, shards)
     if len(placements) != 1:
         names = getattr(spec.mesh, "mesh_dim_names", None)
         names = names or getattr(spec.mesh, "_mesh_dim_names", None) or ()
-        raise ConfigError(
+        raise Unsupported(
             f"{label} is sharded along {len(placements)} dimensions of devices "
             f"({', '.join(names)}); only FSDP's single dimension is supported"
         )
@@ -278,7 +276,7 @@ def _merge_dtensors(label: str, shards: list[Any]) -> LazyTensor:
     if isinstance(placement, Replicate):
         return _merge_copies(label, local)
     if not isinstance(placement, Shard):
-        raise ConfigError(f"{label} is a sum over ranks, which no checkpoint should hold")
+        raise Damaged(f"{label} is a sum over ranks, which no checkpoint should hold")
     shape = tuple(_field(spec.tensor_meta, "shape", 0))
     return _concatenate(label, shape, int(_field(placement, "dim", 0)), local)
 
@@ -288,14 +286,14 @@ def _concatenate(label: str, shape: tuple[int, ...], dim: int, shards: list[Tens
     dtypes = {shard.dtype for shard in shards}
     if len(dtypes) > 1:
         names = ", ".join(sorted(map(str, dtypes)))
-        raise ConfigError(f"{label} has different types on different ranks: {names}")
+        raise Damaged(f"{label} has different types on different ranks: {names}")
     filled = [shard for shard in shards if shard.numel()]  # ranks after the last row hold nothing
     filled = filled or shards[:1]
     length = sum(shard.shape[dim] for shard in filled)
     other_dims = {tuple(shard.shape[:dim] + shard.shape[dim + 1 :]) for shard in filled}
     if length != shape[dim] or other_dims != {shape[:dim] + shape[dim + 1 :]}:
         shapes = ", ".join(str(tuple(shard.shape)) for shard in shards)
-        raise ConfigError(f"{label} should be {shape}, but its shards are {shapes}")
+        raise Damaged(f"{label} should be {shape}, but its shards are {shapes}")
     return LazyTensor(shape, shards[0].dtype, lambda: torch.cat(filled, dim=dim))
 
 
@@ -328,7 +326,7 @@ def _first_replica(label: str, shards: list[Any]) -> list[Any]:
     mesh = getattr(meshes[0], "mesh", None)
     if isinstance(mesh, Tensor) and mesh.dim() == 2:
         return [shards[rank] for rank in mesh[0].tolist()]
-    raise ConfigError(
+    raise Unsupported(
         f"{label}: these shards do not record how {len(shards)} ranks were arranged "
         "in two dimensions"
     )

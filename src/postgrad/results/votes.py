@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Unsupported
 from postgrad.problem import Problem
 from postgrad.verifiers.expression import parse_reward
 from postgrad.verifiers.grading.answers import (
@@ -89,7 +89,7 @@ def extract_answer(response: str, problem: Problem, verifier: str = "auto") -> s
     for name in names:
         if can_vote(name):
             return vote(name, response, problem)
-    raise ConfigError(
+    raise Unsupported(
         f"reward.verifier={verifier} does not say how the answer is extracted from a response; "
         f"use one of {', '.join(EXTRACTORS)}"
     )

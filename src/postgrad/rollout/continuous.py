@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from postgrad.config.schema import RolloutConfig
-from postgrad.errors import ConfigError
+from postgrad.errors import Unsupported
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling, make_sampling
 from postgrad.rollout.streams import StreamingEngine, UpdatableStream
 
@@ -120,7 +120,7 @@ def _open_stream(engine: Engine, sampling: Sampling, rollout: RolloutConfig) -> 
     if isinstance(engine, StreamingEngine):
         stream = engine.open_stream(sampling, rollout.max_rows or 256)
     if not isinstance(stream, UpdatableStream):
-        raise ConfigError(
+        raise Unsupported(
             f"rollout.stream=true: rollout.engine={rollout.engine} cannot change its weights "
             "between two tokens of this model with these sampling settings; "
             "use rollout.stream=false"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from postgrad import phases
 from postgrad.config.schema import RolloutConfig
-from postgrad.errors import ConfigError
+from postgrad.errors import Unsupported
 from postgrad.model.load.context import context_length
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.load import stop_ids
@@ -48,9 +48,10 @@ class HfEngine:
         self.stop_ids = stop_ids(loaded)
         self.max_context = context_length(self.model.config)
         if reason := decode_problem(loaded, self, "generate"):
-            raise ConfigError(
+            raise Unsupported(
                 f"transformers' generate gives {type(self.model).__name__} other log-probs than "
-                f"its forward pass ({reason}); sample with another engine, or train another model"
+                f"its forward pass ({reason}); sample with another engine, or train another model",
+                at="rollout.engine",
             )
 
     def publish(self, weights: dict[str, Tensor]) -> None:

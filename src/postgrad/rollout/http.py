@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError, Unsupported
 from postgrad.problem import Failure
 from postgrad.rollout.engine import Completion, Request, Sampling, max_row_tokens, token_limit
 from postgrad.rollout.http_client import Address, ModelClient, RequestRefused, json_objects
@@ -197,12 +197,12 @@ class HttpEngine:
         try:
             completion = self.generate([Request([token], [0])], Sampling(1.0, 1))[0][0]
         except RunError as error:
-            raise ConfigError(
+            raise Unsupported(
                 f"rollout.url: {error}; rollouts need a server that takes token ids and gives "
                 "them with log-probs, such as vLLM, SGLang or postgrad serve"
             ) from error
         if not completion.tokens:
-            raise ConfigError(f"rollout.url: {self.url} answered without a token")
+            raise Unsupported(f"rollout.url: {self.url} answered without a token")
 
     def _check_of_training(self, completion: Completion, sampling: Sampling) -> None:
         """Raise RunError for a completion that a training run cannot use."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.errors import RunError, UnknownName, Unreachable, WrongValue, did_you_mean
 from postgrad.net.client import HttpClient, NoAnswer, error_message
 
 START_S = 10.0  # time limit for the first answer of a server
@@ -58,8 +58,9 @@ class Address:
             has_valid_port = False
         is_http = parts.scheme in ("http", "https")
         if not (is_http and parts.hostname and has_valid_port and parts.fragment):
-            raise ConfigError(
-                f"{text} is not a model behind a server; write it as http://host:8000/v1#model"
+            raise WrongValue(
+                f"{text} is not a model behind a server; write it as http://host:8000/v1#model",
+                at=text,
             )
         return Address(f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/"), parts.fragment)
 
@@ -91,14 +92,16 @@ class ModelClient:
             reason = str(error)
             if isinstance(error, RequestRefused):
                 reason = f"answers {error.status}: {error}"
-            raise ConfigError(
-                f"{self.address.url} {reason}; start the server there, or give another address"
+            raise Unreachable(
+                f"{self.address.url} {reason}; start the server there, or give another address",
+                at=self.address.url,
             ) from error
         models = {str(entry.get("id")): entry for entry in json_objects(answer, "data")}
         if models and self.address.model not in models:
-            raise ConfigError(
+            raise UnknownName(
                 f"{self.address.url} has no model {self.address.model}; "
-                f"{did_you_mean(self.address.model, models)}"
+                f"{did_you_mean(self.address.model, models)}",
+                at=self.address.url,
             )
         length = models.get(self.address.model, {}).get("max_model_len")
         return length if isinstance(length, int) else None

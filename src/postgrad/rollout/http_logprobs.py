@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError, Unsupported
 from postgrad.rollout.http import TOKEN_ID_PREFIX, only_choice
 from postgrad.rollout.http_client import Address, ModelClient, RequestRefused
 from postgrad.types import Batch
@@ -108,9 +108,10 @@ class HttpLogprobs:
             if tables is not None:
                 return form
             refusals.append(f"{form}: no such field in the answer")
-        raise ConfigError(
+        raise Unsupported(
             f"{self.client.address.url} gives no log-probs of prompts ({'; '.join(refusals)}); "
-            "a teacher needs a server with prompt_logprobs (vLLM) or echo with logprobs"
+            "a teacher needs a server with prompt_logprobs (vLLM) or echo with logprobs",
+            at=self.client.address.url,
         )
 
     def _ask(

@@ -15,7 +15,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError, Unreachable, Unsupported
 from postgrad.rollout import http_client
 from postgrad.rollout.http_client import Address, ModelClient, RequestRefused
 
@@ -120,12 +120,12 @@ class ServerWeights:
                 if error.status in MISSING_ARGUMENTS:
                     return api
                 if error.status in FORBIDDEN:
-                    raise ConfigError(
+                    raise Unreachable(
                         f"rollout.url: {url}{api.path} answers {error.status}: {error}"
                     ) from error
             except RunError as error:
-                raise ConfigError(f"rollout.url: {url} {error}") from error
-        raise ConfigError(
+                raise Unreachable(f"rollout.url: {url} {error}") from error
+        raise Unsupported(
             f"rollout.url: {url} has no call that loads new weights, so training would sample from "
             "old ones; start vLLM with VLLM_SERVER_DEV_MODE=1, use SGLang or postgrad serve "
             "--reload-below, or rollout.engine=vllm"

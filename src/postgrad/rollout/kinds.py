@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from postgrad.config.schema import EngineConfig
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Conflict, Missing, NoEffect, UnknownName, did_you_mean
 from postgrad.rollout.engine import Engine
 from postgrad.user_code import is_path, load_object
 
@@ -116,7 +116,7 @@ def _check_http(config: EngineConfig) -> None:
     from postgrad.rollout.http_client import Address
 
     if not config.rollout.url:
-        raise ConfigError(
+        raise Missing(
             f"rollout.engine={config.rollout.engine} needs the server's address; "
             f"add rollout.url={EXAMPLE_URL}"
         )
@@ -152,7 +152,7 @@ def find_engine(name: str) -> EngineKind:
     if name in ENGINES:
         return ENGINES[name]
     if not is_path(name):
-        raise ConfigError(
+        raise UnknownName(
             f"rollout.engine={name} is not an engine; {did_you_mean(name, ENGINES)} "
             "Your own: rollout.engine=file.py:Class or package.module:Class"
         )
@@ -179,12 +179,12 @@ def check_engine(config: EngineConfig) -> None:
     rollout = config.rollout
     kind = find_engine(rollout.engine)
     if rollout.url and not kind.takes_url:
-        raise ConfigError(
+        raise NoEffect(
             f"rollout.url={rollout.url} has no effect with rollout.engine={rollout.engine}; "
             "remove it, or use rollout.engine=http"
         )
     if kind.remote and config.cluster.engines:
-        raise ConfigError(
+        raise NoEffect(
             f"cluster.engines={config.cluster.engines} has no effect with "
             f"rollout.engine={rollout.engine}, whose weights are always apart; remove it"
         )
@@ -198,17 +198,17 @@ def _check_divided(config: EngineConfig, kind: EngineKind) -> None:
     size = config.rollout.tensor_parallel
     cluster = config.cluster
     if not kind.divides:
-        raise ConfigError(
+        raise Conflict(
             f"rollout.tensor_parallel={size} divides the engine vllm, and "
             f"rollout.engine={config.rollout.engine}; add rollout.engine=vllm, or remove it"
         )
     if cluster.backend != "ray":
-        raise ConfigError(
+        raise Conflict(
             f"rollout.tensor_parallel={size} needs one worker per device, and "
             f"cluster.backend={cluster.backend} has one; add cluster=ray"
         )
     if not cluster.engines and cluster.workers % size:
-        raise ConfigError(
+        raise Conflict(
             f"rollout.tensor_parallel={size} does not divide cluster.workers={cluster.workers}; "
             "change one of them, or add cluster.engines=1 for an engine on devices of its own"
         )

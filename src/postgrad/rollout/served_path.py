@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Damaged, UnknownName, Unreadable, did_you_mean
 
 SCHEMES = ("http://", "https://")
 
@@ -35,7 +35,7 @@ def parse_served_path(path: str) -> tuple[str, str]:
         host = entry["local_host"]
         port = int(entry["port"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
+        raise Damaged(
             f"{file}: {name} needs local_host and a port that is a number ({error})"
         ) from error
     model = entry.get("served_model_name") or name
@@ -46,13 +46,13 @@ def _read_entry(file: str, name: str) -> dict[str, Any]:
     try:
         entries = json.loads(Path(file).expanduser().read_text())
     except OSError as error:
-        raise ConfigError(
+        raise Unreadable(
             f"{file}: {error.strerror}; give an existing mapping file of servers"
         ) from error
     except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from error
+        raise Damaged(f"{file} is not JSON: {error}") from error
     if not isinstance(entries, dict):
         entries = {}
     if not isinstance(entries.get(name), dict):
-        raise ConfigError(f"{file} has no model {name!r}; {did_you_mean(name, entries)}")
+        raise UnknownName(f"{file} has no model {name!r}; {did_you_mean(name, entries)}")
     return entries[name]

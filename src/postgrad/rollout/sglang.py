@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError, Unreachable, Unsupported
 from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
 from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.http_client import START_S, Address, ModelClient, RequestRefused
@@ -39,12 +39,12 @@ class SglangEngine(HttpEngine):
         try:
             answer = client.call("GET", "/model_info", None, deadline)
         except (RunError, RequestRefused) as error:
-            raise ConfigError(
+            raise Unreachable(
                 f"rollout.url: {url}/model_info does not answer as SGLang does: {error}; start one "
                 "with python -m sglang.launch_server, or use rollout.engine=http"
             ) from error
         if not isinstance(answer, dict) or not answer.get("is_generation", True):
-            raise ConfigError(f"rollout.url: the model at {url} does not generate")
+            raise Unsupported(f"rollout.url: the model at {url} does not generate")
         return client, None
 
     def ask(self, request: Request, seed: int, sampling: Sampling, deadline: float) -> Completion:

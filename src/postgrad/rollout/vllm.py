@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from postgrad.config.schema import EngineConfig
-from postgrad.errors import ConfigError, RunError, first_line
+from postgrad.errors import Conflict, NotInstalled, RunError, Unsupported, first_line
 from postgrad.machine import is_installed
 from postgrad.model.device import DTYPES, choose_device, free_memory_bytes
 from postgrad.model.load.context import context_length
@@ -46,13 +46,13 @@ ENVIRONMENT = {
 def check_vllm() -> None:
     """Raise ConfigError when vLLM is not installed or finds no device to run on."""
     if not is_installed("vllm"):
-        raise ConfigError(f"rollout.engine=vllm needs vLLM: {INSTALL}")
+        raise NotInstalled(f"rollout.engine=vllm needs vLLM: {INSTALL}")
     try:
         device = platform()
     except RunError as error:
-        raise ConfigError(f"rollout.engine=vllm: {error}; {INSTALL}") from error
+        raise NotInstalled(f"rollout.engine=vllm: {error}; {INSTALL}") from error
     if not device:
-        raise ConfigError(
+        raise Unsupported(
             "rollout.engine=vllm: this build of vLLM finds no device it can run on; "
             f"{INSTALL}, or use rollout.engine=native"
         )
@@ -87,7 +87,7 @@ class VllmEngine:
         check_vllm()
         self.device = choose_device(config.model.device)
         if platform() != self.device.type:
-            raise ConfigError(
+            raise Conflict(
                 f"rollout.engine=vllm: this build of vLLM runs on {platform()}, but "
                 f"model.device={self.device.type}; set model.device={platform()}, "
                 "or use rollout.engine=native"
@@ -108,7 +108,7 @@ class VllmEngine:
         path = resolve_path(config.model.path, config.seed)
         if path.endswith(".gguf") or is_adapter(path):
             kind = "a GGUF file" if path.endswith(".gguf") else "an adapter"
-            raise ConfigError(
+            raise Unsupported(
                 f"rollout.engine=vllm reads model folders, but model.path={config.model.path} is "
                 f"{kind}; give a model folder (postgrad export merges an adapter into one), "
                 "or use rollout.engine=native"
@@ -144,7 +144,7 @@ class VllmEngine:
             )
         except (ValueError, RuntimeError, NotImplementedError, AssertionError) as error:
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise ConfigError(
+            raise Unsupported(
                 f"rollout.engine=vllm cannot run {config.model.path}: {reason}"
             ) from error
 

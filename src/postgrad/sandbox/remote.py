@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from postgrad.errors import ConfigError
+from postgrad.errors import WrongValue
 from postgrad.net.client import HttpClient, NoAnswer, error_message
 from postgrad.sandbox.bubblewrap import INSIDE
 from postgrad.sandbox.outcome import Limits, Outcome, Result, SandboxError, parse_result
@@ -66,7 +66,7 @@ class FusionSandbox:
         self, url: str, token: str = "", limits: Limits | None = None, retry_s: float = 30.0
     ) -> None:
         if not _is_address(url):
-            raise ConfigError(
+            raise WrongValue(
                 f"POSTGRAD_SANDBOX={url} is not an address such as http://host:1234; "
                 "a token is given in POSTGRAD_SANDBOX_TOKEN"
             )

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from postgrad.config.schema import ModelConfig, RolloutConfig
-from postgrad.errors import ConfigError, first_line
+from postgrad.errors import TooLarge, Unsupported, first_line
 from postgrad.model.device import (
     DTYPES,
     choose_device,
@@ -127,17 +127,18 @@ def load_served_model(
         config.dtype = "float32"
     else:
         config.dtype = choose_dtype(config.dtype, device)
-    with memory_errors_as(ConfigError, SMALLER_MODEL):
+    with memory_errors_as(TooLarge, SMALLER_MODEL):
         loaded = load(config, device, seed)
         loaded.model.requires_grad_(False)
         engine = NativeEngine(loaded, RolloutConfig())
     if engine.stock_engine is not None:
-        raise ConfigError(
+        raise Unsupported(
             f"model {config.path} cannot be served: the native engine's cache holds keys and "
-            "values only; serve it with `vllm serve`"
+            "values only; serve it with `vllm serve`",
+            at="model",
         )
     if context > engine.max_context:
-        raise ConfigError(f"--context {context} is more than the model's {engine.max_context}")
+        raise TooLarge(f"--context {context} is more than the model's {engine.max_context}")
     context = context or engine.max_context
     on_accelerator = has_own_memory(device)
     memory = engine.cache_bytes() if on_accelerator else total_memory_bytes(device) // 4
@@ -147,15 +148,16 @@ def load_served_model(
         row_bytes += 3 * PAGE * token_bytes
     max_rows = memory // num_models // row_bytes
     if max_rows < 1:
-        raise ConfigError(
+        raise TooLarge(
             f"the cache of one row of {context} tokens does not fit in memory; "
-            "give a smaller --context"
+            "give a smaller --context",
+            at="--context",
         )
     rows = rows or (DEFAULT_ACCELERATOR_ROWS if on_accelerator else DEFAULT_ROWS)
     if engine.decoder is None:  # a slot has memory for the whole context, pages come one by one
         rows = min(rows, max_rows)
     cache_bytes = memory // num_models
-    with memory_errors_as(ConfigError):
+    with memory_errors_as(TooLarge):
         engine.warm_up_server(rows, context, cache_bytes)
     worker = DecodeWorker(engine, rows, context, queue, cache_bytes, stopping)
     return ServedModel(name, config.path, loaded.tokenizer, worker)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Damaged, Unreadable, Unwritable
 from postgrad.files import acquire_lock, atomic_write_text
 
 LOCK_WAIT_S = 30.0
@@ -23,9 +23,9 @@ def read_servers(file: Path) -> dict[str, Any]:
     try:
         entries = json.loads(file.read_text()) if file.exists() else {}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--servers {file} cannot be read: {error}") from error
+        raise Unreadable(f"--servers {file} cannot be read: {error}") from error
     if not isinstance(entries, dict):
-        raise ConfigError(f"--servers {file} is not a JSON object; name another file")
+        raise Damaged(f"--servers {file} is not a JSON object; name another file")
     return entries
 
 
@@ -75,8 +75,8 @@ def _edit(file: Path) -> Iterator[dict[str, Any]]:
             yield known
             atomic_write_text(file, json.dumps(known, indent=1) + "\n")
     except BlockingIOError as error:
-        raise ConfigError(
+        raise Unwritable(
             f"--servers {file} was locked by another process for {LOCK_WAIT_S:g} s; try again"
         ) from error
     except OSError as error:
-        raise ConfigError(f"--servers {file} cannot be written: {error.strerror}") from error
+        raise Unwritable(f"--servers {file} cannot be written: {error.strerror}") from error

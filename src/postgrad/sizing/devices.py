@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import UnknownName, did_you_mean
 
 GIB = 2**30
 # Memory that a process cannot use: CUDA's context, workspaces of libraries, gaps between tensors.
@@ -51,5 +51,5 @@ def find_gpu(name: str, gib: float | None = None) -> Device:
     known = MEMORY_GIB.get(name.lower())
     if known is None:
         hint = did_you_mean(name, list(MEMORY_GIB))
-        raise ConfigError(f"--device {name} is not a known GPU; {hint}")
+        raise UnknownName(f"--device {name} is not a known GPU; {hint}")
     return make_gpu(name.lower(), round((known if gib is None else gib) * GIB))

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from postgrad.config.schema import Config
-from postgrad.errors import ConfigError, RunError, first_line
+from postgrad.errors import RunError, Unsupported, first_line
 from postgrad.model.device import DTYPES
 from postgrad.model.kernels.install import install_kernels
 from postgrad.model.load.context import context_length
@@ -112,7 +112,7 @@ def build_model(
         )
     except (ValueError, KeyError, TypeError) as error:
         reason = first_line(error)
-        raise ConfigError(
+        raise Unsupported(
             f"model.path={config.model.path} cannot be built from its configuration: {reason}"
         ) from error
     model.train()

@@ -15,7 +15,7 @@ from postgrad.algorithms.preference import dpo
 from postgrad.data.encode.encoder import Encoder
 from postgrad.data.encode.styles import STYLES
 from postgrad.data.rows.files import read_rows
-from postgrad.errors import ConfigError
+from postgrad.errors import Damaged, Missing
 from postgrad.problem import Problem, Score
 from postgrad.toolkit.sequences import encode_text, get_response_log_probs
 from postgrad.verifiers.grading.answers import last_number
@@ -37,7 +37,7 @@ def _document(encoder: Encoder, prompt: str, response: str) -> list[int]:
     """Return the ids of the Alpaca text: the tokenizer's BOS, the text, the end token."""
     end = encoder.tokenizer.eos_token_id
     if not isinstance(end, int):
-        raise ConfigError("the tokenizer has no eos_token; set tokenizer.eos_token")
+        raise Missing("the tokenizer has no eos_token; set tokenizer.eos_token", at="eos_token")
     return [*encode_text(encoder, alpaca(prompt, response)), end]
 
 
@@ -66,7 +66,7 @@ class PackedSftDataset(Dataset[dict[str, Tensor]]):
             prompt = row.get("prompt")
             response = row.get("response")
             if not isinstance(prompt, str) or not isinstance(response, str):
-                raise ConfigError(
+                raise Damaged(
                     f"{dataset_path}: {location}: prompt or response is not a string; "
                     "each line needs both"
                 )

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import Config, TrainingConfig
 from postgrad.data.problem_queue import ProblemQueue
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError, Unsupported, WrongValue
 from postgrad.files import (
     atomic_write_text,
     disk_error,
@@ -202,14 +202,15 @@ class Progress:
         processes, which have their own settings.
         """
         if self.config.cluster.backend != "local":
-            raise ConfigError(
+            raise Unsupported(
                 "the learning rate can be changed during a run only with cluster.backend=local, "
-                f"not {self.config.cluster.backend}; use optimizer.schedule"
+                f"not {self.config.cluster.backend}; use optimizer.schedule",
+                at="optimizer.lr",
             )
         if not isinstance(lr, Real) or isinstance(lr, bool):
-            raise ConfigError(f"optimizer.lr={lr!r} is not a number; it must be above 0")
+            raise WrongValue(f"optimizer.lr={lr!r} is not a number; it must be above 0")
         if not lr > 0:
-            raise ConfigError(f"optimizer.lr={lr} is out of range; it must be above 0")
+            raise WrongValue(f"optimizer.lr={lr} is out of range; it must be above 0")
         self.config.optimizer.lr = self.changed_lr = float(lr)
 
 

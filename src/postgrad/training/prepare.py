@@ -11,7 +11,7 @@ from postgrad.config.schema import Config
 from postgrad.data.cursor import Cursor
 from postgrad.data.problems import Report, load_problems
 from postgrad.data.sets import find_test_set_evidence, split_sets
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Conflict, Missing, TooLarge, UnknownName, did_you_mean
 from postgrad.methods import find_method
 from postgrad.methods.method import Method
 from postgrad.methods.ports import check_synced_roles
@@ -98,7 +98,7 @@ def _notes(run: Prepared) -> list[str]:
     notes = method.data_notes(run.encoder, run.train)
     if supply := method.supply(run.encoder, run.train):
         if not supply.num:
-            raise ConfigError(f"{supply.line}; {supply.fix}")
+            raise Missing(f"{supply.line}; {supply.fix}", at="data.train")
         notes.append(supply.line)
     if run.encoder.is_plain_by_default and run.config.model.path != "tiny":
         notes.append(
@@ -132,13 +132,13 @@ def _check_keep_best(
     best = config.training.keep_best
     if not sets or not config.training.validate_every:
         missing = "data.validation=FILE" if not sets else "training.validate_every=N"
-        raise ConfigError(f"training.keep_best={best} chooses among validations; add {missing}")
+        raise Missing(f"training.keep_best={best} chooses among validations; add {missing}")
     if best != MEAN and best not in sets:
         hint = did_you_mean(best, [*sets, MEAN])
-        raise ConfigError(f"training.keep_best={best} is not a validation set; {hint}")
+        raise UnknownName(f"training.keep_best={best} is not a validation set; {hint}")
     for name in sets if best == MEAN else [best]:
         if evidence := find_test_set_evidence(sources[name], sets[name]):
-            raise ConfigError(
+            raise Conflict(
                 f"training.keep_best={best}: {evidence}; the score on a test set is biased if it "
                 "chose the checkpoint; choose by problems held out from the training data"
             )
@@ -198,9 +198,10 @@ def _check_tokenizers(config: Config, method: Method, tokenizer: Any) -> None:
         settings = dataclasses.replace(config.model, path=role.path)
         other = load_tokenizer(settings, config.seed).get_vocab()
         if any(other.get(token, number) != number for token, number in ids.items()):
-            raise ConfigError(
+            raise Conflict(
                 f"the model {name} ({role.path}) has another tokenizer than "
-                f"model.path={config.model.path}, so it gives no log-probs of the policy's tokens"
+                f"model.path={config.model.path}, so it gives no log-probs of the policy's tokens",
+                at="model.path",
             )
 
 
@@ -225,9 +226,10 @@ def _check_lengths(run: Prepared, has_agents: bool) -> None:
     if prompt + response > context:
         may_drop = traits.demonstrations and config.data.overlong != "drop"
         drop = "; with data.overlong=drop longer rows are left out" if may_drop else ""
-        raise ConfigError(
+        raise TooLarge(
             f"a prompt of {prompt} tokens and a response of {response} exceed the model's context "
-            f"of {context}; lower rollout.max_response_tokens or data.max_prompt_tokens{drop}"
+            f"of {context}; lower rollout.max_response_tokens or data.max_prompt_tokens{drop}",
+            at="rollout.max_response_tokens",
         )
 
 

@@ -9,7 +9,7 @@ import torch
 from postgrad.cluster.ports import is_remote_role
 from postgrad.config.schema import ClusterConfig, Config, copy_settings, engine_config
 from postgrad.data.encode.styles import stop_strings
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError, Conflict, Missing, RunError, Unsupported, WrongValue
 from postgrad.machine import available_cores
 from postgrad.methods.method import Method
 from postgrad.model.device import (
@@ -52,7 +52,7 @@ def resolve(
 
         check_meshes(config, method.all_roles() if method else {})
     if config.training.profile_steps and config.cluster.backend != "local":
-        raise ConfigError(
+        raise Conflict(
             f"training.profile_steps profiles this process only, but cluster.backend="
             f"{config.cluster.backend} runs the models in others; use cluster.backend=local"
         )
@@ -62,7 +62,7 @@ def resolve(
         check_engine(engine_config(config))
     device = _resolve_device(config, planned)
     if config.model.kept_attention_blocks and not (planned or supports_triton(device)):
-        raise ConfigError(
+        raise Unsupported(
             f"model.kept_attention_blocks={config.model.kept_attention_blocks} needs a device with "
             f"Triton's kernels, and model.device={device.type}; remove it"
         )
@@ -81,14 +81,14 @@ def check_cluster(cluster: ClusterConfig) -> None:
     Raises ConfigError.
     """
     if cluster.engines > {"local": 0, "process": 1, "ray": cluster.engines}[cluster.backend]:
-        raise ConfigError(
+        raise Missing(
             f"cluster.engines={cluster.engines} needs a process for each engine; "
             "use cluster.engines=1 with cluster.backend=process, or cluster=ray"
         )
     if cluster.backend == "ray":
         for name, size in cluster.pools.items():
             if size < 1:
-                raise ConfigError(
+                raise WrongValue(
                     f"cluster.pools.{name}={size} is out of range; it must be at least 1"
                 )
 

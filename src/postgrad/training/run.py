@@ -17,7 +17,7 @@ from postgrad.config.compose import to_yaml
 from postgrad.config.schema import Config, copy_settings
 from postgrad.config.stored import CONFIG_FILE, read_stored_config
 from postgrad.data.rows.files import READERS, data_files, exists
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError, Damaged, RunError, Unwritable
 from postgrad.files import atomic_write_text, sample_files
 from postgrad.job_folder import JobFolder, restore_auto
 from postgrad.training import checkpoint
@@ -118,7 +118,7 @@ def locked_folder(config: Config, new: bool = False) -> Iterator[None]:
     folder = job_folder(config)
     with folder.locked():
         if new and (folder.path / CONFIG_FILE).exists():
-            raise ConfigError(
+            raise Unwritable(
                 f"another process has created {folder.path} meanwhile; "
                 "the same command continues it"
             )
@@ -142,12 +142,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         stored = read_stored_config(folder)
     except ConfigError as error:
-        raise ConfigError(f"{error}; use another name=...") from error
+        raise error.reworded(f"{error}; use another name=...") from error
     for section, _, _ in AUTO:
         if not isinstance(stored.get(section), dict):
-            raise ConfigError(
-                f"{folder / CONFIG_FILE} has no section {section}; use another name=..."
-            )
+            raise Damaged(f"{folder / CONFIG_FILE} has no section {section}; use another name=...")
     return stored
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError, UserCode
 from postgrad.methods.method import Method
 from postgrad.methods.ports import check_synced
 from postgrad.methods.step import Stage, Step
@@ -29,11 +29,13 @@ def check_stages(method: Method) -> None:
     for stage in [*method.sampling_stages(), *method.learning_stages()]:
         name = getattr(stage, "__name__", "")
         if not name:
-            raise ConfigError(f"the stage {stage!r} has no name; use a method of the class")
+            raise UserCode(
+                f"the stage {stage!r} has no name; use a method of the class", at="method"
+            )
         try:
             inspect.signature(stage).bind(None, None)
         except TypeError as error:
-            raise ConfigError(
+            raise UserCode(
                 f"method={method.config.method.name}: {name}{inspect.signature(stage)} cannot be "
                 f"called as {name}(batch, step); define it with self and these two arguments"
             ) from error

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from postgrad.config.schema import Config
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import NotInstalled, RunError
 from postgrad.files import atomic_write_text
 from postgrad.machine import is_installed
 from postgrad.phases import print_line
@@ -38,7 +38,7 @@ def check_tracker(config: Config) -> None:
     missing = [name for name in config.track if not is_path(name) and not is_installed(name)]
     if missing:
         noun = "package" if len(missing) == 1 else "packages"
-        raise ConfigError(
+        raise NotInstalled(
             f"track={','.join(config.track)} needs the {noun} {' and '.join(missing)}; "
             f"pip install {' '.join(missing)}, or pip install 'postgrad[track]'"
         )

@@ -6,7 +6,7 @@ Nothing of a script is executed or followed. An argument whose value is no liter
 import ast
 import re
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Damaged
 from postgrad.translate.result import SET_IT
 from postgrad.translate.table import read_table
 from postgrad.translate.trl import COUNTS, RECIPES, SIZES
@@ -39,7 +39,7 @@ def read_trl_python(
         tree = ast.parse(text)
     except SyntaxError as error:
         if is_python or _CONFIG_CALL.search(text):
-            raise ConfigError(
+            raise Damaged(
                 f"the file cannot be parsed as Python: {error.msg} (line {error.lineno})"
             ) from error
         return None
@@ -51,7 +51,7 @@ def read_trl_python(
         return None
     if len(configs) > 1:
         names = ", ".join(name for name, _ in configs)
-        raise ConfigError(f"the file has {len(configs)} configs ({names}); keep one of them")
+        raise Conflict(f"the file has {len(configs)} configs ({names}); keep one of them")
     kind, config = configs[0]
     settings, unread = _read_config(config)
     table = read_table("trl")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Missing, Unsupported
 from postgrad.translate.python import read_trl_python
 from postgrad.translate.result import Translation
 from postgrad.translate.shell import THIS_FOLDER, Command, Script, expand, read_script
@@ -74,7 +74,7 @@ def read_settings(
     if trl is not None:
         return trl
     if is_python and _PARSER.search(text):
-        raise ConfigError(
+        raise Missing(
             "the script takes its config from its command line; put the command that starts it "
             "(accelerate launch ...py --learning_rate ...) into a .sh file and import that"
         )
@@ -88,7 +88,7 @@ def read_settings(
             trainings.append((kind, command))
     if len(trainings) > 1:
         names = ", ".join(command.program for _, command in trainings)
-        raise ConfigError(
+        raise Conflict(
             f"the script starts {len(trainings)} trainings ({names}); keep one of them in a file"
         )
     if not trainings:
@@ -129,9 +129,9 @@ def _read_verl(
     settings = in_file | script.settings(program)
     notes = script.notes() + unread
     if not settings:
-        raise ConfigError(f"the command has no settings but those of a file: {'; '.join(unread)}")
+        raise Missing(f"the command has no settings but those of a file: {'; '.join(unread)}")
     if ".vla." in program:
-        raise ConfigError(f"{program} trains models of vision and action; here models read text")
+        raise Unsupported(f"{program} trains models of vision and action; here models read text")
     if _module(program).startswith("qwen_"):  # of Classmate-CoT
         settings["trainer.project_name"] = "classmate_cot"
     if kind == VERL and any(part in program for part in _ASYNC):
@@ -156,11 +156,11 @@ def _read_without_program(text: str, script: Script) -> tuple[str, dict[str, str
         return (*trl, [])
     others = ", ".join(dict.fromkeys(command.program for command in script.commands))
     if settings and others:
-        raise ConfigError(
+        raise Unsupported(
             f"the script starts {others}, which is no training that is known here; for evaluation "
             "see postgrad eval --help and postgrad generate --help"
         )
-    raise ConfigError(
+    raise Missing(
         "no settings found: neither section.key=value arguments (verl and its forks), flags of "
         "trl NAME, nor a call such as GRPOConfig(...) or a YAML file with its arguments (TRL)"
     )

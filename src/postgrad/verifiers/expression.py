@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Conflict, Missing, WrongValue, did_you_mean
 from postgrad.problem import Failure, Score
 from postgrad.user_code import PythonObject
 from postgrad.verifiers.table import VERIFIERS
@@ -104,19 +104,19 @@ def parse_reward(verifier: str) -> Reward:
         reward_is_sum = is_sum(verifier) or verifier.startswith(MODEL_PREFIX)
         terms = _parse_sum(verifier) if reward_is_sum else [Term(1.0, verifier)]
     if not any(term.name for term in terms):
-        raise ConfigError(
+        raise Missing(
             f"reward.verifier={verifier}: it has no verifier; {did_you_mean(verifier, VERIFIERS)}"
         )
     labels = [term.label for term in terms if term.name]
     for label in labels:
         if labels.count(label) > 1:
-            raise ConfigError(
+            raise Conflict(
                 f"reward.verifier={verifier}: {label} is there twice; write it once, "
                 "with one weight"
             )
     judges = [term for term in terms if term.name == LLM_JUDGE]
     if len(judges) > 1 or any(term.arguments for term in judges):
-        raise ConfigError(
+        raise WrongValue(
             f"reward.verifier={verifier}: llm_judge is one term without arguments; write for "
             "example math + 0.1*llm_judge, and set its model and scale by reward.judge"
         )
@@ -202,13 +202,13 @@ def _parse_term(piece: str, sign: float, text: str) -> Term:
         return Term(sign * float(piece))
     match = _TERM.fullmatch(piece)
     if not match:
-        raise ConfigError(
+        raise WrongValue(
             f"reward.verifier={text}: {piece!r} is not weight*verifier; "
             "write for example math + 0.1*format"
         )
     weight, name, arguments, part = match.groups()
     if float(weight or 1.0) > LARGEST_WEIGHT:
-        raise ConfigError(
+        raise WrongValue(
             f"reward.verifier={text}: the weight {weight} is too large; use at most 1000000"
         )
     if not part:
@@ -230,7 +230,7 @@ def _parse_arguments(arguments: str, text: str) -> dict[str, float]:
     for piece in arguments.split(",") if arguments.strip() else ():
         match = _ARGUMENT.fullmatch(piece)
         if not match:
-            raise ConfigError(
+            raise WrongValue(
                 f"reward.verifier={text}: {piece.strip()!r} is not name=number; "
                 "write for example length(limit=100)"
             )
@@ -247,7 +247,7 @@ def _with_roles(terms: Sequence[Term], verifier: str) -> list[Term]:
         if term.function is None and term.name.startswith(MODEL_PREFIX):
             path = term.model_path
             if not path or term.arguments or path.startswith(("http://", "https://")):
-                raise ConfigError(
+                raise WrongValue(
                     f"reward.verifier={verifier}: {term.name} is not a reward model; write "
                     "model:PATH with a folder or hub id of a sequence classifier with one label"
                 )

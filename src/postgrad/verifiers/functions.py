@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from typing import Any, Protocol
 
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import ConfigError, RunError, UserCode, WrongValue
 from postgrad.problem import Failure, Problem, Score
 from postgrad.user_code import place_of
 from postgrad.verifiers.loading import as_verifier, required_arguments
@@ -68,16 +68,18 @@ def as_batch_reward(reward: Any, label: str, timeout_s: float) -> BatchReward:
     if callable(reward):
         function = as_verifier(reward, label)
         if needed := required_arguments(function):
-            raise ConfigError(
+            raise UserCode(
                 f"{label} also needs {', '.join(needed)}, which no reward is given; "
-                "define it with (response, problem), and read columns of the row in problem.extra"
+                "define it with (response, problem), and read columns of the row in problem.extra",
+                at="reward",
             )
         return FunctionReward(function, timeout_s)
     if callable(getattr(reward, "score", None)):
         return reward
-    raise ConfigError(
+    raise WrongValue(
         f"{label}: {type(reward).__name__} is not a reward; give a function "
-        "(response, problem), the name of a verifier, or an object with score(problems, responses)"
+        "(response, problem), the name of a verifier, or an object with score(problems, responses)",
+        at="reward",
     )
 
 

@@ -13,7 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Missing, UnknownName, Unsupported, UserCode, did_you_mean
 from postgrad.problem import Problem
 from postgrad.user_code import load_object, refuse_object_name
 from postgrad.verifiers.expression import split_rule
@@ -48,12 +48,12 @@ def _find_own(name: str) -> VerifierSpec:
     refuse_object_name(name, f"reward.verifier={name}")
     module_path, _, function = name.rpartition(":")
     if name.endswith(".py"):
-        raise ConfigError(
+        raise Missing(
             f"reward.verifier={name} names a file without a function; "
             f"write reward.verifier={name}:FUNCTION"
         )
     if not module_path or not function:
-        raise ConfigError(
+        raise UnknownName(
             f"reward.verifier={name} is not a verifier; {did_you_mean(name, VERIFIERS)} "
             "(your own is given as package.module:function or file.py:function)"
         )
@@ -66,14 +66,14 @@ def _check_arguments(name: str, verifier: Verifier, arguments: Collection[str]) 
     for argument in arguments:
         known = list(inspect.signature(verifier).parameters)[2:]
         if argument not in known:
-            raise ConfigError(
+            raise UnknownName(
                 f"reward.verifier: {name} has no argument {argument}; "
                 f"{did_you_mean(argument, known)}"
             )
     for needed in required_arguments(verifier):
         if needed not in arguments:
             function = name.rpartition(":")[2]
-            raise ConfigError(
+            raise Missing(
                 f"reward.verifier={name}: {function} also needs {needed}; give it a number, as in "
                 f"{name}({needed}=1), or a default in the file"
             )
@@ -97,9 +97,10 @@ def load_verifier(path: str) -> Verifier:
     """
     function = load_function(path, "verifier")
     if inspect.isbuiltin(function) and str(function.__module__) in sys.stdlib_module_names:
-        raise ConfigError(
+        raise Unsupported(
             f"verifier {path} is a function of Python itself, and a response must not be its "
-            "argument; write def reward(response, problem) into a file and give file.py:reward"
+            "argument; write def reward(response, problem) into a file and give file.py:reward",
+            at="verifier",
         )
     if inspect.iscoroutinefunction(function):
         function = _run_to_its_end(function)
@@ -125,30 +126,34 @@ def as_verifier(function: Any, label: str) -> Verifier:
         return _adapt(function, partial(_verl_arguments, names), VERL_ARGUMENTS)
     for name, trainer in LIST_ARGUMENTS.items():
         if name in names:
-            raise ConfigError(
+            raise UserCode(
                 f"{label}{signature} takes {name}, as in {trainer}; here a reward scores one "
                 "response: def reward(response, problem), where problem.ground_truth and "
-                "problem.extra hold the columns of the row"
+                "problem.extra hold the columns of the row",
+                at="reward",
             )
     if names[1:2] == ["ground_truth"]:
         return _adapt(function, partial(_cs336_arguments, names[0]), names[:2])
     if names and names[0] in PROMPT_NAMES:
-        raise ConfigError(
+        raise UserCode(
             f"{label}{signature}: the first argument {names[0]} would be a response; "
-            "write def reward(response, problem), or TRL's def reward(completions, **columns)"
+            "write def reward(response, problem), or TRL's def reward(completions, **columns)",
+            at="reward",
         )
     if len(names) > 1 and names[1] in ANSWER_NAMES:
-        raise ConfigError(
+        raise UserCode(
             f"{label}{signature}: the second argument {names[1]} would be a Problem; "
-            "write def reward(response, problem), and read the answer as problem.ground_truth"
+            "write def reward(response, problem), and read the answer as problem.ground_truth",
+            at="reward",
         )
     try:
         # Further arguments are numbers from the setting, as in brief(limit=100).
         signature.bind_partial("response", "problem")
     except TypeError as error:
-        raise ConfigError(
+        raise UserCode(
             f"{label}{signature} cannot be called as function(response, problem); "
-            "define it with these two arguments (a str and a Problem)"
+            "define it with these two arguments (a str and a Problem)",
+            at="reward",
         ) from error
     return function
 

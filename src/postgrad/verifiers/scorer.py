@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Protocol
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, UnknownName, Unsupported, WrongValue
 from postgrad.problem import Failure, Problem, Score
 from postgrad.user_code import refuse_object_name
 from postgrad.verifiers.expression import Term, add_term, parse_reward, term_value
@@ -70,9 +70,9 @@ class Scorer:
         self, verifier: str = AUTO, timeout_s: float = 5.0, workers: int = 0, minimize: bool = False
     ) -> None:
         if not timeout_s > 0:
-            raise ConfigError(f"reward.timeout_s={timeout_s} must be above 0")
+            raise WrongValue(f"reward.timeout_s={timeout_s} must be above 0")
         if workers < 0:
-            raise ConfigError(f"reward.workers={workers} must be at least 0")
+            raise WrongValue(f"reward.workers={workers} must be at least 0")
         self.verifier = verifier
         self.timeout_s = timeout_s
         self.minimize = minimize
@@ -97,7 +97,7 @@ class Scorer:
             if not is_trl_reward(function):
                 function = None
             elif term.arguments or term.part:
-                raise ConfigError(
+                raise WrongValue(
                     f"reward.verifier={self.verifier}: {term.name} is a reward function of TRL, "
                     f"which has neither arguments nor parts; write {term.name} alone"
                 )
@@ -179,7 +179,7 @@ class Scorer:
                         "add a column ground_truth (FILE:COLUMN=ground_truth renames one), or "
                         "choose a verifier that needs none (docs/rewards.md)"
                     )
-                raise ConfigError(
+                raise Conflict(
                     f"reward.verifier={self.verifier}: {label} can score none of the "
                     f"{len(results)} rows of {name} that were tried; the first: "
                     f"{failures[0].reason}; {advice}"
@@ -208,7 +208,7 @@ class Scorer:
             for setting, part in settings.items():
                 if part not in known:
                     listed = ", ".join(sorted(known)) or "none"
-                    raise ConfigError(
+                    raise UnknownName(
                         f"{setting}: the verifier {verifier} reports no part {part} of its score; "
                         f"name one of its parts: {listed} (a method that adds parts lists them in "
                         "own_reward_parts)"
@@ -320,7 +320,7 @@ class Scorer:
             return score_batch(f"reward {term.name}", len(responses), score)
         model = self.reward_models.get(term.role) if term.role else self.judge
         if model is None:
-            raise ConfigError(
+            raise Unsupported(
                 f"reward.verifier={self.verifier} needs a model for {term.label}, and this command "
                 "loads none; use it in postgrad train, eval or score"
             )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing
 from postgrad.pictures import text_of_content
 from postgrad.problem import Problem, problem_label
 
@@ -143,8 +143,9 @@ def choose(problem: Problem) -> str:
         if name == "math" and "Answer:" in prompt and not asks_for_box:
             return "math_answer"
         return name
-    raise ConfigError(
+    raise Missing(
         f"{problem_label(problem)}: no verifier is known for data_source {problem.data_source!r}, "
         "which is the file's name where rows have none; set reward.verifier (from Python: reward=) "
-        "to exact, numeric, math or another one of docs/rewards.md, or to your own file.py:NAME"
+        "to exact, numeric, math or another one of docs/rewards.md, or to your own file.py:NAME",
+        at="reward.verifier",
     )

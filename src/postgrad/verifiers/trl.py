@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing, Unsupported, UserCode
 from postgrad.pictures import text_of_content
 from postgrad.problem import Failure, Problem, Score, problem_label
 from postgrad.verifiers.functions import TokenIds, is_async, run_in_thread, score_batch
@@ -59,36 +59,40 @@ class TrlReward:
         if not kinds.isdisjoint(
             (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
         ):
-            raise ConfigError(
+            raise UserCode(
                 f"{label}: TRL's reward functions are called with names, and it has arguments that "
-                "are given by their position; write def reward(completions, **kwargs)"
+                "are given by their position; write def reward(completions, **kwargs)",
+                at="reward",
             )
         self.required = [name for name, one in parameters.items() if _is_required(one)]
         self.names = None if inspect.Parameter.VAR_KEYWORD in kinds else set(parameters)
         for name in self.required:
             if name in (*OTHER_CALLS, *NOT_PASSED):
-                raise ConfigError(
+                raise UserCode(
                     f"{label} is a reward function of TRL and takes {name}, which is not "
                     f"available; the columns of the rows, {PROMPTS}, {COMPLETIONS} and "
                     f"{COMPLETION_IDS} are. Give it a default, or write "
-                    "def reward(response, problem), which may return named parts"
+                    "def reward(response, problem), which may return named parts",
+                    at="reward",
                 )
 
     def check(self, problems: Sequence[Problem], has_token_ids: bool) -> None:
         """Raise ConfigError if a row lacks a column that the function needs, or token ids do."""
         if COMPLETION_IDS in self.required and not has_token_ids:
-            raise ConfigError(
+            raise Unsupported(
                 f"{self.label} needs {COMPLETION_IDS}, and only the texts of the responses are "
-                f"known here; give it a default, such as {COMPLETION_IDS}=None"
+                f"known here; give it a default, such as {COMPLETION_IDS}=None",
+                at="reward",
             )
         for problem in problems:
             columns = _columns_of(problem)
             for name in self.required:
                 if name not in (PROMPTS, COMPLETIONS, COMPLETION_IDS) and name not in columns:
                     known = ", ".join(sorted(columns)) or "none"
-                    raise ConfigError(
+                    raise Missing(
                         f"{self.label} needs a column {name}, which {problem_label(problem)} does "
-                        f"not have; its columns: {known} (FILE:OLD={name} renames one)"
+                        f"not have; its columns: {known} (FILE:OLD={name} renames one)",
+                        at=name,
                     )
 
     def score(

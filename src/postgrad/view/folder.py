@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Unreadable
 
 MAX_DEPTH = 5  # levels below the folder that are searched for runs and evaluations
 MAX_FOLDERS = 20_000
@@ -33,7 +33,7 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
-            raise ConfigError(
+            raise Unreadable(
                 f"no folder {root}; give the folder that holds the runs: postgrad view RUNS"
             )
         self.root = root.resolve()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from postgrad.data.rollout_folder import rollout_files
-from postgrad.errors import ConfigError, first_line
+from postgrad.errors import Unreadable, Unwritable, first_line
 from postgrad.view.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def save_figure(figure: "Figure", file: Path, dpi: int = 100) -> None:
         figure.savefig(file, dpi=dpi)
     except (OSError, ValueError) as error:  # an unknown extension is a ValueError
         reason = getattr(error, "strerror", None) or first_line(error)
-        raise ConfigError(f"{file} cannot be written: {reason}; name another file") from error
+        raise Unwritable(f"{file} cannot be written: {reason}; name another file") from error
 
 
 def panels_figure(folders: Sequence[Path], smoothing: float = 0.6) -> "Figure":
@@ -217,7 +217,7 @@ def read_metrics(folder: Path) -> Metrics:
     """Return the metrics of a run folder; raise ConfigError if it has none."""
     metrics = Metrics(folder / "metrics.jsonl").refresh()
     if not metrics.num_lines:
-        raise ConfigError(
+        raise Unreadable(
             f"{folder} has no metrics.jsonl to draw; give a run folder, e.g. runs/NAME"
         )
     return metrics

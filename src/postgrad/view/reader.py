@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import yaml
 
-from postgrad.errors import ConfigError, first_line
+from postgrad import errors
+from postgrad.errors import first_line
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -30,7 +31,7 @@ MAX_VALUES = 1 << 27  # of one column of a parquet file
 YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class Unreadable(ConfigError):
+class Unreadable(errors.Unreadable):
     """A file that cannot be read; `file` is its name without folders, `why` a clause."""
 
     def __init__(self, file: Path, why: str) -> None:

@@ -9,7 +9,15 @@ from postgrad.config.schema import OVERLONG
 from postgrad.data.encode.template import ChatTemplate
 from postgrad.data.encode.turns import RENDER_ERRORS, TurnNotFound
 from postgrad.data.rows.messages import ROLES, reasoning_field
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import (
+    Conflict,
+    Damaged,
+    NoEffect,
+    UnknownName,
+    Unsupported,
+    WrongValue,
+    did_you_mean,
+)
 from postgrad.pictures import PictureError
 from postgrad.problem import Message, Problem, problem_label
 
@@ -22,17 +30,18 @@ TEMPLATES = ("auto", "chat", "plain")
 def check_names(tokenizer: "PreTrainedTokenizerBase", template: str, overlong: str) -> None:
     """Refuses unknown values, and a chat template that the tokenizer does not have."""
     if template not in TEMPLATES:
-        raise ConfigError(
+        raise UnknownName(
             f"data.template={template} is unknown; {did_you_mean(template, TEMPLATES)}"
         )
     if overlong not in OVERLONG:
-        raise ConfigError(
+        raise UnknownName(
             f"data.overlong={overlong} is unknown; {did_you_mean(overlong, OVERLONG)}"
         )
     if template == "chat" and not tokenizer.chat_template:
-        raise ConfigError(
+        raise Unsupported(
             f"the tokenizer {tokenizer.name_or_path!r} has no chat template; "
-            "use data.template=plain"
+            "use data.template=plain",
+            at="data.template",
         )
 
 
@@ -41,14 +50,14 @@ def check_text_style(
 ) -> None:
     """Refuses a style that writes the whole prompt with a chat template or unknown tokens."""
     if template == "chat":
-        raise ConfigError(
+        raise Conflict(
             f"data.prompt_style={name} writes the whole prompt; "
             "remove data.template=chat, or use another style"
         )
     vocabulary = tokenizer.get_vocab()
     for token in re.findall(r"<\|\w+\|>", form):
         if token not in vocabulary:
-            raise ConfigError(
+            raise Conflict(
                 f"data.prompt_style={name} writes {token}, which is not a token of the "
                 f"tokenizer {tokenizer.name_or_path!r}; "
                 "use data.prompt_style=own for its own chat template"
@@ -62,16 +71,17 @@ def check_no_chat_settings(
 ) -> None:
     """Refuses template options and tools for prompts without a chat template."""
     for name in options:
-        raise ConfigError(
+        raise NoEffect(
             f"data.template_options.{name} is for chat templates, and these prompts use none; "
             "remove it"
         )
     if tools:
         names = ", ".join(str(tool.get("function", {}).get("name", "?")) for tool in tools)
-        raise ConfigError(
+        raise Unsupported(
             f"tools ({names}: those of rollout.tools, and public methods of an environment) need a "
             f"chat template, and the prompts of {tokenizer.name_or_path!r} use none; remove them, "
-            "or start the method's name with _"
+            "or start the method's name with _",
+            at="rollout.tools",
         )
 
 
@@ -81,19 +91,21 @@ def rendering(problem: Problem, messages: Sequence[Message]) -> Iterator[None]:
     try:
         yield
     except PictureError as error:
-        raise ConfigError(f"{problem_label(problem)}: {error}") from error
+        raise Damaged(f"{problem_label(problem)}: {error}", at="images") from error
     except RENDER_ERRORS as error:
         roles = ", ".join(message["role"] for message in messages)
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(
+        raise Unsupported(
             f"{problem_label(problem)}: the chat template refuses messages with roles {roles} "
-            f"({reason}); change the messages or use data.template=plain"
+            f"({reason}); change the messages or use data.template=plain",
+            at="messages",
         ) from error
     except TurnNotFound as error:
-        raise ConfigError(
+        raise Unsupported(
             f"{problem_label(problem)}: {error} is not found in what the chat template renders; "
             "write thinking in the content, as <think>...</think>, mark the assistant's text with "
-            "{% generation %} in the template, or use data.template=plain"
+            "{% generation %} in the template, or use data.template=plain",
+            at="data.template",
         ) from error
 
 
@@ -103,10 +115,11 @@ def check_prompt_end(problem: Problem, messages: Sequence[Message]) -> None:
     The model would answer it in a second turn of the assistant, instead of continuing it.
     """
     if messages and messages[-1]["role"] == "assistant":
-        raise ConfigError(
+        raise Unsupported(
             f"{problem_label(problem)}: its prompt ends in an assistant message, which the chat "
             "template closes, so a response cannot continue it; move its text to the start of the "
-            "response, or end the prompt with a user or tool message"
+            "response, or end the prompt with a user or tool message",
+            at="messages",
         )
 
 
@@ -125,15 +138,17 @@ def check_rendered(
     has_calls = any("tool_calls" in message for message in messages)
     for name, is_used in (("tools", bool(tools)), ("tool_calls", has_calls)):
         if is_used and not template.reads(name):
-            raise ConfigError(
+            raise Unsupported(
                 f"{problem_label(problem)} has {name}, which the chat template of {model} does not "
-                "render; use a model whose template does, or remove these rows"
+                "render; use a model whose template does, or remove these rows",
+                at=name,
             )
     field = reasoning_field(messages)
     if field and not template.reads_field(field):
-        raise ConfigError(
+        raise Unsupported(
             f"{problem_label(problem)} has {field} in a message, which the chat template of "
-            f"{model} does not render; write it in the content, as <think>...</think>"
+            f"{model} does not render; write it in the content, as <think>...</think>",
+            at=field,
         )
 
 
@@ -141,9 +156,10 @@ def check_no_reasoning(problem: Problem, messages: Sequence[Message]) -> None:
     """Refuses thinking outside of the content, which needs a chat template."""
     field = reasoning_field(messages)
     if field:
-        raise ConfigError(
+        raise Unsupported(
             f"{problem_label(problem)} has {field} in a message, which only a chat template "
-            "renders; write it in the content, as <think>...</think>"
+            "renders; write it in the content, as <think>...</think>",
+            at=field,
         )
 
 
@@ -152,9 +168,10 @@ def check_no_tools(
 ) -> None:
     """Refuses tools and calls of tools, which need a chat template."""
     if tools or any("tool_calls" in message for message in messages):
-        raise ConfigError(
+        raise Unsupported(
             f"{problem_label(problem)} has tools or tool calls, which need a chat template; "
-            "use a model that has one, or remove these rows"
+            "use a model that has one, or remove these rows",
+            at="tools",
         )
 
 
@@ -162,7 +179,8 @@ def check_roles(problem: Problem, messages: Sequence[Message]) -> None:
     """Refuses roles that no chat has: templates write them as they are, or leave them out."""
     for message in messages:
         if message["role"] not in ROLES:
-            raise ConfigError(
+            raise WrongValue(
                 f"{problem_label(problem)} has a message with the role {message['role']!r}, which "
-                f"chat templates do not know; rename it to one of {', '.join(ROLES)}"
+                f"chat templates do not know; rename it to one of {', '.join(ROLES)}",
+                at="messages",
             )

@@ -25,7 +25,15 @@ from postgrad.data.encode.template import ChatTemplate
 from postgrad.data.encode.text import TextEncoder
 from postgrad.data.encode.turns import Turn, TurnFinder, TurnNotFound, special_texts
 from postgrad.data.rows.messages import conversation_of, is_trained
-from postgrad.errors import ConfigError
+from postgrad.errors import (
+    ConfigError,
+    Conflict,
+    Missing,
+    NoEffect,
+    TooLarge,
+    Unsupported,
+    WrongValue,
+)
 from postgrad.pictures import Picture, image_parts, with_pictures
 from postgrad.problem import Conversation, Message, Problem, problem_label
 
@@ -160,9 +168,10 @@ class Encoder(TextEncoder):
         A plain prompt is shown without the special tokens that the tokenizer adds.
         """
         if problem.conversation is not None and problem.conversation.text:
-            raise ConfigError(
+            raise Unsupported(
                 f"{problem_label(problem)} is a plain text, which only sft trains on, as a whole; "
-                "FILE:text=prompt reads the column as prompts"
+                "FILE:text=prompt reads the column as prompts",
+                at="text",
             )
         messages = self._styled(problem, problem.messages)
         tools = tools_of(problem)
@@ -182,12 +191,12 @@ class Encoder(TextEncoder):
         try:
             messages = styled(self.style, messages)
         except ConfigError as error:
-            raise ConfigError(f"{problem_label(problem)}: {error}") from error
+            raise error.reworded(f"{problem_label(problem)}: {error}") from error
         return self._with_pictures(problem, messages)
 
     def _with_pictures(self, problem: Problem, messages: Sequence[Message]) -> tuple[Message, ...]:
         if problem.images and self.chat_template is None:
-            raise ConfigError(
+            raise Unsupported(
                 f"{problem_label(problem)} has pictures, which only a chat template places; "
                 "use a model of text and images and data.template=chat, or remove these rows"
             )
@@ -214,7 +223,9 @@ class Encoder(TextEncoder):
             advice = "remove it, or check the chat template"
             if self.chat_template is None:
                 advice = "remove it, or use a model with a chat template, which adds some"
-            raise ConfigError(f"{problem_label(problem)}: its prompt has no tokens; {advice}")
+            raise Missing(
+                f"{problem_label(problem)}: its prompt has no tokens; {advice}", at="prompt"
+            )
         truncated = self._truncate(problem.uid, problem.messages, ids)
         return EncodedRow(truncated, len(ids), [], [], images=problem.prompt_images)
 
@@ -228,7 +239,7 @@ class Encoder(TextEncoder):
     def count_picture_tokens(self, picture: Picture) -> int:
         """Return how many tokens of a prompt stand for a picture. Raises ConfigError."""
         if self.chat_template is None:
-            raise ConfigError("pictures need a model of text and images with a chat template")
+            raise WrongValue("pictures need a model of text and images with a chat template")
         processor = self.chat_template.processor
         text = processor.expand(processor.placeholder, [picture])
         return len(self.tokenize(text, special=False))
@@ -251,14 +262,15 @@ class Encoder(TextEncoder):
             f"the prompt of problem {uid} has {len(ids)} tokens, data.max_prompt_tokens={limit}"
         )
         if image_parts(messages):
-            raise ConfigError(
+            raise Conflict(
                 f"{problem}, and data.overlong={side} would cut through its pictures; raise the "
                 "limit, use smaller pictures or data.overlong=drop"
             )
         if self.tools:
-            raise ConfigError(
+            raise Conflict(
                 f"{problem}, and data.overlong={side} would remove part of the schemas of "
-                "rollout.tools; raise the limit or use data.overlong=drop"
+                "rollout.tools; raise the limit or use data.overlong=drop",
+                at="data.overlong",
             )
         bos = self.tokenizer.bos_token_id
         # In some models the BOS token also starts every turn: then it is not kept.
@@ -266,9 +278,10 @@ class Encoder(TextEncoder):
         num_end = self._count_end_tokens(messages)
         least = min_limit(side, num_start, num_end)
         if limit < least:
-            raise ConfigError(
+            raise TooLarge(
                 f"{problem}: too few to truncate it ({side}) and keep its last {num_end} tokens; "
-                f"set data.max_prompt_tokens={least} or more"
+                f"set data.max_prompt_tokens={least} or more",
+                at="data.max_prompt_tokens",
             )
         return truncate(ids, limit, side, num_start, num_end)
 
@@ -368,7 +381,7 @@ class Encoder(TextEncoder):
         """
         conversation = conversation_of(problem)
         if conversation is None:
-            raise ConfigError(f"{problem_label(problem)} has no response to train on")
+            raise Missing(f"{problem_label(problem)} has no response to train on", at="response")
         key = ("conversation", problem.uid, train_on)
         return self._cached(
             key,
@@ -403,9 +416,10 @@ class Encoder(TextEncoder):
             mask.append(True)
         first = mask.index(True)
         if first == 0:
-            raise ConfigError(
+            raise Missing(
                 f"{problem_label(problem)}: its first token is trained on, so it has no prompt; "
-                "start the conversation with a user message"
+                "start the conversation with a user message",
+                at="prompt",
             )
         prompt = self._truncate(problem.uid, messages[: trained[0].message], ids[:first])
         is_rewritten = any(turn.is_rewritten for turn in trained)
@@ -417,9 +431,10 @@ class Encoder(TextEncoder):
     def _ids_and_mask(self, text: str, turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
         """Return the ids of a text up to the last turn's end, and which of them are in a turn."""
         if not self.tokenizer.is_fast:
-            raise ConfigError(
+            raise Unsupported(
                 f"the tokenizer {self.tokenizer.name_or_path!r} does not say which characters a "
-                "token covers; use a fast tokenizer, or data.template=plain"
+                "token covers; use a fast tokenizer, or data.template=plain",
+                at="tokenizer",
             )
         encoded = cast(
             Any, self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -442,18 +457,20 @@ class Encoder(TextEncoder):
         *before, last = conversation.messages
         trained = [m for m in conversation.messages[conversation.num_prompt :] if is_trained(m)]
         if train_on == "all" and len(trained) > 1:
-            raise ConfigError(
+            raise Unsupported(
                 f"{problem_label(problem)} has several assistant turns, and its prompt uses no "
                 "chat template, so only the last one can be trained on; "
-                "set method.train_on=last, or use a model with a chat template"
+                "set method.train_on=last, or use a model with a chat template",
+                at="method.train_on",
             )
         check_no_tools(problem, conversation.tools, conversation.messages)
         end = self.decode_raw([self.eos_token_id()])
         if end in last["content"].removesuffix(end):
-            raise ConfigError(
+            raise WrongValue(
                 f"{problem_label(problem)}: its response goes on after the end-of-sequence token "
                 f"{end}, where a response ends; remove the token, or give several turns as "
-                "messages to a model with a chat template"
+                "messages to a model with a chat template",
+                at="response",
             )
         single = replace(
             problem,
@@ -468,18 +485,22 @@ class Encoder(TextEncoder):
     def _encode_text(self, problem: Problem, text: str, train_on: str) -> EncodedRow:
         """Return a plain text and EOS, without a chat template. The first token is the prompt."""
         if self.style is not OWN:
-            raise ConfigError(
+            raise NoEffect(
                 f"{problem_label(problem)} is a plain text, which has no prompt for "
-                "data.prompt_style; remove the setting"
+                "data.prompt_style; remove the setting",
+                at="data.prompt_style",
             )
         if train_on != "all":
-            raise ConfigError(
+            raise NoEffect(
                 f"{problem_label(problem)} is a plain text, which has no turns for "
-                f"method.train_on={train_on}; remove the setting"
+                f"method.train_on={train_on}; remove the setting",
+                at="method.train_on",
             )
         ids = self.with_eos(self.encode_plain(text))
         if len(ids) < 2:
-            raise ConfigError(f"{problem_label(problem)}: its text has no tokens; remove the row")
+            raise Missing(
+                f"{problem_label(problem)}: its text has no tokens; remove the row", at="text"
+            )
         return EncodedRow(ids[:1], 1, ids[1:], [True] * (len(ids) - 1))
 
     # ---- what a reward model scores
@@ -512,10 +533,11 @@ class Encoder(TextEncoder):
         """
         row = self.prompt_row(problem)
         if len(row.prompt) < row.num_prompt:
-            raise ConfigError(
+            raise Conflict(
                 f"{problem_label(problem)}: data.overlong={self.overlong} would truncate its "
                 "prompt, and a reward model scores whole conversations; raise "
-                f"data.max_prompt_tokens (now {self.max_prompt_tokens}) or use data.overlong=drop"
+                f"data.max_prompt_tokens (now {self.max_prompt_tokens}) or use data.overlong=drop",
+                at="data.overlong",
             )
         ids = self.scored(problem, response)
         start = 0

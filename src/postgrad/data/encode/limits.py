@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from postgrad.errors import ConfigError
+from postgrad.errors import TooLarge
 from postgrad.problem import Problem, problem_label
 
 
@@ -34,9 +34,10 @@ def indices_within(
         fix = f"set {key}={max(lengths)}"
         if not dropping:
             fix += " or data.overlong=drop"
-        raise ConfigError(
+        raise TooLarge(
             f"{len(too_long)} of {len(problems)} {what} are longer than {key}={limit}, "
-            f"the first is {problem_label(problems[first])} with {lengths[first]} tokens; {fix}"
+            f"the first is {problem_label(problems[first])} with {lengths[first]} tokens; {fix}",
+            at=key,
         )
     return [i for i, length in enumerate(lengths) if length <= limit]
 

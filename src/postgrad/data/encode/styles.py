@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Conflict, UnknownName, Unreadable, WrongValue, did_you_mean
 
 Messages = tuple[dict[str, str], ...]
 SLOT = "{question}"
@@ -168,11 +168,11 @@ def find_style(name: str, key: str = "data.prompt_style") -> Style:
     file = Path(name).expanduser()
     if file.suffix != ".txt":
         hint = did_you_mean(name, STYLES)
-        raise ConfigError(
+        raise UnknownName(
             f"{key}={name} is unknown; {hint} (or a .txt file of your own with {SLOT} in it)"
         )
     if not file.is_file():
-        raise ConfigError(
+        raise Unreadable(
             f"{key}={name}: no such file; "
             f"give a text file with {SLOT} in it, or one of {', '.join(STYLES)}"
         )
@@ -180,11 +180,11 @@ def find_style(name: str, key: str = "data.prompt_style") -> Style:
         form = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:120]
-        raise ConfigError(
+        raise Unreadable(
             f"{key}={name} cannot be read ({reason}); save it as UTF-8 text"
         ) from error
     if form.count(SLOT) != 1:
-        raise ConfigError(
+        raise WrongValue(
             f"{key}={name} has {SLOT} {form.count(SLOT)} times; "
             "write it exactly once, where the question goes"
         )
@@ -199,7 +199,7 @@ def stop_strings(configured: Sequence[str] | None, style: str) -> list[str]:
     """
     stops = list(find_style(style).stop if configured is None else configured)
     if "" in stops:
-        raise ConfigError(
+        raise WrongValue(
             f"rollout.stop={stops} has an empty string, which would end every response; remove it"
         )
     return stops
@@ -216,9 +216,10 @@ def question_of(messages: Sequence[dict[str, Any]]) -> Any:
     turns = [message for message in messages if message["role"] != "system"]
     if [turn["role"] for turn in turns] != ["user"]:
         roles = ", ".join(message["role"] for message in messages)
-        raise ConfigError(
+        raise Conflict(
             f"a prompt style needs one question, these messages have the roles {roles}; "
-            "use data.prompt_style=own"
+            "use data.prompt_style=own",
+            at="data.prompt_style",
         )
     content = turns[0]["content"]
     if isinstance(content, list):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jinja2 import TemplateError, TemplateRuntimeError
 
 from postgrad.data.encode.template_limits import check_template_limits
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import ConfigError, Conflict, UnknownName, Unsupported, did_you_mean
 from postgrad.pictures import PictureError, add_text, image_parts
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ class ChatTemplate:
         """Refuses a name that the template does not read: Jinja would ignore it silently."""
         key = f"data.template_options.{name}"
         if name in RESERVED:
-            raise ConfigError(f"{key} is set by the framework; remove it")
+            raise Conflict(f"{key} is set by the framework; remove it")
         if not self.reads(name):
             words = re.findall(r"\b[a-z]\w{3,}\b", self.source)
             candidates = {word for word in words if "_" in word} - set(RESERVED)
-            raise ConfigError(
+            raise UnknownName(
                 f"{key}: the chat template never reads {name}; {did_you_mean(name, candidates)}"
             )
 
@@ -97,7 +97,7 @@ class ChatTemplate:
             self.render_after_turn([{"role": "tool", "content": "answer"}])
         except (TemplateError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise ConfigError(
+            raise Unsupported(
                 f"rollout.tools: the chat template of {self.tokenizer.name_or_path!r} cannot "
                 f"render the answers of tools ({reason}); "
                 "remove rollout.tools or use a model whose template knows the role tool"

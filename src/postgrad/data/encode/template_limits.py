@@ -11,7 +11,7 @@ import subprocess
 import sys
 from functools import cache
 
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, TooLarge
 
 CPU_LIMIT_S = 5
 WAIT_S = 60  # on a busy machine the child gets little of a core
@@ -91,7 +91,8 @@ def check_template_limits(source: str) -> None:
 
 
 def _refusal(what: str) -> ConfigError:
-    return ConfigError(
+    return TooLarge(
         f"the model's chat template {what} to render a conversation of two short messages; "
-        "use data.template=plain, or a model folder that you trust"
+        "use data.template=plain, or a model folder that you trust",
+        at="data.template",
     )

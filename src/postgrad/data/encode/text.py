@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import Missing, RunError
 from postgrad.files import atomic_write_text
 
 if TYPE_CHECKING:
@@ -66,9 +66,10 @@ class TextEncoder:
         """Return the id of the end-of-sequence token. Raises ConfigError if there is none."""
         eos = self.tokenizer.eos_token_id
         if eos is None:
-            raise ConfigError(
+            raise Missing(
                 f"the tokenizer {self.tokenizer.name_or_path!r} has no end-of-sequence token; "
-                "set its eos_token"
+                "set its eos_token",
+                at="eos_token",
             )
         return cast(int, eos)
 

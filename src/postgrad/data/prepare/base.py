@@ -7,7 +7,7 @@ from typing import Any
 
 from postgrad.data.encode.styles import Messages
 from postgrad.data.rows.values import Row
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import UnknownName, WrongValue, did_you_mean
 from postgrad.pictures import Picture
 
 
@@ -56,10 +56,10 @@ class Option:
         """Return the value of `name=value`; raise ConfigError if it is not a valid one."""
         if isinstance(self.default, int):
             if not value.isdigit():
-                raise ConfigError(f"{name}={value} is not a whole number from 0")
+                raise WrongValue(f"{name}={value} is not a whole number from 0")
             return int(value)
         if self.choices and value not in self.choices:
-            raise ConfigError(
+            raise UnknownName(
                 f"{name}={value} is not one of its values; {did_you_mean(value, self.choices)}"
             )
         return value

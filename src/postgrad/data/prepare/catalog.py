@@ -7,7 +7,7 @@ import yaml
 
 from postgrad.data.prepare import converters, splits
 from postgrad.data.prepare.base import DataSet, Option
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import UnknownName, did_you_mean
 
 
 def _read_set(fields: dict[str, Any]) -> DataSet:
@@ -50,5 +50,5 @@ def find_set(name: str) -> DataSet:
     by_name = {known.replace("-", "_"): known for known in SETS}
     known = by_name.get(name.lower().replace("-", "_"))
     if known is None:
-        raise ConfigError(f"no data set {name}; {did_you_mean(name, SETS)}")
+        raise UnknownName(f"no data set {name}; {did_you_mean(name, SETS)}", at="NAME")
     return SETS[known]

@@ -27,7 +27,7 @@ from postgrad.data.rows.labels import LABEL_COLUMNS
 from postgrad.data.rows.messages import WEIGHT, reasoning_field
 from postgrad.data.rows.shapes import read_row
 from postgrad.data.rows.values import Row, RowError, checked_text, text_of, truth_of, type_name
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing
 from postgrad.pictures import text_of_content
 from postgrad.problem import Conversation, Problem
 
@@ -246,7 +246,7 @@ def open_math_reasoning(row: Row, context: Context) -> PreparedRow:
     solution = first_text(row, ("generated_solution",)).removeprefix("<think>")
     limit = context.options["max_tokens"]
     if limit and context.count_tokens is None:
-        raise ConfigError("max_tokens counts tokens; add tokenizer=MODEL")
+        raise Missing("max_tokens counts tokens; add tokenizer=MODEL", at="tokenizer")
     if limit and context.count_tokens and context.count_tokens(question + solution) >= limit:
         raise Drop(f"{limit} tokens or more")
     thought, closing, answer = solution.partition("</think>")

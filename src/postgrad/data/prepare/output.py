@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 
 from postgrad.data.prepare.request import PrepareRequest
 from postgrad.data.rows.files import extension
-from postgrad.errors import ConfigError, first_line
+from postgrad.errors import Unreadable, Unwritable, first_line
 from postgrad.files import atomic_file
 
 METADATA_KEY = b"postgrad"
@@ -88,7 +88,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
         metadata = parquet.read_schema(path).metadata or {}
         return json.loads(metadata.get(METADATA_KEY, b"{}"))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise ConfigError(
+        raise Unreadable(
             f"{path}: not a readable parquet file ({first_line(error)}); write or download it again"
         ) from error
 
@@ -106,11 +106,11 @@ def write_table(table: pa.Table, provenance: dict[str, Any], out: Path, overwrit
             parquet.write_table(table, temporary, compression="zstd")
             unchanged = out.is_file() and _digest(out) == _digest(temporary)
             if out.exists() and not unchanged and not overwrite:
-                raise ConfigError(
+                raise Unwritable(
                     f"out={out} exists with other content; give another out=, or overwrite=true"
                 )
     except OSError as error:
-        raise ConfigError(f"out={out} cannot be written ({first_line(error)})") from error
+        raise Unwritable(f"out={out} cannot be written ({first_line(error)})") from error
     return unchanged
 
 

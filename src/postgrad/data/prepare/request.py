@@ -11,7 +11,7 @@ from postgrad.data.prepare.base import DataSet
 from postgrad.data.prepare.catalog import COMMON, find_set
 from postgrad.data.rows.files import exists, missing_file_message, split_columns
 from postgrad.data.sources.hub import data_files, fetch, matching_files
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import Conflict, Missing, UnknownName, Unreadable, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,16 @@ def parse_request(
     for key, value in overrides.items():
         if key not in known:
             candidates = [*known, "from", "out", "tokenizer"]
-            raise ConfigError(f"{name} has no option {key}; {did_you_mean(key, candidates)}")
+            raise UnknownName(
+                f"{name} has no option {key}; {did_you_mean(key, candidates)}", at=key
+            )
         options[key] = known[key].read(key, value)
     split = options.pop("split") or next(iter(data_set.splits))
     style_name = options.pop("style") or data_set.style
     if split not in data_set.splits and data_set.repo:
-        raise ConfigError(f"{name} has no split {split}; {did_you_mean(split, data_set.splits)}")
+        raise UnknownName(
+            f"{name} has no split {split}; {did_you_mean(split, data_set.splits)}", at="split"
+        )
     style = find_style(style_name, "style")
     return PrepareRequest(name.lower(), data_set, split, style_name, style, options, count_tokens)
 
@@ -71,7 +75,7 @@ def source_columns(source: str) -> tuple[str, dict[str, str]]:
     parts = [split_columns(part) for part in _parts(source)]
     columns = parts[0][1]
     if any(others != columns for _, others in parts):
-        raise ConfigError("from=: rename the same columns (FILE:COLUMN=NEW_NAME) of every file")
+        raise Conflict("from=: rename the same columns (FILE:COLUMN=NEW_NAME) of every file")
     return ",".join(name for name, _ in parts), columns
 
 
@@ -103,14 +107,16 @@ def find_files(
     if source == "hub":
         repo = repo or request.data_set.repo
         if not repo:
-            raise ConfigError(f"{request.name} is not on the hub; give from=FILE or from=FOLDER")
+            raise Missing(
+                f"{request.name} is not on the hub; give from=FILE or from=FOLDER", at="from"
+            )
         folder, paths, commit = fetch(repo, chosen_patterns, revision)
         return [(path.relative_to(folder).as_posix(), path) for path in paths], commit
     files: list[tuple[str, Path]] = []
     for part in _parts(source):
         path = Path(part).expanduser()
         if not exists(path):
-            raise ConfigError(missing_file_message(path))
+            raise Unreadable(missing_file_message(path))
         if path.is_dir():
             files += _find_in_folder(request, path, chosen_patterns, exact=bool(patterns))
         else:
@@ -131,7 +137,7 @@ def _find_in_folder(
         files = _find_by_name(request, folder)
     if not files:
         names = ", ".join(path.name for path in data_files(folder)[:6]) or "none"
-        raise ConfigError(
+        raise Unreadable(
             f"{folder}: no file of {request.name} (its data files: {names}); give from=FILE"
         )
     return [(path.relative_to(folder).as_posix(), path) for path in files]

@@ -29,7 +29,15 @@ from postgrad.data.rows.files import extension, read_rows
 from postgrad.data.rows.shapes import VERL, read_row
 from postgrad.data.rows.values import Row, RowError, rename_columns, user_turn
 from postgrad.data.uid import content_uid
-from postgrad.errors import ConfigError, first_line
+from postgrad.errors import (
+    ConfigError,
+    Conflict,
+    Damaged,
+    Missing,
+    Unreadable,
+    WrongValue,
+    first_line,
+)
 
 # Rows that are Python objects at the same time: they take ten times the memory of an Arrow table.
 CHUNK = 1000
@@ -57,11 +65,11 @@ def prepare(
             `overwrite` is False.
     """
     if extension(out) != ".parquet":
-        raise ConfigError(
+        raise WrongValue(
             f"out={out} must end in .parquet; `postgrad data export` writes csv and jsonl"
         )
     if not out.absolute().parent.is_dir():
-        raise ConfigError(f"out={out}: no folder {out.parent}; make it first")
+        raise Unreadable(f"out={out}: no folder {out.parent}; make it first")
     counts = RowCounts()
     phases.begin(f"reading {request.name}, rows")
     tables = list(_make_tables(_convert_rows(request, files, counts)))
@@ -69,11 +77,11 @@ def prepare(
     if not tables:
         reasons = [f"{count} {reason}" for reason, count in sort_by_count(counts.dropped)]
         why = "; ".join(reasons) or "the files have no rows"
-        raise ConfigError(f"{request.name}: none of {counts.read} rows can be kept: {why}"[:600])
+        raise Damaged(f"{request.name}: none of {counts.read} rows can be kept: {why}"[:600])
     try:
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        raise ConfigError(
+        raise Damaged(
             f"{request.name}: a column has different types in different rows ({first_line(error)})"
         ) from error
     if request.data_set.select_split:
@@ -124,9 +132,10 @@ def _convert_rows(
             yield new_row
     if len(sources) > 1 and request.data_set.data_source and not request.options["source"]:
         listed = ", ".join(f"{source} ({count})" for source, count in sorted(sources.items()))
-        raise ConfigError(
+        raise Conflict(
             f"the files hold several data sources: {listed}; "
-            f"say which one is {request.name} with source=NAME"
+            f"say which one is {request.name} with source=NAME",
+            at="source",
         )
 
 
@@ -232,7 +241,7 @@ def _make_table(rows: list[Row]) -> pa.Table:
             {name: pa.array([row.get(name) for row in rows], types.get(name)) for name in names}
         )
     except pa.ArrowException as error:
-        raise ConfigError(
+        raise Damaged(
             f"a column has values of different types ({first_line(error)}); use one type per column"
         ) from error
 
@@ -250,9 +259,10 @@ def _select_split(request: PrepareRequest, table: pa.Table, counts: RowCounts) -
             counts.drop(f"in another split than {request.split}", f"row {info[i]['index']}")
     counts.kept = len(selected)
     if not selected:
-        raise ConfigError(
+        raise Missing(
             f"{request.name}: no problem is left for split={request.split}; "
-            "give more rows or another split"
+            "give more rows or another split",
+            at="split",
         )
     return table.take(pa.array(sorted(selected)))
 
@@ -263,7 +273,7 @@ def _add_pairs(request: PrepareRequest, table: pa.Table, counts: RowCounts) -> p
     The problems that are equal in `pair_by` form a cycle: each is paired with the next.
     """
     if "images" in table.column_names:
-        raise ConfigError("pairs=similar: a similar problem cannot bring its own pictures")
+        raise WrongValue("pairs=similar: a similar problem cannot bring its own pictures")
     rows = table.to_pylist()
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(rows):
@@ -280,7 +290,7 @@ def _add_pairs(request: PrepareRequest, table: pa.Table, counts: RowCounts) -> p
             counts.drop("no other problem of its type and level", place)
     counts.kept = len(kept)
     if not kept:
-        raise ConfigError(f"{request.name}: no two problems are similar; give more rows")
+        raise Missing(f"{request.name}: no two problems are similar; give more rows")
     others = [rows[partner[i]] for i in kept]
     table = table.take(pa.array(kept))
     questions = pa.array([other["extra_info"]["question"] for other in others])

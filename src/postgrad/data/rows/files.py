@@ -19,7 +19,15 @@ from typing import Any, BinaryIO, Literal, cast
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from postgrad.errors import ConfigError, first_line
+from postgrad.errors import (
+    Conflict,
+    Damaged,
+    Missing,
+    TooLarge,
+    Unreadable,
+    Unsupported,
+    first_line,
+)
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
 
@@ -52,12 +60,12 @@ def read_rows(path: Path) -> Rows:
             extension. The message is one line and names the row.
     """
     if not exists(path):
-        raise ConfigError(missing_file_message(path))
+        raise Unreadable(missing_file_message(path))
     if not path.is_file():
-        raise ConfigError(f"{path}: a pipe, device or folder, not a file; write the rows to a file")
+        raise Unreadable(f"{path}: a pipe, device or folder, not a file; write the rows to a file")
     read = READERS.get(extension(path))
     if read is None:
-        raise ConfigError(
+        raise Unsupported(
             f"{path}: unknown extension {path.suffix or '(none)'}; "
             f"data files end in {', '.join(READERS)}"
         )
@@ -65,7 +73,7 @@ def read_rows(path: Path) -> Rows:
         yield from read(path)
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         kind = extension(path).removeprefix(".")
-        raise ConfigError(
+        raise Unreadable(
             f"{path}: not a readable {kind} file ({first_line(error)}); write it again, or check "
             "its permissions"
         ) from error
@@ -134,21 +142,21 @@ def files_in(folder: Path) -> list[Path]:
             files.append(path)
     splits = sorted({split_of(file) for file in files} - {""})
     if len(splits) > 1:
-        raise ConfigError(
+        raise Conflict(
             f"{folder}: the folder has files of several splits ({', '.join(splits)}); give one of "
             f"them, such as {folder / splits[-1]}"
         )
     names = sorted(path.name.removesuffix(extension(path)) for path in files)
     for name, following in pairwise(names):
         if name == following:
-            raise ConfigError(
+            raise Conflict(
                 f"{folder}: several files are called {name}, in different formats; remove all but "
                 "one, or give one file"
             )
     if not files:
         parts = sorted(path.name for path in folder.iterdir() if path.is_dir())
         advice = f"one of its folders ({', '.join(parts[:5])})" if parts else "a file"
-        raise ConfigError(f"{folder}: the folder has no data files; give {advice}")
+        raise Missing(f"{folder}: the folder has no data files; give {advice}")
     return files
 
 
@@ -207,7 +215,7 @@ def _check_columns(path: Path, names: list[str]) -> None:
     """Raise ConfigError if two columns have one name: a row would keep the last one only."""
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"{path}: two columns are called {name!r}; rename one of them")
+            raise Damaged(f"{path}: two columns are called {name!r}; rename one of them")
 
 
 def _open(path: Path) -> BinaryIO:
@@ -227,14 +235,14 @@ def _read_lines(path: Path, is_limited: bool = True) -> Iterator[str]:
         while line := file.readline(MAX_LINE + 1 if is_limited else -1):
             number += 1
             if is_limited and len(line) > MAX_LINE:
-                raise ConfigError(
+                raise TooLarge(
                     f"{path}: line {number} is longer than {MAX_LINE >> 20} MiB; "
                     "write one row per line"
                 )
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise ConfigError(
+                raise Damaged(
                     f"{path}: line {number}: not UTF-8 text (byte {line[error.start]:#04x}); "
                     "save the file as UTF-8"
                 ) from error
@@ -266,7 +274,7 @@ def _parse_json(path: Path, place: str, text: str) -> Any:
         reason = first_line(error)
         if isinstance(error, json.JSONDecodeError):
             reason = f"{error.msg.removesuffix(' at')} at column {error.colno}"
-        raise ConfigError(
+        raise Damaged(
             f"{path}: {place}: not JSON ({reason}); write one JSON object per line, or an array of "
             "objects in a file that ends in .json"
         ) from error
@@ -274,7 +282,7 @@ def _parse_json(path: Path, place: str, text: str) -> Any:
 
 def _checked_row(path: Path, place: str, row: Any) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise ConfigError(
+        raise Damaged(
             f"{path}: {place}: {type(row).__name__}, not an object; each row must be an object of "
             "columns (a file with one array of them ends in .json)"
         )
@@ -309,14 +317,14 @@ def _read_csv(path: Path) -> Rows:
                     continue
             number += 1
             if len(record) != len(columns):
-                raise ConfigError(
+                raise Damaged(
                     f"{path}: row {number} (line {records.line_num}) has {len(record)} fields, not "
                     f"{len(columns)}; quote fields that hold {delimiter!r} or line breaks"
                 )
             row = dict(zip(columns, record, strict=True))
             yield f"row {number}", {name: _csv_value(name, field) for name, field in row.items()}
     except csv.Error as error:
-        raise ConfigError(
+        raise Damaged(
             f"{path}: line {records.line_num}: not csv ({error}); check its quotes"
         ) from error
 

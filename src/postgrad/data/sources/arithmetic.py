@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from postgrad.data.uid import content_uid
-from postgrad.errors import ConfigError, did_you_mean
+from postgrad.errors import UnknownName, WrongValue, did_you_mean
 from postgrad.problem import Problem
 
 NUM_SAMPLED = 10_000
@@ -196,13 +196,18 @@ def arithmetic_problems(level: int, style: str = "digits", split: str = "train")
         ConfigError: no such level, style or split.
     """
     if level not in LEVELS:
-        raise ConfigError(
-            f"arithmetic has no level {level}; give one of {', '.join(map(str, LEVELS))}"
+        raise UnknownName(
+            f"arithmetic has no level {level}; give one of {', '.join(map(str, LEVELS))}",
+            at="level",
         )
     if style not in STYLES:
-        raise ConfigError(f"arithmetic has no style {style!r}; {did_you_mean(style, STYLES)}")
+        raise UnknownName(
+            f"arithmetic has no style {style!r}; {did_you_mean(style, STYLES)}", at="style"
+        )
     if split not in SPLITS:
-        raise ConfigError(f"arithmetic has no split {split!r}; {did_you_mean(split, SPLITS)}")
+        raise UnknownName(
+            f"arithmetic has no split {split!r}; {did_you_mean(split, SPLITS)}", at="split"
+        )
     percentiles = SPLITS[split]
     selected: list[Expression] = []
     for expression in LEVELS[level].expressions():
@@ -221,7 +226,7 @@ def arithmetic_source(source: str) -> list[Problem]:
     """
     parts = source.split(":")[1:]
     if not 1 <= len(parts) <= 3 or not (parts[0].isdecimal() and len(parts[0]) < 4):
-        raise ConfigError(
+        raise WrongValue(
             f"data source {source!r} is not arithmetic:LEVEL[:STYLE[:SPLIT]]; "
             "type for example arithmetic:2:digits:train"
         )

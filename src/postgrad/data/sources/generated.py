@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from postgrad.errors import ConfigError
+from postgrad.errors import WrongValue
 from postgrad.gym import make_dataset
 from postgrad.problem import Problem
 
@@ -25,7 +25,7 @@ def seeds_source(source: str) -> list[Problem]:
     found = SEEDS.fullmatch(source)
     count = int(found["count"]) if found else 0
     if found is None or not 0 < count <= MAX_SEEDS:
-        raise ConfigError(
+        raise WrongValue(
             f"data source {source!r} is not seeds:N or seeds:N:start=M; "
             "type for example seeds:1000, and seeds:100:start=1000 for held-out problems"
         )
@@ -60,7 +60,7 @@ def _parse(source: str) -> tuple[str, dict[str, Any]]:
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or not key:
-            raise ConfigError(
+            raise WrongValue(
                 f"data source {source!r} is not reasoning_gym:NAME:OPTION=VALUE; "
                 "type for example reasoning_gym:countdown:size=500:seed=1"
             )

@@ -9,7 +9,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from postgrad.data.rows.files import extension
-from postgrad.errors import ConfigError, did_you_mean, first_line
+from postgrad.errors import (
+    Missing,
+    NotInstalled,
+    UnknownName,
+    Unreachable,
+    WrongValue,
+    did_you_mean,
+    first_line,
+)
 
 EXAMPLE = "hub:openai/gsm8k:main/train:question=prompt"
 PATTERNS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv")
@@ -27,21 +35,21 @@ def hub_files(source: str) -> tuple[str, list[Path], dict[str, str]]:
     """
     _, repo, *rest = source.split(":")
     if not is_hub_id(repo):
-        raise ConfigError(f"data source {source!r} names no data set; type for example {EXAMPLE}")
+        raise WrongValue(f"data source {source!r} names no data set; type for example {EXAMPLE}")
     split = rest[0] if rest and "=" not in rest[0] else "train"
     columns = _read_columns(source, rest[1:] if rest and "=" not in rest[0] else rest)
     folder, _, _ = fetch(repo, PATTERNS, instead="name their folder instead of hub:")
     files = _split_files(folder, split)
     folders = sorted({file.parent.relative_to(folder).as_posix() for file in files})
     if len(folders) > 1:
-        raise ConfigError(
+        raise Missing(
             f"{repo} has files of the split {split} in {', '.join(folders)}; choose one, "
             f"for example {repo}:{folders[0]}/{split}"
         )
     if not files:
         names = [path.relative_to(folder).as_posix() for path in data_files(folder)]
         words = {word for name in names for word in _words(name)}
-        raise ConfigError(
+        raise UnknownName(
             f"{repo} has no files of the split {split}; {did_you_mean(split, words)} "
             f"Its files: {', '.join(names[:6])}"
         )
@@ -71,7 +79,7 @@ def _read_columns(source: str, parts: list[str]) -> dict[str, str]:
     for part in parts:
         old, equals, new = part.partition("=")
         if not equals or not old or not new:
-            raise ConfigError(
+            raise WrongValue(
                 f"data source {source!r} is not hub:OWNER/NAME:SPLIT:COLUMN=NEW_NAME; "
                 f"type for example {EXAMPLE}"
             )
@@ -124,30 +132,31 @@ def fetch(
             RevisionNotFoundError,
         )
     except ImportError as error:
-        raise ConfigError(
+        raise NotInstalled(
             f"the hub needs the package huggingface_hub ({first_line(error)}); "
-            f"pip install huggingface_hub, or {instead}"
+            f"pip install huggingface_hub, or {instead}",
+            at="huggingface_hub",
         ) from error
     try:
         downloaded = snapshot_download(
             repo, repo_type="dataset", revision=revision or None, allow_patterns=list(patterns)
         )
     except GatedRepoError as error:
-        raise ConfigError(
+        raise Unreachable(
             f"{repo} is gated; accept its terms on huggingface.co/datasets/{repo} "
             f"and set HF_TOKEN, or {instead}"
         ) from error
     except RevisionNotFoundError as error:
-        raise ConfigError(
-            f"{repo} has no revision {revision}; remove revision= for the newest"
+        raise UnknownName(
+            f"{repo} has no revision {revision}; remove revision= for the newest", at="revision"
         ) from error
     except RepositoryNotFoundError as error:
-        raise ConfigError(
+        raise Unreachable(
             f"{repo}: no such data set on the hub, or it is private; check repo= or set HF_TOKEN"
         ) from error
     except (OSError, ValueError, HfHubHTTPError) as error:  # all network errors are one of these
         reason = first_line(error, max_chars=120)
-        raise ConfigError(
+        raise Unreachable(
             f"{repo} cannot be reached and is not in the cache ({reason}); "
             "connect, set HF_ENDPOINT to a mirror, or download its files on another machine "
             f"and {instead}"
@@ -156,7 +165,7 @@ def fetch(
     files = matching_files(folder, patterns)
     if not files:
         names = [path.relative_to(folder).as_posix() for path in data_files(folder)[:6]]
-        raise ConfigError(
+        raise UnknownName(
             f"{repo} has no file like {' or '.join(patterns)} "
             f"(its data files: {', '.join(names) or 'none'}); name one with files=PATTERN"
         )

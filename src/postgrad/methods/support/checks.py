@@ -3,7 +3,7 @@
 from typing import Any
 
 from postgrad.config.schema import Config
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Missing, Unsupported, UserCode, WrongValue
 from postgrad.rollout.kinds import find_engine
 
 
@@ -24,7 +24,7 @@ def _check_given_temperature(method: Any) -> None:
     """Refuse a temperature for responses that nobody sampled; it would change their log-probs."""
     temperature = method.config.rollout.temperature
     if temperature != 1.0:
-        raise ConfigError(
+        raise Conflict(
             f"rollout.temperature={temperature:g}: {method.settings.name} learns from given "
             "responses, whose log-probs have temperature 1; remove it, or set "
             "training.validation_temperature for validations"
@@ -41,12 +41,12 @@ def _check_truncated_sampling(method: Any) -> None:
     }
     for name, is_on in filters.items():
         if is_on and not method.traits.truncated_sampling:
-            raise ConfigError(
+            raise Unsupported(
                 f"rollout.{name} changes what is sampled but not the log-probs of the loss; "
                 f"{method.settings.name} cannot use it: remove rollout.{name}"
             )
         if is_on and not find_engine(rollout.engine).records_kept:
-            raise ConfigError(
+            raise Unsupported(
                 f"rollout.{name} needs an engine that records which tokens it kept, and "
                 f"rollout.engine={rollout.engine} does not: remove rollout.{name}, or use "
                 "rollout.engine=native"
@@ -66,7 +66,7 @@ def check_traits(method: Any) -> None:
     ]
     for key, value, is_supported, other in needs:
         if value and not is_supported:
-            raise ConfigError(
+            raise Unsupported(
                 f"{key}={value}: {method.settings.name} does not support it; "
                 f"remove it, or use method={other}"
             )
@@ -76,10 +76,10 @@ def check_turns(config: Config) -> None:
     """Refuse tools without a second turn, and an agent beside an environment or tools."""
     rollout, environment, agent = config.rollout, config.environment, config.agent
     if rollout.tools and rollout.max_turns < 2 and not environment.name:
-        raise ConfigError("rollout.max_turns=1 answers no tool call; use at least 2")
+        raise WrongValue("rollout.max_turns=1 answers no tool call; use at least 2")
     if agent.command and (environment.name or rollout.tools):
         other = "environment" if environment.name else "rollout.tools"
-        raise ConfigError(
+        raise Conflict(
             f"agent={agent.command} answers its own tool calls, and {other} is set; "
             "remove one of the two"
         )
@@ -92,12 +92,12 @@ def check_staleness(method: Any) -> None:
     if not rollout.staleness:
         return
     if not (method.config.cluster.engines or find_engine(rollout.engine).remote):
-        raise ConfigError(
+        raise Conflict(
             f"{key} samples while the policy is trained, which needs an engine of its own; add "
             "cluster.engines=1 with cluster.backend=process or ray"
         )
     if getattr(method.settings, "correction", "none") == "none":
-        raise ConfigError(
+        raise Conflict(
             f"{key} trains on rows of older weights, and method.correction=none does not correct "
             "them; remove method.correction, or use method.correction=bypass if the loss itself "
             "compares with behavior_logprobs"
@@ -116,11 +116,11 @@ def check_stream(method: Any, base: type) -> None:
         return
     key = "rollout.stream=true"
     if rollout.staleness < 1:
-        raise ConfigError(
+        raise Missing(
             f"{key} needs a bound on the age of tokens, in updates; add rollout.staleness=2"
         )
     if not find_engine(rollout.engine).streams:
-        raise ConfigError(
+        raise Unsupported(
             f"{key}: rollout.engine={rollout.engine} cannot change its weights between two tokens; "
             "use rollout.engine=native, or remove rollout.stream"
         )
@@ -132,10 +132,10 @@ def check_stream(method: Any, base: type) -> None:
     }
     for name, is_set in others.items():
         if is_set:
-            raise ConfigError(f"{key} does not support {name}; remove one of the two")
+            raise Unsupported(f"{key} does not support {name}; remove one of the two")
     own = [name for name in STREAMED if getattr(type(method), name) is not getattr(base, name)]
     if own:
-        raise ConfigError(
+        raise Unsupported(
             f"{key}: {method.settings.name} has its own stage {own[0]}, which needs all problems "
             "of a step; remove rollout.stream"
         )
@@ -145,14 +145,14 @@ def check_numbers(config: Config) -> None:
     """Refuse numbers that do not fit together."""
     betas = config.optimizer.betas
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ConfigError(
+        raise WrongValue(
             f"optimizer.betas={betas} is out of range; use two numbers of at least 0 and below 1, "
             "such as [0.9,0.999]"
         )
     updates = config.training.updates_per_step
     problems = config.training.problems_per_step
     if updates > problems:
-        raise ConfigError(
+        raise Conflict(
             f"training.updates_per_step={updates} exceeds training.problems_per_step={problems}; "
             "an update needs at least one problem"
         )
@@ -164,29 +164,29 @@ def check_memory_saving(config: Config) -> None:
     if model.quantization == "4bit":
         quantization = "model.quantization=4bit"
         if not model.lora.rank:
-            raise ConfigError(
+            raise Conflict(
                 f"{quantization} freezes the linear layers, so nothing could be trained; add "
                 "model.lora.rank=16"
             )
         if config.cluster.backend == "ray":
-            raise ConfigError(
+            raise Unsupported(
                 f"{quantization} is not supported with cluster.backend=ray, which shards weights; "
                 "use cluster.backend=local"
             )
         if engine_apart(config):
-            raise ConfigError(
+            raise Conflict(
                 f"{quantization} needs an engine that samples from the trainer's own weights; use "
                 "rollout.engine=native without cluster.engines"
             )
         if model.path.endswith(".gguf"):
-            raise ConfigError(
+            raise Conflict(
                 f"{quantization} would quantize the weights of a GGUF file a second time; use the "
                 "model's original folder"
             )
     if model.kept_attention_blocks:
         kept = f"model.kept_attention_blocks={model.kept_attention_blocks}"
         if config.cluster.backend == "ray":
-            raise ConfigError(f"{kept} is not supported with cluster.backend=ray; remove it")
+            raise Unsupported(f"{kept} is not supported with cluster.backend=ray; remove it")
 
 
 def check_method(method: Any) -> None:
@@ -206,7 +206,7 @@ def check_state(method: Any) -> None:
         if "load" in vars(cls):
             return
         if "state" in vars(cls):
-            raise ConfigError(
+            raise UserCode(
                 f"method={method.config.method.name}: {cls.__name__} defines state() and not "
                 "load(state), so a resumed run would not get it back; define both"
             )

@@ -17,7 +17,7 @@ from postgrad.algorithms.correction import (
     reject,
 )
 from postgrad.algorithms.losses import Loss
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, Missing
 from postgrad.methods.method import Step
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.rollout.engine import Engine
@@ -49,7 +49,7 @@ def check_correction(config: Any) -> None:
     """Refuses malformed bounds and rules, and settings without effect. Raises ConfigError."""
     settings = config.method
     if settings.correction == "rejection" and not settings.rejection:
-        raise ConfigError(
+        raise Missing(
             "method.correction=rejection has no rules; "
             "add one, e.g. method.rejection.seq_mean_k1=0.999_1.001"
         )
@@ -64,11 +64,11 @@ def _check_bounds(settings: Any) -> None:
     try:
         importance_weights(numbers, numbers, mask, rows, 0, threshold=settings.correction_bound)
     except ConfigError as error:
-        raise ConfigError(f"method.correction_bound: {error}") from error
+        raise error.reworded(f"method.correction_bound: {error}") from error
     try:
         reject(numbers, numbers, mask, rows, 0, dict(settings.rejection))
     except ConfigError as error:
-        raise ConfigError(f"method.rejection: {error}") from error
+        raise error.reworded(f"method.rejection: {error}") from error
 
 
 def correct(settings: Any, batch: Batch, step: Step) -> Batch:

@@ -25,7 +25,7 @@ from torch import Tensor
 from postgrad.algorithms.advantages import ADVANTAGES, Advantage
 from postgrad.algorithms.losses import LOSSES, Loss, TokenLoss
 from postgrad.algorithms.token_advantages import TokenAdvantages
-from postgrad.errors import ConfigError, RunError, did_you_mean
+from postgrad.errors import RunError, UnknownName, UserCode, did_you_mean
 from postgrad.types import Batch
 from postgrad.user_code import PythonObject, load_module
 
@@ -70,7 +70,7 @@ def _load(path: str, key: str, kind: type[Declaration]) -> Declaration:
             declaration = _declare(value, kind, label)
         if not isinstance(declaration, kind):
             names = [key for key, one in vars(module).items() if isinstance(one, kind)]
-            raise ConfigError(
+            raise UnknownName(
                 f"{label}: {place} has no {kind.__name__} {name}; {did_you_mean(name, names)}"
             )
     _check_call(declaration, label)
@@ -86,7 +86,7 @@ def _declare(value: Any, kind: type[Declaration], label: str) -> Declaration:
     if isinstance(value, kind):
         return value
     if not inspect.isfunction(value):
-        raise ConfigError(
+        raise UserCode(
             f"{label}: a function or a {kind.__name__}(function, reads=(...)) is needed, "
             f"not {type(value).__name__}"
         )
@@ -119,7 +119,7 @@ def _check_call(declaration: Loss | Advantage, label: str) -> None:
         signature = inspect.signature(declaration.function)
         signature.bind(**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(
+        raise UserCode(
             f"{label}: the function cannot be called with its declared reads and options "
             f"({error}); name its arguments in reads=(...) and options=(...)"
         ) from error

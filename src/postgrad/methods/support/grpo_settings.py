@@ -9,7 +9,14 @@ from postgrad.algorithms.kl import KL_ESTIMATORS
 from postgrad.algorithms.losses import LOSSES, Loss
 from postgrad.config.schema_rollout import ENGINE_APART
 from postgrad.config.setting import Condition, setting
-from postgrad.errors import ConfigError
+from postgrad.errors import (
+    Conflict,
+    Missing,
+    NoEffect,
+    UnknownName,
+    UserCode,
+    WrongValue,
+)
 from postgrad.methods.support.correction import CORRECTIONS
 from postgrad.methods.support.synced_reference import ReferenceSettings
 
@@ -224,7 +231,7 @@ def _check_read(settings: Any, key: str, advantage: Advantage) -> None:
     for name in sorted(known - {*advantage.options}):
         value = getattr(settings, name, None)
         if value != getattr(defaults, name, None):
-            raise ConfigError(
+            raise NoEffect(
                 f"method.{name}={value} has no effect: {key} does not read it; "
                 f"add {name} to its options"
             )
@@ -238,12 +245,12 @@ def check_advantage(method: Any) -> None:
     for need in advantage.needs:
         if need not in method.offers or (need == "critic" and "critic" not in method.roles()):
             fix = "use the recipe ppo" if need == "critic" else "use the recipe made for it"
-            raise ConfigError(f"{key} needs a {need}; {settings.name} has none: {fix}")
+            raise Conflict(f"{key} needs a {need}; {settings.name} has none: {fix}")
     if "environment" in advantage.needs and not method.config.environment.name:
-        raise ConfigError(f"{key} needs rewards per turn; add environment=file.py:Class")
+        raise Missing(f"{key} needs rewards per turn; add environment=file.py:Class")
     for option in advantage.options:
         if not hasattr(settings, option):
-            raise ConfigError(
+            raise UserCode(
                 f"{key} reads method.{option}; {settings.name} has no such setting: "
                 "remove it from options=(...) and give the argument a default"
             )
@@ -252,16 +259,16 @@ def check_advantage(method: Any) -> None:
     samples = method.config.rollout.samples
     is_called = type(method).estimate.__module__.startswith("postgrad.")
     if samples < 2 and "groups" in advantage.reads and is_called:
-        raise ConfigError(
+        raise Conflict(
             f"rollout.samples={samples}: {settings.advantage} compares the responses of a group; "
             "use rollout.samples=8"
         )
     if "named_rewards" in advantage.needs and not settings.reward_weights:
-        raise ConfigError(
+        raise Missing(
             f"{key} needs reward parts by name; add e.g. method.reward_weights.answer=1.0"
         )
     if not settings.refill_by:
-        raise ConfigError("method.refill_by is empty; name a part of the score, such as answer")
+        raise Missing("method.refill_by is empty; name a part of the score, such as answer")
 
 
 def reward_parts(method: Any) -> dict[str, str]:
@@ -283,21 +290,21 @@ def check_kl(method: Any) -> None:
     settings = method.settings
     estimator = settings.kl_estimator
     if settings.kl == "loss" and estimator == "k1" and not settings.kl_ratio:
-        raise ConfigError(
+        raise Conflict(
             "method.kl_estimator=k1 in the loss has a gradient of mean 0, so it keeps the policy "
             "nowhere; use k1+, k2 or k3, or add method.kl_ratio=true"
         )
     if settings.kl != "reward":
         return
     if estimator.endswith("+"):
-        raise ConfigError(
+        raise Conflict(
             f"method.kl_estimator={estimator} differs from "
             f"{estimator[:-1]} in its gradient only, and a reward has none; "
             "use k1, k2, k3 or abs"
         )
     reads_one_reward = not {"rewards", "token_rewards"}.isdisjoint(method.advantage.reads)
     if not reads_one_reward or "named_rewards" in method.advantage.needs:
-        raise ConfigError(
+        raise Conflict(
             f"method.kl=reward needs a single reward, and method.advantage={settings.advantage} "
             "reads several; use method.kl=loss"
         )
@@ -313,10 +320,10 @@ def check_loss_options(method: Any) -> None:
     for name in [*settings.loss_options, *clips]:
         if name not in options:
             known = ", ".join(options) or "none"
-            raise ConfigError(f"{key} has no option {name}; its options: {known}")
+            raise UnknownName(f"{key} has no option {name}; its options: {known}")
     for name in loss.required:
         if name not in settings.loss_options:
-            raise ConfigError(f"{key} needs method.loss_options.{name}=NUMBER")
+            raise Missing(f"{key} needs method.loss_options.{name}=NUMBER")
     _check_selection({**loss.selection, **settings.loss_options}, key)
 
 
@@ -324,13 +331,13 @@ def _check_selection(options: Mapping[str, float], key: str) -> None:
     """Refuses a share outside 0 to 1 and an empty band of clip_cov and kl_cov."""
     share = options.get("cov_share", 1.0)
     if not 0 < share <= 1:
-        raise ConfigError(
+        raise WrongValue(
             f"method.loss_options.cov_share={share:g} of {key} must be above 0 and at most 1"
         )
     low = options.get("cov_low", 0.0)
     high = options.get("cov_high", low + 1)
     if not low < high:
-        raise ConfigError(
+        raise Conflict(
             f"method.loss_options.cov_low={low:g} of {key} must be below cov_high={high:g}"
         )
 
@@ -339,7 +346,7 @@ def check_overlong_buffer(method: Any) -> None:
     buffer = method.settings.overlong_buffer
     limit = method.config.rollout.max_response_tokens
     if buffer > limit:
-        raise ConfigError(
+        raise Conflict(
             f"method.overlong_buffer={buffer} exceeds rollout.max_response_tokens={limit}; "
             f"use at most {limit}"
         )
@@ -357,7 +364,7 @@ def check_maxrl(method: Any) -> None:
     }
     for key, is_set in negative.items():
         if is_set:
-            raise ConfigError(
+            raise Conflict(
                 f"{key} makes rewards negative, and method.advantage=maxrl divides by their mean; "
                 "remove it"
             )

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from postgrad.config.schema import Config, JudgeConfig, RewardConfig, RolloutConfig
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Missing, NoEffect
 from postgrad.judge.templates import has_rubric, is_pairwise, monitor_text, template_text
 from postgrad.methods.method import Step
 from postgrad.problem import Problem, problem_label
@@ -38,18 +38,18 @@ def check_judge(reward: RewardConfig) -> None:
     """Raise ConfigError for a missing judge, or for settings that its template does not use."""
     judge = reward.judge
     if asks_judge(reward.verifier) and not judge.model:
-        raise ConfigError(
+        raise Missing(
             f"reward.verifier={reward.verifier} needs a judge; "
             "add reward.judge.model=http://host:8000/v1#model or a model path"
         )
     if judge.monitor and asks_judge(reward.verifier) and reward.verifier != LLM_JUDGE:
-        raise ConfigError(
+        raise Conflict(
             f"reward.judge.monitor={judge.monitor} predicts the judge's ratings, and "
             f"reward.verifier={reward.verifier} is a sum; remove it, or use "
             "reward.verifier=llm_judge"
         )
     if has_rubric(judge) and judge.monitor:
-        raise ConfigError(
+        raise NoEffect(
             f"reward.judge.monitor={judge.monitor} has no effect: a rubric gives a score per "
             "criterion, and a monitor predicts one rating; remove it"
         )
@@ -63,7 +63,7 @@ def check_judge(reward: RewardConfig) -> None:
     for key in unused:
         value = getattr(judge, key)
         if value != getattr(default, key):
-            raise ConfigError(
+            raise NoEffect(
                 f"reward.judge.{key}={value} has no effect: reward.judge.template={judge.template} "
                 f"{reason}; remove it"
             )
@@ -85,7 +85,7 @@ def check_references(reward: RewardConfig, problems: Iterable[Problem]) -> None:
         return
     for problem in problems:
         if not problem.ground_truth:
-            raise ConfigError(
+            raise Missing(
                 f"reward.judge.template={reward.judge.template} compares with a reference "
                 f"answer, and {problem_label(problem)} has none; "
                 "add a column output, answer or ground_truth"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from postgrad.algorithms.preference import row_logprobs
 from postgrad.data.encode.encoder import Encoder
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import Missing, NoEffect, RunError
 from postgrad.methods.method import Method, MethodSettings, Traits
 from postgrad.methods.objective import Objective
 from postgrad.methods.step import Step
@@ -25,10 +25,11 @@ def check_pairs(method: Method, problems: Sequence[Problem], key: str) -> None:
     """Refuses problems without a chosen and a rejected response. Raises ConfigError."""
     for problem in problems:
         if not is_pair(problem):
-            raise ConfigError(
+            raise Missing(
                 f"{problem_label(problem)} has no chosen and rejected response; "
                 f"{method.settings.name} needs both in every row of {key} "
-                "(`postgrad data prepare own kind=pairs` keeps only the rows that have them)"
+                "(`postgrad data prepare own kind=pairs` keeps only the rows that have them)",
+                at="chosen",
             )
 
 
@@ -41,7 +42,7 @@ def check_equal_weights(method: Method) -> None:
     """Refuses method.aggregation, which losses over whole responses do not read."""
     aggregation = method.settings.aggregation
     if aggregation != MethodSettings.aggregation:
-        raise ConfigError(
+        raise NoEffect(
             f"method.aggregation={aggregation} has no effect: {method.settings.name} weighs all "
             "rows equally; remove it"
         )

@@ -7,7 +7,7 @@ optimizer.
 from dataclasses import dataclass
 
 from postgrad.config.schema import setting
-from postgrad.errors import ConfigError
+from postgrad.errors import NoEffect
 from postgrad.methods.method import Method, MethodSettings
 from postgrad.methods.ports import Role
 
@@ -47,7 +47,7 @@ def check_reference(method: Method) -> None:
     role = method.roles().get("reference")
     every = method.settings.reference_sync_every
     if every and role is not None and role != reference_role(method.settings):
-        raise ConfigError(
+        raise NoEffect(
             f"method.reference_sync_every={every} has no effect: {type(method).__name__}.roles() "
             "has another reference; remove it"
         )

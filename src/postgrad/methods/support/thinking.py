@@ -18,7 +18,7 @@ from postgrad.config.schema import Config, setting
 from postgrad.data.problem_queue import ProblemQueue
 from postgrad.data.thought_spans import check_keep, draw_share
 from postgrad.data.thoughts import Thought, ThoughtSplitter
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Missing
 from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.methods.ports import Ports
 from postgrad.methods.step import Group, Step
@@ -94,17 +94,17 @@ class Thinking(Grpo):
         super().check()
         settings = self.settings
         if settings.cot_start and not settings.cot_end:
-            raise ConfigError(
+            raise Missing(
                 f"method.cot_start={settings.cot_start} needs method.cot_end; set both or neither"
             )
         check_keep(settings.keep, settings.keep_unit)
         if settings.keep_min > settings.keep_max:
-            raise ConfigError(
+            raise Conflict(
                 f"method.keep_min={settings.keep_min} exceeds method.keep_max={settings.keep_max}; "
                 "swap them"
             )
         if self.config.reward.objective == "minimize" and settings.no_output_score is None:
-            raise ConfigError(
+            raise Missing(
                 "reward.objective=minimize needs method.no_output_score, the score of a response "
                 "without output; use at least the verifier's highest score, so that a missing "
                 "answer is not rewarded"

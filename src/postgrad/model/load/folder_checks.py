@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Damaged, Unreadable, Unsupported
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -36,7 +36,7 @@ def check_folder(folder: Path, with_weights: bool) -> None:
     for file in sorted(folder.iterdir()):
         _check_link(folder, file)
         if file.exists() and not (file.is_file() or file.is_dir()):
-            raise ConfigError(f"{file} is a pipe, socket or device, not a file; remove it")
+            raise Unreadable(f"{file} is a pipe, socket or device, not a file; remove it")
     for name in INDEXES:
         _check_index(folder / name)
     config = _read_config(folder / "config.json")
@@ -57,7 +57,7 @@ def _check_link(folder: Path, file: Path) -> None:
     cache = root.parent.parent
     if cache.name.startswith("models--") and target.is_relative_to(cache / "blobs"):
         return
-    raise ConfigError(
+    raise Unsupported(
         f"model.path={folder}: {file.name} is a link to {target}, outside of the folder; "
         "copy that file into the folder if you trust it"
     )
@@ -70,10 +70,10 @@ def _check_index(file: Path) -> None:
     index = _read_json(file)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
-        raise ConfigError(f"model.path={file.parent}: {file.name} has no table weight_map")
+        raise Damaged(f"model.path={file.parent}: {file.name} has no table weight_map")
     for name in weight_map.values():
         if not isinstance(name, str) or Path(name).name != name:
-            raise ConfigError(
+            raise Damaged(
                 f"model.path={file.parent}: {file.name} names {str(name)[:100]!r}, which is no "
                 "file of this folder; an index names files without a path"
             )
@@ -85,9 +85,9 @@ def _read_config(file: Path) -> dict[str, Any]:
         return {}
     config = _read_json(file)
     if not isinstance(config, dict):
-        raise ConfigError(f"model.path={file.parent} cannot be loaded: config.json is no table")
+        raise Damaged(f"model.path={file.parent} cannot be loaded: config.json is no table")
     if not isinstance(config.get("text_config", {}), dict):
-        raise ConfigError(f"model.path={file.parent}: config.json: text_config is no table")
+        raise Damaged(f"model.path={file.parent}: config.json: text_config is no table")
     return config
 
 
@@ -96,7 +96,7 @@ def _read_json(file: Path) -> Any:
         return json.loads(file.read_text())
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(
+        raise Damaged(
             f"model.path={file.parent} cannot be loaded: {file.name} is not JSON ({reason})"
         ) from error
 
@@ -105,7 +105,7 @@ def _check_kernels(folder: Path, config: dict[str, Any]) -> None:
     """Refuses an attention implementation that transformers would fetch from a hub and run."""
     for key in ATTENTION_KEYS:
         if "/" in str(config.get(key, "")):
-            raise ConfigError(
+            raise Unsupported(
                 f"model.path={folder}: config.json asks for the kernels {config[key]!r}, which "
                 f"are code from a hub; remove {key} from config.json"
             )
@@ -117,7 +117,7 @@ def _check_pickles(folder: Path) -> None:
         return
     pickles = [file.name for file in sorted(folder.iterdir()) if file.suffix in PICKLES]
     if pickles:
-        raise ConfigError(
+        raise Unsupported(
             f"model.path={folder}: its weights are pickled ({pickles[0]}), and loading them can "
             "run any program; convert them to safetensors where they come from"
         )
@@ -132,13 +132,13 @@ def _check_sizes(folder: Path, config: dict[str, Any]) -> None:
     layers = _declared(folder, text, "num_hidden_layers")
     width = _declared(folder, text, "hidden_size")
     if layers > num_tensors:
-        raise ConfigError(
+        raise Damaged(
             f"model.path={folder}: config.json declares {layers} layers, and the weights have "
             f"{num_tensors} tensors; the folder is damaged"
         )
     for key in WIDTHS:
         if _declared(folder, text, key) * width > SLACK * num_bytes:
-            raise ConfigError(
+            raise Damaged(
                 f"model.path={folder}: config.json declares {key}={text[key]} with "
                 f"hidden_size={width}, and the weights have {num_bytes} bytes; the folder is "
                 "damaged"
@@ -151,7 +151,7 @@ def _declared(folder: Path, config: dict[str, Any], key: str) -> int:
     if value is None or isinstance(value, list):  # some families have one size per layer
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"model.path={folder}: config.json: {key}={str(value)[:50]} is no size")
+        raise Damaged(f"model.path={folder}: config.json: {key}={str(value)[:50]} is no size")
     return value
 
 
@@ -164,7 +164,7 @@ def _count_weights(folder: Path) -> tuple[int, int]:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             if length > min(size, MAX_HEADER_BYTES):
-                raise ConfigError(
+                raise Damaged(
                     f"model.path={folder} cannot be loaded: {file.name} declares a header of "
                     f"{length} bytes and has {size}; the file is damaged"
                 )
@@ -173,11 +173,11 @@ def _count_weights(folder: Path) -> tuple[int, int]:
                 shapes = [entry["shape"] for name, entry in header.items() if name[0] != "_"]
                 num_values = sum(math.prod(shape) for shape in shapes)
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-                raise ConfigError(
+                raise Damaged(
                     f"model.path={folder} cannot be loaded: the header of {file.name} is damaged"
                 ) from error
         if num_values > SLACK * size:
-            raise ConfigError(
+            raise Damaged(
                 f"model.path={folder}: {file.name} declares {num_values} values in {size} bytes; "
                 "the file is damaged"
             )

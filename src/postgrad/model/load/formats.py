@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from postgrad.errors import ConfigError
+from postgrad.errors import WrongValue
 
 HUB_TIMEOUT_S = 3
 # Ends of the names of reward models' classes.
@@ -48,7 +48,7 @@ def check_is_language_model(stock_config: Any, path: str) -> None:
     """
     declared = stock_config.architectures or ()
     if declared and all(name.endswith(CLASSIFIERS) for name in declared):
-        raise ConfigError(
+        raise WrongValue(
             f"model.path={path} is a reward model ({declared[0]}), which generates no text; "
             f"reward.verifier=model:{path} scores responses with it"
         )

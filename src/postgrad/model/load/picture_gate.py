@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.errors import ConfigError, first_line
+from postgrad.errors import Unsupported, first_line
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.gate import (
     Gate,
@@ -79,7 +79,7 @@ class PictureGate(Gate):
         with eval_mode(self.model):
             self.stock = self._stock_logprobs(self.batch)
             if self.stock.isnan().any():
-                raise ConfigError("its log-probs are not numbers (NaN)")
+                raise Unsupported("its log-probs are not numbers (NaN)")
             self.rounding = measure_rounding(
                 self.model, self.batch, self.stock, lambda _, batch: self._stock_logprobs(batch)
             )
@@ -106,7 +106,7 @@ class PictureGate(Gate):
         passes, reasons, _ = self._find_verdict()
         set_attention(self.model, self.text_attention)
         if passes is None:
-            raise ConfigError("; ".join(reasons))
+            raise Unsupported("; ".join(reasons))
         self.vision.passes = passes
 
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Missing, Unreadable, Unsupported
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 # The other files of a model folder: settings, tokenizer, its own code.
@@ -48,9 +48,9 @@ def read_lazy_weights(folder: Path) -> dict[str, LazyTensor]:
         try:
             weights |= _read_lazy_file(file)
         except (SafetensorError, OSError) as error:
-            raise ConfigError(f"{file} cannot be read: {error}") from error
+            raise Unreadable(f"{file} cannot be read: {error}") from error
     if not weights:
-        raise ConfigError(f"{folder} has no model*.safetensors; give a folder with model weights")
+        raise Missing(f"{folder} has no model*.safetensors; give a folder with model weights")
     return weights
 
 
@@ -61,7 +61,7 @@ def _read_lazy_file(file: Path) -> dict[str, LazyTensor]:
             tensor = opened.get_slice(name)
             dtype = DTYPES.get(tensor.get_dtype())
             if dtype is None:
-                raise ConfigError(
+                raise Unsupported(
                     f"{file}: {name} is {tensor.get_dtype()}; "
                     "only floating-point weights can be exported"
                 )

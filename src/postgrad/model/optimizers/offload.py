@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError, Unsupported
 from postgrad.model.device import device_module, lock_pages, supports_state_streaming, unlock_pages
 
 SLICE_ELEMENTS = 1 << 22  # elements per slice: 16 MiB of each moment
@@ -53,7 +53,7 @@ class OffloadedAdamW(torch.optim.Optimizer):
         for p in self._params():
             on_supported_device = p.device.type == "cpu" or supports_state_streaming(p.device)
             if not on_supported_device or not p.is_contiguous() or not p.is_floating_point():
-                raise ConfigError(
+                raise Unsupported(
                     "optimizer.kind=adamw_offloaded needs contiguous floating-point weights on a "
                     f"CPU or a CUDA device, but a weight is {p.dtype} on {p.device.type}; use "
                     "optimizer.kind=adamw"

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from postgrad.config.schema import OptimizerConfig
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError, Unsupported
 from postgrad.model.checkpoint_files import File, TensorsFile, copy_to_host, read_tensors
 from postgrad.model.optimizers.adamw_8bit import CODES, MIN_ELEMENTS, AdamW8bit
 from postgrad.model.optimizers.gradient_sums import set_master
@@ -68,7 +68,7 @@ def make_torch_optimizer(
     try:
         return torch.optim.AdamW(groups, **options, fused=fused)
     except RuntimeError as error:
-        raise ConfigError(
+        raise Unsupported(
             f"optimizer.kind={config.kind} does not run here ({error}); use optimizer.kind=adamw"
         ) from error
 

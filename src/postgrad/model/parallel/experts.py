@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Unsupported
 from postgrad.model.parallel.groups import (
     Division,
     Group,
@@ -38,7 +38,7 @@ def num_experts_of(model: Any) -> int:
     num_experts = count_experts(model.config)
     if not num_experts:
         model_type = model.config.get_text_config().model_type
-        raise ConfigError(f"cluster.expert_parallel: {model_type} has no experts")
+        raise Unsupported(f"cluster.expert_parallel: {model_type} has no experts")
     return num_experts
 
 
@@ -70,7 +70,7 @@ def divide_experts(module: Any, group: Group, by_expert: bool) -> dict[str, Divi
 def _keep_own_experts(module: Any, group: Group) -> None:
     """Tell a module that it holds one rank's experts. Raises ConfigError."""
     if not hasattr(module, "_is_expert_parallel"):
-        raise ConfigError(
+        raise Unsupported(
             "cluster.expert_parallel needs a newer transformers, whose experts skip tokens of "
             "other ranks; set cluster.expert_parallel=1"
         )
@@ -99,7 +99,7 @@ def dispatch_experts(model: Any, group: Group) -> dict[str, Division]:
     """
     num_experts = num_experts_of(model)
     if num_experts % group.size:
-        raise ConfigError(
+        raise Conflict(
             f"cluster.expert_parallel={group.size} does not divide the model's {num_experts} "
             "experts"
         )
@@ -109,14 +109,14 @@ def dispatch_experts(model: Any, group: Group) -> dict[str, Division]:
             continue
         own = dict(module.named_parameters())
         if own.keys() != set(WEIGHTS):
-            raise ConfigError(
+            raise Unsupported(
                 f"cluster.expert_parallel does not support the experts of "
                 f"{model.config.get_text_config().model_type}, which have {', '.join(own)}"
             )
         _dispatch_to(module, group)
         divisions |= {f"{name}.{key}": Division(0, is_dispatched=True) for key in own}
     if not divisions:
-        raise ConfigError("cluster.expert_parallel: no layer of the model has experts to divide")
+        raise Unsupported("cluster.expert_parallel: no layer of the model has experts to divide")
     return divisions
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def replace_parameter(module: nn.Module, name: str, division: Division, group: G
     assert division.dim is not None
     length = full.shape[division.dim] + division.padding
     if length % (group.size * division.parts):
-        raise ConfigError(
+        raise Conflict(
             f"cluster.tensor_parallel={group.size} does not divide the {length // division.parts} "
             f"units of {type(module).__name__}.{name}"
         )

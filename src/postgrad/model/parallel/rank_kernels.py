@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Unsupported
 from postgrad.model.load.gate import disagreement, eval_mode, probe_rows
 from postgrad.model.parallel.ranks import Ranks, divide_tokens
 from postgrad.model.passes.head import model_outputs
@@ -53,9 +53,10 @@ def install_kernels_on_ranks(
     remove_kernels(model)
     set_support(model, dataclasses.replace(support, reasons=(*support.reasons, reason)))
     if reason := find_difference():
-        raise ConfigError(
+        raise Unsupported(
             f"{type(model).__name__}: the passes on this mesh of workers are not those of the "
-            f"stock model: {reason}; use another mesh or cluster.backend=local"
+            f"stock model: {reason}; use another mesh or cluster.backend=local",
+            at="cluster.backend",
         )
 
 

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from postgrad.config.schema import ClusterConfig
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict
 from postgrad.model.parallel.experts import count_experts
 from postgrad.model.parallel.groups import (
     ALONE,
@@ -262,24 +262,25 @@ def check_mesh(num_ranks: int, cluster: ClusterConfig) -> None:
     tensor = cluster.tensor_parallel
     inner = tensor * cluster.sequence_parallel
     if num_ranks % inner:
-        raise ConfigError(
+        raise Conflict(
             f"{num_ranks} workers cannot be divided into groups of cluster.tensor_parallel x "
-            f"cluster.sequence_parallel = {inner}"
+            f"cluster.sequence_parallel = {inner}",
+            at="cluster.tensor_parallel",
         )
     if tensor > 1 and cluster.expert_parallel not in (1, tensor):
-        raise ConfigError(
+        raise Conflict(
             f"cluster.expert_parallel={cluster.expert_parallel} must be 1 or equal to "
             f"cluster.tensor_parallel={tensor}: experts are divided over the same workers; with "
             "cluster.tensor_parallel=1 it can be any number that divides the workers"
         )
     if cluster.shard_workers and (num_ranks // tensor) % cluster.shard_workers:
-        raise ConfigError(
+        raise Conflict(
             f"cluster.shard_workers={cluster.shard_workers} does not divide the "
             f"{num_ranks // tensor} workers that hold the same slices"
         )
     copy_size = (cluster.shard_workers or num_ranks // tensor) * tensor
     if copy_size % cluster.expert_parallel:
-        raise ConfigError(
+        raise Conflict(
             f"cluster.expert_parallel={cluster.expert_parallel} does not divide the {copy_size} "
             "workers that hold one copy of the weights"
         )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config, OptimizerConfig
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import Conflict, RunError, Unsupported
 from postgrad.model.checkpoint_files import (
     AsyncWriter,
     File,
@@ -235,14 +235,14 @@ def check_sequence_parallel(loaded: Loaded, ranks: Ranks) -> None:
     if size == 1:
         return
     if support_of(loaded.model).passes != "packed":
-        raise ConfigError(
+        raise Unsupported(
             f"cluster.sequence_parallel={size} needs packed passes, which "
             f"{loaded.model.config.model_type} does not have; set it to 1"
         )
     config = loaded.model.config.get_text_config()
     heads = config.num_key_value_heads
     if heads % (size * ranks.tensor.size):
-        raise ConfigError(
+        raise Conflict(
             f"cluster.sequence_parallel x cluster.tensor_parallel = {size * ranks.tensor.size} "
             f"does not divide the model's {heads} key-value heads"
         )

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from postgrad.config.schema import OptimizerConfig
-from postgrad.errors import ConfigError
+from postgrad.errors import Unsupported
 from postgrad.model.checkpoint_files import (
     File,
     Layout,
@@ -144,12 +144,12 @@ class ShardedOptimizer(Optimizer):
         lr_scale: dict[str, float] | None = None,
     ) -> None:
         if config.kind == "adamw_8bit":
-            raise ConfigError(
+            raise Unsupported(
                 "optimizer.kind=adamw_8bit cannot be sharded over ranks; use optimizer.kind=adamw, "
                 "or cluster.offload=true to save memory"
             )
         if config.kind == "muon":
-            raise ConfigError(
+            raise Unsupported(
                 "optimizer.kind=muon needs whole matrices and cannot be sharded over ranks; "
                 "use optimizer.kind=adamw, or cluster.backend=local"
             )

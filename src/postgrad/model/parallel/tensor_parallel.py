@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from postgrad.errors import ConfigError
+from postgrad.errors import Conflict, Unsupported
 from postgrad.model.lora import ADAPTER_NAME, base_layer
 from postgrad.model.parallel.experts import divide_experts, num_experts_of
 from postgrad.model.parallel.groups import (
@@ -93,17 +93,17 @@ def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Divisio
                 own = {f"base_layer.{key}": division for key, division in own.items()}
                 own |= _divide_adapter(module, style, group)
         else:
-            raise ConfigError(f"cluster.tensor_parallel does not support {name} ({style})")
+            raise Unsupported(f"cluster.tensor_parallel does not support {name} ({style})")
         divisions |= {f"{name}.{key}": division for key, division in own.items()}
     if not any(".experts." in name for name in divisions) and by_expert:
-        raise ConfigError("cluster.expert_parallel: the model's experts are in no plan")
+        raise Unsupported("cluster.expert_parallel: the model's experts are in no plan")
     return divisions | _divide_vocabulary(model, group)
 
 
 def _check_model(model: Any, group: Group, by_expert: bool) -> None:
     config = model.config.get_text_config()
     if config.model_type not in FAMILIES:
-        raise ConfigError(
+        raise Unsupported(
             f"cluster.tensor_parallel was not tested with model type {config.model_type}; it works "
             f"with {', '.join(FAMILIES)}"
         )
@@ -116,7 +116,7 @@ def _check_model(model: Any, group: Group, by_expert: bool) -> None:
         sizes["experts"] = experts
     for what, size in sizes.items():
         if size % group.size:
-            raise ConfigError(
+            raise Conflict(
                 f"cluster.tensor_parallel={group.size} does not divide the model's {size} {what}"
             )
 
@@ -249,7 +249,7 @@ def _divide_vocabulary(model: Any, group: Group) -> dict[str, Division]:
     division = Division(0, padding=-num_ids % group.size)
     size = (num_ids + division.padding) // group.size
     if division.padding >= size:
-        raise ConfigError(
+        raise Conflict(
             f"cluster.tensor_parallel={group.size} leaves no id of the vocabulary of {num_ids} to "
             "the last worker; use fewer"
         )

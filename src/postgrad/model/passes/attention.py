@@ -11,7 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError, Unsupported
 from postgrad.model.passes.packing import Packing
 from postgrad.model.passes.row_attention import PaddedSegments, padded_segment_attention
 from postgrad.model.passes.sequence import AnyPacking, DividedTokens
@@ -109,9 +109,10 @@ def _attend_divided(
 
 def _refuse_in_packed(module: nn.Module, softcap: float | None, s_aux: Tensor | None) -> None:
     if softcap is not None or s_aux is not None:
-        raise ConfigError(
+        raise Unsupported(
             f"{type(module).__name__} has soft-capped attention scores or attention sinks; packed "
-            "attention supports neither"
+            "attention supports neither",
+            at="model.path",
         )
 
 
