@@ -12,6 +12,7 @@ from core_recipes import recipe_params
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refused import refused
+from tables import table
 from tiny_runs import postgrad, tree
 
 from postgrad.cli.main import COMMANDS, main
@@ -77,46 +78,7 @@ def test_two_configurations_do_not_share_their_lists():
 
 @pytest.mark.parametrize(
     ("override", "parts"),
-    [
-        ("optimizer.lrr=1", ("unknown key optimizer.lrr", "did you mean optimizer.lr?")),
-        ("training.lr=1", ("unknown key training.lr", "did you mean optimizer.lr?")),
-        ("trainning.steps=1", ("unknown key trainning.steps", "did you mean training.steps?")),
-        ("method.clip_hi=0.3", ("unknown key method.clip_hi", "did you mean method.clip_high?")),
-        ("nonsense=1", ("unknown key nonsense",)),
-        ("hydra.run.dir=x", ("unknown key hydra.run.dir",)),
-        ("training.steps.extra=3", ("training.steps",)),
-        ("training.steps=many", ("training.steps", "many")),
-        ("training.steps=1.5", ("training.steps", "1.5")),
-        ("training.steps=null", ("training.steps",)),
-        ("data.shuffle=perhaps", ("data.shuffle", "perhaps")),
-        ("optimizer.betas=high", ("optimizer.betas=high", "not a number")),
-        ("method.clip_low=wide", ("method.clip_low", "wide")),
-        (
-            "method.aggregation=token-meen",
-            ("method.aggregation=token-meen", "did you mean token-mean?"),
-        ),
-        ("training.steps=0", ("training.steps=0", "at least 1")),
-        ("optimizer.lr=0", ("optimizer.lr=0", "above 0")),
-        ("optimizer.lr=nan", ("optimizer.lr=nan", "finite")),
-        ("method.rejection=-1", ("method.rejection is a section", "method.rejection.NAME=")),
-        ("rollout.top_p=1.5", ("rollout.top_p=1.5", "at most 1")),
-        ("method.dual_clip=1", ("method.dual_clip=1", "above 1")),
-        ("training.stop_at=2", ("training.stop_at=2", "at most 1")),
-        ("training=5", ("training is a section", "training.steps=")),
-        ("optimizer.lr=1e-5,1e-6", ("optimizer.lr=1e-5,1e-6", "one run per value")),
-        ("training.steps=range(1,5)", ("training.steps", "one run per value")),
-        ("fast", ("expected key=value", "'fast'")),
-        ("optimizer.lr", ("'optimizer.lr'", "write optimizer.lr=VALUE")),
-        ("tiny", ("'tiny'", "model.path=tiny")),
-        ("rows/train.jsonl", ("data.train=rows/train.jsonl",)),
-        ("=5", ("expected key=value",)),
-        ("~optimizer.lr=1", ("expected key=value", "null")),
-        ("optimizer.lr=[1", ("optimizer.lr=[1",)),
-        ("method=grpoo", ("method=grpoo", "did you mean grpo?")),
-        ("method=no_such_package.module:Class", ("no_such_package",)),
-        ("method=postgrad.methods.grpo:Grppo", ("Grppo", "did you mean Grpo?")),
-        ("method=postgrad.types:Batch", ("Batch",)),
-    ],
+    table(__file__, "wrong"),
 )
 def test_a_wrong_override_is_refused_in_one_line_that_names_it(override, parts):
     message = error_of(override)
@@ -445,49 +407,7 @@ def test_an_address_needs_no_quotes():
 
 @pytest.mark.parametrize(
     ("override", "hint"),
-    [
-        ("rollout.n=4", "rollout.samples"),
-        ("num_generations=4", "rollout.samples"),
-        ("actor.optim.learning_rate=1", "optimizer.lr"),
-        ("max_tokens=64", "the nearest here is rollout.max_response_tokens"),
-        ("group_size=4", "rollout.samples"),
-        ("lora_rank=8", "model.lora.rank"),
-        ("wandb=true", "track (wandb)"),
-        ("reward_weights=[1,2]", "reward.verifier (a sum"),
-        ("system_prompt=hi", "column system"),
-        ("epsilon=0.2", "method.clip_low"),
-        ("method.beta=0.1", "method.kl_coef"),
-        ("algorithm.gamma=0.9", "method.gamma"),
-        ("algorithm.kl_penalty=kl", "method.kl_estimator"),
-        ("actor_rollout_ref.actor.clip_ratio=0.2", "method.clip_low (and method.clip_high)"),
-        ("actor_rollout_ref.actor.use_kl_loss=true", "method.kl (loss)"),
-        ("actor_rollout_ref.rollout.name=vllm", "rollout.engine"),
-        ("critic.optim.lr=1e-5", "method.critic_lr"),
-        ("custom_reward_function.path=r.py", "reward.verifier (file.py:function)"),
-        ("training.save_every=1", "training.checkpoint_every"),
-        ("trainer.balance_batch=true", "leave it out: rows are always balanced"),
-        ("trainer.zzz=1", "postgrad import SCRIPT"),
-        ("n_samples_per_prompt=8", "rollout.samples"),
-        ("packing=true", "leave it out"),
-        ("adam_beta2=0.95", "optimizer.betas"),
-        ("deepspeed=zero3.json", "cluster.workers"),
-        ("chat_template_kwargs.enable_thinking=false", "data.template_options.enable_thinking"),
-        ("reward.reward_model.model_path=m", "reward.verifier (model:PATH)"),
-        ("actor_rollout_ref.rollout.multi_turn.enable=true", "rollout.tools"),
-        ("disable_dropout=true", "leave it out"),
-        ("zzz_zzz=1", "postgrad recipes NAME"),
-        ("rollout.sampels=4", "rollout.samples"),
-        ("sed=4", "seed"),
-        ("optimizer.zzz=1", "kind, lr, betas"),
-        ("actor_rollout_ref.actor.fsdp_config.offload_policy=true", "cluster.offload"),
-        ("actor.megatron.tensor_model_parallel_size=2", "cluster.tensor_parallel"),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", "rollout.tensor_parallel"),
-        ("actor_rollout_ref.actor.strategy=fsdp2", "FSDP2 divides"),
-        ("strategy=fsdp2", "FSDP2 divides"),
-        ("balance_algo=karmarkar", "always balanced"),
-        ("model=gpt2", "model.path=gpt2"),
-        ("--lr", "no dashes"),
-    ],
+    table(__file__, "hints"),
 )
 def test_an_unknown_key_gets_a_hint_also_from_names_of_other_trainers(override, hint):
     message = error_without_defaults(override) if override == "model=gpt2" else error_of(override)

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from refused import refused
+from tables import table
 
-from postgrad.data.encode.styles import BOXED, HASHES
 from postgrad.data.prepare.catalog import SETS
 from postgrad.data.prepare.output import read_provenance
 from postgrad.data.prepare.request import find_files, parse_request
@@ -83,7 +83,6 @@ CHOSEN, REJECTED = (
     "\n\nHuman: hi there\n\nAssistant: Hello!",
     "\n\nHuman: hi there\n\nAssistant: Go away.",
 )
-OPTIONS = {"text": ["one", "two", "three"], "label": ["1", "2", "3"]}
 OLYMPIAD = {
     "id": 1,
     "question": "Find $n$.",
@@ -95,187 +94,9 @@ OLYMPIAD = {
 
 # data set, file on the hub, row on the hub, then the fields of the prepared row: data_source,
 # user message, ground truth, demonstrations
-LAYOUTS: list[tuple[str, str, dict[str, Any], str, str, str | None, list[str]]] = [
-    (
-        "gsm8k",
-        "main/train-00000-of-00001.parquet",
-        {"question": "How many?", "answer": "1,000+1\n#### 1,001"},
-        "openai/gsm8k",
-        f"How many? {HASHES}",
-        "1001",
-        ["1,000+1\n#### 1,001"],
-    ),
-    (
-        "hendrycks_math",
-        "geometry/test-00000-of-00001.parquet",
-        MATH,
-        "EleutherAI/hendrycks_math",
-        f"Area?\n\n{BOXED}",
-        "\\frac{1}{2}",
-        [MATH["solution"]],
-    ),
-    (
-        "math500",
-        "test.jsonl",
-        {**MATH, "answer": "\\frac12", "subject": "Geometry", "unique_id": "t/1.json"},
-        "HuggingFaceH4/MATH-500",
-        "Area?",
-        "\\frac12",
-        [],
-    ),
-    (
-        "aime24",
-        "data/train-00000-of-00001.parquet",
-        {
-            "id": 60,
-            "problem": "P?",
-            "solution": "s",
-            "answer": "204",
-            "url": "https://x/2024_AIME_I",
-            "year": "2024",
-        },
-        "aime24",
-        "P?",
-        "204",
-        [],
-    ),
-    ("aime25", "aime2025-I.jsonl", {"question": "P?", "answer": "70"}, "aime25", "P?", "70", []),
-    *(
-        (
-            name,
-            "data/train-00000-of-00001.parquet",
-            {"id": 1, "problem": "P?", "answer": "7", "url": f"https://x/{year}_AIME_I"},
-            name,
-            "P?",
-            "7",
-            [],
-        )
-        for name, year in (("aime", 2022), ("aime22", 2022), ("aime23", 2023))
-    ),
-    (
-        "amc83",
-        "data/train-00000-of-00001.parquet",
-        {"id": 0, "problem": "P?", "answer": 142.0, "url": "https://x/2022_AMC_12A"},
-        "amc",
-        "P?",
-        "142",
-        [],
-    ),
-    (
-        "amc23",
-        "test-00000-of-00001.parquet",
-        {"id": 0, "question": "P?", "answer": 27.0, "url": "https://x/2023_AMC_12A"},
-        "amc23",
-        "P?",
-        "27",
-        [],
-    ),
-    ("minerva", "test.jsonl", {"question": "P?", "answer": "1.6"}, "minerva", "P?", "1.6", []),
-    (
-        "olympiadbench",
-        "OE_TO_maths_en_COMP/OE_TO_maths_en_COMP.parquet",
-        OLYMPIAD,
-        "olympiadbench",
-        "Find $n$.",
-        "$5$",
-        [],
-    ),
-    (
-        "deepmath",
-        "data/train-00000-of-00010.parquet",
-        {
-            "question": "P?",
-            "final_answer": "\\infty",
-            "difficulty": 6.0,
-            "topic": "Algebra",
-            "r1_solution_1": "s1",
-            "r1_solution_2": "s2",
-        },
-        "zwhe99/DeepMath-103K",
-        "P?",
-        "\\infty",
-        ["s1"],
-    ),
-    (
-        "openr1-math",
-        "data/train-00000-of-00010.parquet",
-        OPENR1,
-        "openr1-math",
-        "1+1?",
-        "2",
-        [OPENR1["generations"][1]],
-    ),
-    (
-        "mmlu_pro",
-        "data/test-00000-of-00001.parquet",
-        {
-            "question_id": 1,
-            "question": "Q?",
-            "options": list("abcde"),
-            "answer": "E",
-            "answer_index": 4,
-            "category": "law",
-        },
-        "mmlu_pro",
-        f"Q?\n\nA) a\nB) b\nC) c\nD) d\nE) e\n\n{BOXED}",
-        "E",
-        [],
-    ),
-    (
-        "arc_c",
-        "ARC-Challenge/test-00000-of-00001.parquet",
-        {"id": "x", "question": "Q?", "choices": OPTIONS, "answerKey": "3"},
-        "arc_c",
-        f"Q?\n\nA) one\nB) two\nC) three\n\n{BOXED}",
-        "C",
-        [],
-    ),
-    (
-        "helpful_instructions",
-        "data/train-00000-of-00001.parquet",
-        {"instruction": "Sing.", "demonstration": "La."},
-        "helpful_instructions",
-        "Sing.",
-        None,
-        ["La."],
-    ),
-    (
-        "hh_rlhf",
-        "helpful-base/train.jsonl.gz",
-        {"chosen": CHOSEN, "rejected": REJECTED},
-        "hh_rlhf",
-        "hi there",
-        None,
-        [],
-    ),
-    (
-        "hh_rlhf_questions",
-        "helpful-base/train.jsonl.gz",
-        {"chosen": CHOSEN, "rejected": REJECTED},
-        "anthropic_hh_rlhf",
-        "hi there",
-        None,
-        [],
-    ),
-    (
-        "alpaca_eval",
-        "alpaca_eval.json",
-        {"instruction": "Sing.", "output": "La.", "generator": "g", "dataset": "koala"},
-        "alpaca_eval",
-        "Sing.",
-        "La.",
-        [],
-    ),
-    (
-        "simple_safety_tests",
-        "data/test-00000-of-00001.parquet",
-        {"id": "SP_0", "harm_area": "h", "counter": 1, "category": "c", "prompt": "Harm?"},
-        "simple_safety_tests",
-        "Harm?",
-        None,
-        [],
-    ),
-]
+LAYOUTS: list[tuple[str, str, dict[str, Any], str, str, str | None, list[str]]] = table(
+    __file__, "layouts"
+)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=[layout[0] for layout in LAYOUTS])

@@ -3,6 +3,7 @@
 import pytest
 from imported import keys, printed, translated
 from refused import refused
+from tables import table
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError
@@ -142,58 +143,7 @@ def test_a_yaml_file_of_trl(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("command", "recipe", "overrides"),
-    [
-        (
-            "accelerate launch trl sft --model_name_or_path m --completion_only_loss True \\\n"
-            "  --learning_rate 1e-5 --max_steps 9",
-            "sft",
-            {"model.path": "m", "optimizer.lr": "1e-5", "training.steps": "9"},
-        ),
-        (
-            "trl sft --use_peft --lora_target_modules q_proj v_proj --assistant_only_loss "
-            "--lora_dropout 0",
-            "sft",
-            {
-                "model.lora.rank": "16",
-                "model.lora.targets": "q_proj,v_proj",
-            },
-        ),
-        (
-            "trl dpo --dataset_name a/b --dataset_train_split train_prefs "
-            "--dataset_test_split test_prefs --eval_strategy steps --no_remove_unused_columns",
-            "dpo",
-            {"data.train": "hub:a/b:train_prefs", "data.validation": "hub:a/b:test_prefs"},
-        ),
-        (
-            "trl dpo --dataset_name a/b --dataset_test_split test_prefs",
-            "dpo",
-            {"data.train": "hub:a/b"},
-        ),
-        (
-            "trl dpo --sync_ref_model --ref_model_sync_steps 64",
-            "dpo",
-            {"method.reference_sync_every": "64", "method.reference_mixup": "0.6"},
-        ),
-        ("trl dpo --sync_ref_model false --ref_model_sync_steps 64", "dpo", {}),
-        *(
-            (
-                f"{launch} trl/scripts/dpo.py \\\n  --model_name_or_path org/m --beta 0.2",
-                "dpo",
-                {"model.path": "org/m", "method.beta": "0.2"},
-            )
-            for launch in (
-                "accelerate launch --num_processes 4",
-                "python",
-                "torchrun --nproc_per_node=2",
-            )
-        ),
-        (
-            "torchrun --nproc_per_node=2 -m verl.trainer.fsdp_sft_trainer optim.lr=1e-5 "
-            "model.partial_pretrain=m",
-            "sft",
-            {"optimizer.lr": "1e-5", "model.path": "m"},
-        ),
-    ],
+    table(__file__, "programs"),
 )
 def test_flags_of_a_command(command, recipe, overrides, tmp_path, capsys):
     result = translated(command)
@@ -206,48 +156,7 @@ def test_flags_of_a_command(command, recipe, overrides, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("script", "overrides", "to_set"),
-    [
-        (
-            "import trl\ndef main():\n  trl.GRPOConfig('out', learning_rate=5e-6, seed=-1)",
-            {"runs": "out", "optimizer.lr": "5e-06", "seed": "-1"},
-            [],
-        ),
-        (
-            "LR = 5e-6\nGRPOConfig(learning_rate=LR, num_generations=2 * 8, seed=3)",
-            {"seed": "3"},
-            ["learning_rate", "num_generations"],
-        ),
-        (
-            "base = dict(learning_rate=1.0)\nGRPOConfig(f'{a}', run_name=f'{b}', **base, **load())",
-            {},
-            ["**base", "**load()", "output_dir", "run_name"],
-        ),
-        (
-            "args = GRPOConfig(seed=1)\nargs.learning_rate = 1e-5\nargs.max_steps *= 2",
-            {"seed": "1"},
-            ["learning_rate", "max_steps"],
-        ),
-        # Sizes and counts in updates depend on each other.
-        (
-            "GRPOConfig(per_device_train_batch_size=b, gradient_accumulation_steps=2, max_steps=9)",
-            {},
-            ["gradient_accumulation_steps", "max_steps", "per_device_train_batch_size"],
-        ),
-        # What changes nothing here needs no line.
-        ("GRPOConfig(bf16=use_bf16(), vllm_mode=mode, seed=1)", {"seed": "1"}, []),
-        (
-            "GRPOTrainer('org/m', [f, g], train_dataset=load_dataset('a/b', split='train'), "
-            "args=GRPOConfig(seed=1), tools=[multiply], processing_class=tokenizer)",
-            {"seed": "1", "model.path": "org/m"},
-            ["reward_funcs", "tools", "train_dataset"],
-        ),
-        (
-            "SFTTrainer(model=A.from_pretrained('m'), peft_config=lora, eval_dataset=None, "
-            "args=SFTConfig(assistant_only_loss=True))",
-            {},
-            ["model", "peft_config"],
-        ),
-    ],
+    table(__file__, "settings"),
 )
 def test_literals_are_read_and_the_others_are_to_be_set(script, overrides, to_set):
     result = translated(script)

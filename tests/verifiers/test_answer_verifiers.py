@@ -5,6 +5,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.grading import answers
@@ -24,27 +25,7 @@ def value(name: str, response: str, truth: str) -> float:
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [
-        ("so \\boxed{42}.", "42"),
-        ("\\boxed{\\frac{1}{\\sqrt{2}}}", "\\frac{1}{\\sqrt{2}}"),
-        ("\\boxed{1} then \\boxed{2}", "2"),
-        ("\\fbox{7}", "7"),
-        ("\\boxed {7}", "7"),
-        ("\\boxed{\\boxed{5}}", "5"),
-        ("$\\boxed 5$ is it", "5"),
-        ("$\\boxed x + 1$", "x + 1"),
-        ("\\boxed 5 is it", "5"),
-        ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
-        ("\\boxed{[0,1\\}}", "[0,1\\}"),  # an escaped brace is no brace
-        ("\\boxed{}", ""),
-        ("\\boxed{5", None),
-        ("\\boxed{5} and \\boxed{6", None),  # cut off: the last one counts, and it is not there
-        ("\\boxed", None),
-        ("\\boxed ", None),
-        ("\\boxedx{5}", None),
-        ("no box", None),
-        ("", None),
-    ],
+    table(__file__, "found_numbers"),
 )
 def test_boxed_answer(text, found):
     assert answers.boxed_answer(text) == found
@@ -87,22 +68,7 @@ def test_last_number(text, found):
 
 # verl's T10, strict mode: (response, truth, verl's strict score, ours). verl compares strings, we
 # compare numbers.
-T10_GSM8K = [
-    ("#### 1,234", "1234", 1, 1),
-    ("#### 42.", "42", 0, 1),  # a full stop is no part of the number
-    ("#### $42", "42", 0, 1),  # nor is the currency
-    ("####42", "42", 0, 1),  # the space is not asked for
-    ("#### 42.0", "42", 0, 1),  # 42.0 is 42
-    ("#### 42" + " " * 300, "42", 0, 1),  # verl looks at the last 300 characters only
-    ("#### 41 ... #### 42", "42", 1, 1),
-    ("#### 42 ... #### 41", "42", 0, 0),
-    ("#### -42", "-42", 1, 1),
-    ("#### -42", "42", 0, 0),
-    ("#### 43", "42", 0, 0),
-    ("#### 420", "42", 0, 0),
-    ("#### forty-two", "42", 0, 0),
-    ("", "42", 0, 0),
-]
+T10_GSM8K = table(__file__, "verl_gsm8k")
 
 
 @pytest.mark.parametrize(("response", "truth", "verl", "ours"), T10_GSM8K)
@@ -111,28 +77,7 @@ def test_gsm8k_table(response, truth, verl, ours):
 
 
 # Classes of real responses of a 1.5B model: response, truth, ours.
-READ_GSM8K = [
-    ("20 + 25 = 45\n####\n\n4. Johnny needs \\boxed{45} planks.", "45", 1),  # 4. counts a list
-    ("18 + 36 = 54.\n6. ####\n7. 54 people are going", "54", 1),
-    ("12. ####\n4. Johnny needs planks", "4", 1),  # without a box, the last number
-    ("####\n72", "72", 1),
-    ("####\n72.\nSo she sold 5.", "72", 1),
-    ("####\n\n33 pieces of gum", "33", 1),
-    ("#### 42. So she sold it", "42", 1),
-    ("to plant \\boxed{1500-C} trees", "1500", 0),  # an expression is no number
-    ("\\boxed{x + 20}", "20", 0),
-    ("\\boxed{120 - b}", "120", 0),
-    ("\\boxed{3x}", "3", 0),
-    ("\\boxed{5 m}", "5", 1),
-    ("\\boxed{60 km/h}", "60", 1),
-    ("\\boxed{Total: 1500 trees}", "1500", 1),
-    ("#### 100 and 100 calories", "100", 1),  # a repeated number is no alternative
-    ("#### 100 and 100 or 99", "100", 0),
-    ("it is 4 and 4.\n\n####", "4", 1),
-    ("Final answer: 25%, 25%, 25%", "25", 1),
-    ("Final answer: 30%, 25%, 25%", "25", 0),
-    ("or 42", "42", 0),
-]
+READ_GSM8K = table(__file__, "read_gsm8k")
 
 
 @pytest.mark.parametrize(("response", "truth", "ours"), READ_GSM8K)
@@ -164,31 +109,7 @@ def test_an_unusable_ground_truth_is_a_failure():
 
 
 # BuPO's invariant 22 and verl's MATH rows of T10: response, truth, the original's verdict, ours.
-BOXED = [
-    ("\\boxed{\\frac{1}{\\sqrt{\\frac{2}{3}}}}", "\\frac{1}{\\sqrt{\\frac{2}{3}}}", 1, 1),
-    ("\\boxed{3} no, \\boxed{4}", "4", 1, 1),
-    ("\\boxed{3} no, \\boxed{4}", "3", 0, 0),
-    ("$\\boxed 5$", "5", 1, 1),
-    ("\\boxed{\\dfrac{1}{2}}", "\\frac{1}{2}", 1, 1),
-    ("\\boxed{5\\text{ cm}}", "5", 1, 1),
-    ("\\boxed{5 \\text{ cm}^2}", "5", 0, 1),  # a unit may have a power
-    ("\\boxed{5", "5", 0, 0),
-    ("\\boxed{}", "5", 0, 0),
-    ("", "5", 0, 0),
-    ("the answer is 5", "5", 0, 0),
-    ("\\boxed{\\frac12}", "\\frac{1}{2}", 1, 1),
-    ("\\boxed{0.5}", "\\frac{1}{2}", 1, 1),
-    ("\\boxed{x=5}", "5", 1, 1),
-    ("\\boxed{1,000}", "1000", 0, 1),  # thousands are not a list
-    ("\\boxed{\\text{(B)}}", "B", 0, 1),  # the brackets and the text command say nothing
-    (
-        "Answer: 41, that is \\boxed{42}",
-        "42",
-        0,
-        1,
-    ),  # verl's math_dapo stops at "Answer:"; the box is what was asked for
-    ("\\boxed{6}", "5", 0, 0),
-]
+BOXED = table(__file__, "boxed")
 
 
 @pytest.mark.parametrize(("response", "truth", "original", "ours"), BOXED)
@@ -217,33 +138,7 @@ def test_exact_and_numeric():
 
 @pytest.mark.parametrize(
     ("response", "truth", "expected", "plain"),
-    [
-        ("\\boxed{A}", "A", 1, 1),
-        ("\\boxed{\\text{(B)}}", "B", 1, 1),
-        ("The correct answer is B. There is more.", "B", 1, 1),
-        ("ANSWER: A", "A", 1, 1),
-        ("Answer: **C**", "C", 1, 1),
-        ("The answer is (A). No. Therefore, the answer is (C)", "C", 1, 1),
-        ("The answer is (A). No. Therefore, the answer is (C)", "A", 0, 1),
-        ("the answer is option D because", "D", 1, 1),
-        ("The answer is: $\\text{B}$", "B", 1, 1),
-        ("B", "B", 1, 1),
-        ("(B)", "B", 1, 1),
-        ("B) because it is so", "B", 1, 1),
-        ("So I take (D) here.", "D", 1, 0),
-        ("I think (D) or (A)", "D", 0, 0),  # Classmate takes the first; naming two is no choice
-        ("The answer is A man of letters", "A", 0, 0),
-        ("The answer is not B", "B", 0, 0),
-        ("The answer is 10000 people", "A", 0, 0),
-        ("The correct answer is 10000.", "1", 0, 0),  # a digit inside a number is no option
-        ("A long story.", "A", 0, 0),
-        ("none", "A", 0, 0),
-        ("", "A", 0, 0),
-        ("The answer is 2.", "2", 1, 1),
-        ("\\boxed{2}", "2", 1, 1),
-        ("The answer is 2.5", "2", 0, 0),
-        ("\\boxed{J}", "(J)", 1, 1),
-    ],
+    table(__file__, "verdicts_of_answers"),
 )
 def test_choice_table(response, truth, expected, plain):
     assert score("choice", response, truth) == Score(
@@ -253,30 +148,7 @@ def test_choice_table(response, truth, expected, plain):
 
 # R1-Zero's four classes for truth 42: (response, format digit, answer digit). Differences from the
 # original are marked.
-CLASSES = [
-    ("t </think> <answer>42</answer>", 1, 1),
-    ("t </think>\n<answer>42</answer>", 1, 1),
-    ("t </think> <answer>\\boxed{42}</answer>", 1, 1),
-    ("t </think> <answer>41</answer>", 1, 0),
-    ("t </think> <answer></answer>", 1, 0),
-    ("t </think> <answer>\\boxed{42</answer>", 1, 0),
-    ("t </think> <answer>41</answer> <answer>42</answer>", 1, 1),
-    (
-        "t </think> <answer>42</answer> 41",
-        1,
-        1,
-    ),  # the original grades what follows the closing tag, too
-    ("t </think><answer>42</answer>", 0, 1),
-    ("t </think>  <answer>42</answer>", 0, 1),
-    ("t </think>\n\n<answer>42</answer>", 0, 1),
-    ("t </think> <answer>42", 0, 1),
-    ("<answer>42</answer>", 0, 1),
-    ("</answer></think> <answer>42", 0, 1),  # the original does not look at the order of the tags
-    ("\\boxed{42}", 0, 1),
-    ("The answer is 42.", 0, 1),
-    ("nothing", 0, 0),
-    ("", 0, 0),
-]
+CLASSES = table(__file__, "answer_classes")
 
 
 @pytest.mark.parametrize(("response", "form", "answer"), CLASSES)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from postgrad.problem import Problem, Score
 from postgrad.verifiers.grading.answers import truth_of
@@ -15,149 +16,9 @@ from postgrad.verifiers.table import choose
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
 # cs336, section 4, (given, truth): accepted by both of its modes, then by math-verify only.
-SAME = [
-    ("42.0", "42"),
-    ("1/2", "0.5"),
-    ("\\frac12", "\\frac{1}{2}"),
-    ("\\dfrac{1}{2}", "\\frac{1}{2}"),
-    ("1,000", "1000"),
-    ("1{,}000", "1000"),
-    ("1 000", "1000"),
-    ("\\$5", "5"),
-    ("50\\%", "50"),
-    ("x=5", "5"),
-    ("(1,2)", "(1, 2)"),
-    ("1 and 2", "1,2"),
-    ("x^2+2x+1", "(x+1)^2"),
-    ("\\sqrt{8}", "2\\sqrt{2}"),
-    ("90^\\circ", "90"),
-    ("90 degrees", "90"),
-    ("10 cm", "10"),
-    ("7 3/4", "31/4"),
-    ("7 3/4", "7.75"),
-    ("31/4", "7.75"),
-    ("\\text{even}", "even"),
-    ("Even", "even"),
-    ("(A)", "A"),
-    ("1e3", "1000"),
-    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{bmatrix}1\\\\2\\end{bmatrix}"),
-    ("(1,2)\\cup(3,4)", "(3,4)\\cup(1,2)"),
-    ("4i+3", "3+4i"),
-    ("42.", "42"),
-    ("\\(42\\)", "42"),
-    ("2/4", "1/2"),
-    ("6/2", "3"),
-    ("2^3", "8"),
-    ("2^{10}", "1024"),
-    ("10^6", "1000000"),
-    ("2\\cdot 3", "6"),
-    ("\\{1,2\\}", "2,1"),
-    ("2,1", "1,2"),
-    ("50\\%", "0.5"),
-    ("0.3333333333", "1/3"),
-    ("**42**", "42"),
-    ("abc=5", "5"),
-    ("2x+1=y", "y=2x+1"),
-    ("x\\in[-2,7]", "[-2,7]"),
-    ("4:3", "4/3"),
-    # ours: rejected there, and right all the same
-    ("5 dollars", "5"),
-    ("1\\,000", "1000"),
-    ("10\\%", "0.1"),
-    ("1.5\\times10^3", "1500"),
-    ("2+3=5", "5"),
-    ("f(3)=10", "10"),
-    ("(3,\\infty)", "x>3"),
-    ("v v^{T}", "vv^T"),
-    ("\\exp(T)", "e^T"),
-    ("4^{T/2}", "2^T"),
-    ("\\sqrt{4 \\pi g r_{0}^{2} \\rho_{0}}", "\\sqrt{4\\pi g \\rho_0 r_0^2}"),
-    ("5 (i-1)", "-5+5i"),
-    ("f'(x) = x+x", "2x"),
-    ("-bc + ad", "ad - bc"),
-    ("c + x", "x + c"),
-    ("sqrt(2)", "\\sqrt{2}"),
-    ("1/(1+sqrt(1 + sqrt(2)))", "\\frac{1}{1+\\sqrt{1+\\sqrt{2}}}"),
-    ("\\frac{2}{6} E_1", "\\frac{1}{3} E_{1}"),
-    ("C_2 e^{-t} + C_1 e^t", "C_{1} e^{t}+C_{2} e^{-t}"),
-    ("y = C_1 e^t", "C_{1} e^{t}"),
-    ("n(n-1)!", "n!"),
-    ("f(0) = 2/2", "f(0)=1"),
-    ("|x|", "\\sqrt{x^2}"),
-    (
-        "d=\\sqrt{74}, M=(1.3,-1.3)",
-        "d=\\sqrt{74}, M=(\\frac{13}{10},-\\frac{13}{10})",
-    ),
-    ("$2/4$", "$\\frac{1}{2}$"),
-    ("$2$ and $1$", "1,2"),
-    ("min at $x=0$", "$x=0$"),
-    ("\\{69, 84\\}", "$69$,$84$"),
-    ("\\frac{1}{c_{a}}", "\\dfrac{1}{C_A}"),
-    ("$\\min$ at $x=0/2$, max at $x=1$", "$\\min$ at $x=0$, max at $x=1$"),
-]
+SAME = table(__file__, "same")
 # Rejected by both there, and the false positives it warns of, which are rejected here.
-DIFFERENT = [
-    ("(2,1)", "(1,2)"),
-    ("[1,2]", "(1,2)"),
-    ("0.333", "1/3"),
-    ("3.14159", "\\pi"),
-    ("\\frac{2}{3}", "0.6667"),
-    ("72 clips", "72"),
-    ("10 m/s", "10"),
-    ("1,23", "123"),
-    ("1 million", "1000000"),
-    ("five", "5"),
-    ("3 hours", "3 minutes"),
-    ("5 m", "5 km"),
-    ("x=5", "y=5"),
-    ("a+1", "c+1"),
-    ("(a,b)", "(c,b)"),
-    ("no", "on"),
-    ("11_2", "11_3"),
-    ("7 3/4", "73/4"),
-    ("a+2b+3c=0", "0"),  # math-verify alone takes the right side of any equation
-    ("x^2=4", "4"),
-    ("2x=10", "10"),
-    ("6", "5"),
-    ("-\\infty", "\\infty"),
-    (
-        "A",
-        "A^T",
-    ),  # math-verify alone drops the transpose of letters, also where T is a power, and primes
-    ("v^2", "vv^T"),
-    ("5x", "5^Tx"),
-    ("1+r", "(1+r)^{T}"),
-    ("f(x)", "f'(x)"),
-    ("y'", "y''"),
-    ("k", "k t"),  # math-verify alone takes a last letter after a space for a unit: c, d, m, t
-    ("v t", "v"),
-    ("7 c", "7"),
-    ("n = k m", "n = k"),
-    ("5 \\text{ or } 6", "5"),
-    ("", "5"),
-    # what the parser drops: subscripts, primes, and all but one of several formulas
-    ("\\frac{1}{3} E_{1}", "\\frac{1}{3} E_{2}"),
-    ("I_1(2\\sqrt{z})", "I_0(2\\sqrt{z})"),
-    ("\\Gamma_0(2)", "\\Gamma_1(2)"),
-    ("V' = V E^{-1}", "V' = V E^{-1/2}"),
-    (
-        "d=74, M=(\\frac{13}{10},-\\frac{13}{10})",
-        "d=\\sqrt{74}, M=(\\frac{13}{10},-\\frac{13}{10})",
-    ),
-    ("$\\max$ at $x=0$", "$\\max$ at $x=0$, min at $x= \\pm 11$"),
-    ("$\\max$ at $x=0$, min at $x= \\pm 11$", "$\\max$ at $x=0$"),
-    ("$\\max$ at $x= \\pm 11$, min at $x=0$", "$\\max$ at $x=0$, min at $x= \\pm 11$"),
-    # math-verify takes equations without variables and tiny numbers for equal
-    ("f(0) = 2", "f(0)=1"),
-    ("2+3=6", "2+3=5"),
-    ("3^{-343}", "3^{-243}"),
-    # equal at many points, or in many digits
-    ("101! - 2", "101! - 1"),
-    ("\\lfloor\\frac{2n-2}{5}\\rfloor", "\\lfloor\\frac{2n-1}{5}\\rfloor"),
-    ("|x-1000|", "1000-x"),
-    ("\\sqrt{x^2}", "x"),
-    ("(x, y) = 1", "(x, y) = 0"),
-]
+DIFFERENT = table(__file__, "different")
 
 
 def test_math_accepts(grade):
@@ -186,28 +47,7 @@ def test_math_needs_the_box(grade):
 
 
 # LUFFY's T11: response after the opening <think>, truth, the reference's verdict, ours.
-T11 = [
-    ("x </think> \\boxed{\\frac12}", "0.5", 1, 1),
-    ("x \\boxed{5}", "5", 0, 0),
-    ("x \\boxed{5} </think> done", "5", 0, 0),
-    ("x </think> b \\boxed{3} </think> \\boxed{4}", "3", 1, 1),
-    ("x </think> b \\boxed{3} </think> \\boxed{4}", "4", 0, 0),
-    ("x </think> The answer is 57", "57", 1, 1),
-    ("x </think> The answer is 57 because of x.", "57", 1, 1),
-    ("x </think> The answer is $\\frac{114}{2}$.", "57", 1, 1),
-    ("x </think> The answer is 58", "57", 0, 0),
-    ("x </think> \\boxed{57}", "$57$", 1, 1),
-    ("x </think> \\boxed{A}", "A", 1, 1),
-    ("x </think> \\boxed{\\text{A}}", "A", 1, 1),
-    (
-        "x </think> ANSWER: A",
-        "A",
-        0,
-        1,
-    ),  # its evaluation prompts ask for this very form, its grader cannot read it
-    ("x </think> \\boxed{1,2}", "2,1", 1, 1),
-    ("x </think> \\boxed{x=5}", "5", 1, 1),
-]
+T11 = table(__file__, "verl_math")
 
 
 def test_think_math_table(grade):

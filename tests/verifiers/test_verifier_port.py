@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from refused import refused
+from tables import table
 
 from postgrad.data.problems import problems_of_rows
 from postgrad.errors import ConfigError
@@ -20,45 +21,7 @@ from postgrad.verifiers.table import SOURCES, VERIFIERS, choose
 
 @pytest.mark.parametrize(
     ("source", "name"),
-    [
-        ("openai/gsm8k", "gsm8k"),
-        ("arithmetic/digits", "exact"),
-        ("arithmetic/boxed", "boxed"),
-        ("math_dapo", "math"),
-        ("qwen_aime_2024", "math"),
-        ("qwen_math500", "math"),
-        ("aime", "math"),
-        ("AIME2025", "math"),
-        ("amc", "math"),
-        ("lighteval/MATH", "math"),
-        ("DigitalLearningGmbH/MATH-lighteval", "math"),
-        ("HuggingFaceH4/MATH-500", "math"),
-        ("HuggingFaceH4/aime_2024", "math"),
-        ("EleutherAI/hendrycks_math", "math"),
-        ("olympiad_bench", "math"),
-        ("minerva", "math"),
-        ("math", "math"),
-        ("arc_c", "choice"),
-        ("allenai/ai2_arc", "choice"),
-        ("mmlu_pro", "choice"),
-        ("TIGER-Lab/MMLU-Pro", "choice"),
-        ("Idavidrein/gpqa", "choice"),
-        ("mmlu_sycophancy", "choice"),
-        ("competition_math_500", "math"),
-        ("omr12k_2048", "math"),
-        ("nvidia/OpenMathReasoning", "math"),
-        ("numina_olympiads", "math"),
-        ("searchR1_nq", "search"),
-        ("hiyouga/geometry3k", "geometry3k"),
-        ("code", "code"),
-        ("code_stdio", "code"),
-        ("openai/openai_humaneval", "code"),
-        ("google-research-datasets/mbpp", "code"),
-        ("codecontests", "code"),
-        ("apps", "code"),
-        ("codeforces", "code"),
-        ("taco", "code"),
-    ],
+    table(__file__, "sources"),
 )
 def test_choose_by_data_source(source, name, problem):
     assert choose(problem("5", source)) == name
