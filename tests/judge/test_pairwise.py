@@ -4,7 +4,6 @@ import pytest
 from refused import refused
 
 from postgrad.config.schema import JudgeConfig, RewardConfig
-from postgrad.errors import ConfigError
 from postgrad.judge.pairwise import FIRST, SECOND, TIE, PairJudge, answer_of, parse_ranking
 from postgrad.judge.templates import is_pairwise, template_text
 from postgrad.methods.support.judging import check_judge, check_references
@@ -194,18 +193,18 @@ def test_template_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "key"),
+    ("settings", "at"),
     [
-        ({"template": "pairwise", "highest": 5}, r"reward\.judge\.highest=5"),
+        ({"template": "pairwise", "highest": 5}, "reward.judge.highest"),
         (
             {"template": "pairwise", "monitor": "policy:live"},
-            r"reward\.judge\.monitor=policy:live",
+            "reward.judge.monitor",
         ),
-        ({"both_orders": True}, r"reward\.judge\.both_orders=True"),
+        ({"both_orders": True}, "reward.judge.both_orders"),
     ],
 )
-def test_unused_settings_are_refused(settings, key):
-    with pytest.raises(ConfigError, match=key):
+def test_unused_settings_are_refused(settings, at):
+    with refused("no_effect", at):
         check_judge(RewardConfig("llm_judge", judge=JudgeConfig(model="m", **settings)))
 
 
