@@ -21,7 +21,7 @@ from postgrad.errors import Conflict, Missing, WrongValue
 from postgrad.evaluation.folder import read_rows
 from postgrad.evaluation.model import find_model
 from postgrad.evaluation.plan import make_plan
-from postgrad.evaluation.progress import Progress, make_progress
+from postgrad.evaluation.progress import Progress
 from postgrad.evaluation.report import table
 from postgrad.evaluation.run import evaluate as run_evaluation
 from postgrad.evaluation.settings import full_key, read_settings
@@ -150,7 +150,7 @@ def evaluate(
             config.out = str(out)
         values.attach(config)
         plan = make_plan(config, target)
-        summary = run_evaluation(plan, make_progress() if progress else Progress())
+        summary = run_evaluation(plan, Progress(progress))
     return Evaluation(summary, plan.folder)
 
 

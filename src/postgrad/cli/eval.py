@@ -46,7 +46,7 @@ def evaluate_model(model: str, *overrides: str) -> int:
         )
     from postgrad.evaluation.model import find_model
     from postgrad.evaluation.plan import make_plan
-    from postgrad.evaluation.progress import make_progress
+    from postgrad.evaluation.progress import Progress
     from postgrad.evaluation.report import table, warnings
     from postgrad.evaluation.run import evaluate
     from postgrad.evaluation.settings import read_settings
@@ -54,7 +54,7 @@ def evaluate_model(model: str, *overrides: str) -> int:
     target = find_model(model)
     settings = read_settings(target.path, list(overrides), target.config)
     plan = make_plan(settings, target)
-    summary = evaluate(plan, make_progress())
+    summary = evaluate(plan, Progress())
     problems = [problem for problems in plan.sets.values() for problem in problems]
     print("\n".join([table(summary), *warnings(summary), *plan.scorer.notes(problems)]))
     speed = summary["speed"]

@@ -20,7 +20,7 @@ def generate(model: str, *overrides: str) -> int:
     """
     from postgrad.evaluation.generate import generate_file, make_generate_plan
     from postgrad.evaluation.model import find_model
-    from postgrad.evaluation.progress import make_progress
+    from postgrad.evaluation.progress import Progress
     from postgrad.evaluation.settings import full_key, read_settings
 
     for override in overrides:
@@ -29,6 +29,6 @@ def generate(model: str, *overrides: str) -> int:
     target = find_model(model)
     settings = read_settings(target.path, list(overrides), target.config, "generate")
     plan = make_generate_plan(settings, target)
-    num_responses = generate_file(plan, make_progress())
+    num_responses = generate_file(plan, Progress())
     print(f"{num_responses} responses: {settings.out}")
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from postgrad.cluster.host import load_reward_model, load_role
 from postgrad.cluster.ports import GENERATING, is_remote_role
-from postgrad.config.schema import Config, EngineConfig, engine_config
+from postgrad.config.schema import Config, EngineConfig, RewardConfig, engine_config
 from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
 from postgrad.methods.ports import LIVE, Role
@@ -17,7 +17,7 @@ from postgrad.model.load.load import load_tokenizer, model_config
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.generator import Chat, Generator
 from postgrad.rollout.served_path import is_served, parse_served_path
-from postgrad.verifiers.expression import Term, parse_reward
+from postgrad.verifiers.expression import Term, asks_judge, parse_reward
 from postgrad.verifiers.scorer import JudgeModel
 
 MAX_CALLS = 64  # concurrent calls to a served engine
@@ -80,12 +80,21 @@ def add_generators(
     return all_models
 
 
-def open_reward_models(config: EngineConfig, verifier: str) -> dict[str, JudgeModel]:
-    """Return the reward models of reward.verifier by role, loaded in this process."""
-    return {
+def open_scoring_models(
+    config: EngineConfig, reward: RewardConfig, engine: Engine | None = None, template: str = "auto"
+) -> dict[str, Any]:
+    """Return the models that score responses by role, loaded in this process or behind a server.
+
+    Those are the reward models of reward.verifier, and the judge; see `open_chat`.
+    """
+    models: dict[str, Any] = {
         term.role: _make_verifier(config, term, load_reward_model(config, term.model_path))
-        for term in parse_reward(verifier).models
+        for term in parse_reward(reward.verifier).models
     }
+    if asks_judge(reward.verifier):
+        judge = reward.judge
+        models["judge"] = open_chat(config, judge.model, engine, template, judge.concurrency)
+    return models
 
 
 def _make_verifier(config: EngineConfig, term: Term, model: Any) -> JudgeModel:

@@ -6,11 +6,10 @@ from typing import Any
 
 @dataclass
 class Report:
-    """Rows of (name, value), problems as lines that say what to do, and values for programs."""
+    """Rows of (name, value), and problems as lines that say what to do."""
 
     rows: list[tuple[str, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)  # numbers for programs
 
     def add(self, name: str, value: str, problem: str = "") -> None:
         """Add a row, and a problem unless it is empty."""
@@ -19,8 +18,8 @@ class Report:
             self.problems.append(problem)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values; `values` has bytes and seconds."""
-        return {"rows": self.rows, "problems": self.problems, "values": self.values}
+        """Return everything as JSON values."""
+        return {"rows": self.rows, "problems": self.problems}
 
 
 def gib(size: float) -> str:

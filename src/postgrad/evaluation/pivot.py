@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.errors import Damaged, Missing, Unwritable, WrongValue, first_line
-from postgrad.evaluation.report import align, percent
+from postgrad.evaluation.report import align, markdown_table, percent
 
 METRICS = ("avg", "best", "maj", "format", "answer", "score", "length")
 Pivot = dict[str, dict[str, float | None]]  # model -> set -> value
@@ -99,9 +99,7 @@ def as_text(pivot: Pivot, metric: str) -> str:
 
 
 def as_markdown(pivot: Pivot, metric: str) -> str:
-    header, *body = table_rows(pivot, metric)
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "".join("| " + " | ".join(row) + " |\n" for row in (header, rule, *body))
+    return "\n".join([*markdown_table(table_rows(pivot, metric)), ""])
 
 
 def as_csv(pivot: Pivot) -> str:

@@ -83,11 +83,6 @@ class Plan:
         return make_sampling(self.config.rollout, self.config.rollout.temperature or 0.0)
 
     @property
-    def is_judged(self) -> bool:
-        """Whether a language model scores the responses, alone or as a term of a sum."""
-        return asks_judge(self.config.reward.verifier)
-
-    @property
     def is_pairwise(self) -> bool:
         """Whether the score is a comparison of the response with the problem's reference answer."""
         reward = self.config.reward

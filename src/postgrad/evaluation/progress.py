@@ -2,34 +2,62 @@
 
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from postgrad.evaluation.plan import Plan
 from postgrad.log_level import QUIET, log_level
 from postgrad.phases import duration
 
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+
 INTERVAL_S = 10.0  # between two lines when stdout is not a terminal
 
 
 class Progress:
-    """Receives the progress of an evaluation; this base class shows nothing.
+    """Shows the progress of an evaluation; nothing at log level quiet, or with is_shown=False.
 
     Use it as a context manager around the generation.
     """
 
+    def __init__(self, is_shown: bool = True) -> None:
+        self.is_shown = is_shown and log_level() != QUIET
+        self.bars = _make_bars() if self.is_shown and sys.stdout.isatty() else None
+        self.task: Any = None  # the bar of the set
+        self.total = 0
+        self.num_before = 0
+        self.began = 0.0
+        self.last_line = 0.0
+
     def __enter__(self) -> "Progress":
+        if self.bars is not None:
+            self.bars.start()
         return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        if self.bars is not None:
+            self.bars.stop()
 
     def loading(self, plan: Plan) -> None:
         """Say that the model is about to be loaded."""
+        self.note(describe(plan))
 
     def note(self, text: str) -> None:
-        """Say something about the data, at the start."""
+        """Print a line."""
+        if self.bars is not None:
+            self.bars.console.print(text, highlight=False, markup=False)
+        elif self.is_shown:
+            print(text, flush=True)
 
     def begin(self, name: str, total: int, done: int) -> None:
         """Say that a set of `total` problems begins; `done` of them have results already."""
+        self.total = total
+        self.num_before = done
+        self.began = time.monotonic()
+        if self.bars is not None:
+            self.task = self.bars.add_task(name, total=total, completed=done, status="")
+        elif done:
+            self.note(f"{name}: {done} of {total} problems already done")
 
     def advance(
         self, name: str, done: int, accuracy: float | None, tokens_per_second: float
@@ -38,11 +66,31 @@ class Progress:
 
         It is None if the responses are not scored.
         """
+        right = "" if accuracy is None else f"right {accuracy:.3f}  "
+        status = f"{right}{tokens_per_second:.0f} tok/s"
+        if self.bars is not None:
+            self.bars.update(self.task, completed=done, status=status)
+            return
+        now = time.monotonic()
+        if done < self.total and now - self.last_line < INTERVAL_S:
+            return
+        self.last_line = now
+        seconds_per_problem = (now - self.began) / (done - self.num_before)
+        remaining = duration(seconds_per_problem * (self.total - done))
+        self.note(f"{name}: {done}/{self.total}  {status}  {remaining} left")
 
 
-def _status(accuracy: float | None, tokens_per_second: float) -> str:
-    right = "" if accuracy is None else f"right {accuracy:.3f}  "
-    return f"{right}{tokens_per_second:.0f} tok/s"
+def _make_bars() -> "Bars":
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    return Bars(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeRemainingColumn(),
+    )
 
 
 def describe(plan: Plan) -> str:
@@ -55,84 +103,3 @@ def describe(plan: Plan) -> str:
         sampling = f"{config.rollout.samples} samples at temperature {config.rollout.temperature:g}"
     engine = f"{config.rollout.engine} on {model.device} {model.dtype}"
     return f"{model.path}: {num_problems} problems, {sampling}, {engine} -> {plan.folder}"
-
-
-class PlainProgress(Progress):
-    """Prints lines, for logs and pipes."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.num_before = 0
-        self.began = 0.0
-        self.last_line = 0.0
-
-    def loading(self, plan: Plan) -> None:
-        print(describe(plan), flush=True)
-
-    def note(self, text: str) -> None:
-        print(text, flush=True)
-
-    def begin(self, name: str, total: int, done: int) -> None:
-        self.total = total
-        self.num_before = done
-        self.began = time.monotonic()
-        if done:
-            print(f"{name}: {done} of {total} problems already done", flush=True)
-
-    def advance(
-        self, name: str, done: int, accuracy: float | None, tokens_per_second: float
-    ) -> None:
-        now = time.monotonic()
-        if done < self.total and now - self.last_line < INTERVAL_S:
-            return
-        self.last_line = now
-        seconds_per_problem = (now - self.began) / (done - self.num_before)
-        remaining = duration(seconds_per_problem * (self.total - done))
-        status = _status(accuracy, tokens_per_second)
-        print(f"{name}: {done}/{self.total}  {status}  {remaining} left", flush=True)
-
-
-class BarProgress(Progress):
-    """Shows one bar per set."""
-
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bars
-
-        self.bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
-        )
-        self.tasks: dict[str, Any] = {}
-
-    def __enter__(self) -> "BarProgress":
-        self.bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bars.stop()
-
-    def loading(self, plan: Plan) -> None:
-        self.note(describe(plan))
-
-    def note(self, text: str) -> None:
-        self.bars.console.print(text, highlight=False, markup=False)
-
-    def begin(self, name: str, total: int, done: int) -> None:
-        self.tasks[name] = self.bars.add_task(name, total=total, completed=done, status="")
-
-    def advance(
-        self, name: str, done: int, accuracy: float | None, tokens_per_second: float
-    ) -> None:
-        status = _status(accuracy, tokens_per_second)
-        self.bars.update(self.tasks[name], completed=done, status=status)
-
-
-def make_progress() -> Progress:
-    """Return bars if stdout is a terminal, otherwise lines; nothing at log level quiet."""
-    if log_level() == QUIET:
-        return Progress()
-    return BarProgress() if sys.stdout.isatty() else PlainProgress()

@@ -60,7 +60,7 @@ def markdown(summary: dict[str, Any]) -> str:
         "",
         _describe(summary["settings"]),
         "",
-        *_markdown_table(_table_rows(summary)),
+        *markdown_table(_table_rows(summary)),
         "",
         f"In brackets: {summary['interval']}. Responses that could not be scored count as wrong; "
         "a win rate leaves them out.",
@@ -207,7 +207,8 @@ def _win_details(win: dict[str, Any], parts: dict[str, float]) -> list[str]:
     return lines
 
 
-def _markdown_table(rows: list[list[str]]) -> list[str]:
+def markdown_table(rows: list[list[str]]) -> list[str]:
+    """Return the lines of a table; the first row is its header."""
     header, *body = rows
     alignment = ["---", *["---:"] * (len(header) - 1)]
     return ["| " + " | ".join(row) + " |" for row in (header, alignment, *body)]

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from postgrad.cluster.backends import open_engine
-from postgrad.cluster.generators import open_chat, open_reward_models
+from postgrad.cluster.generators import open_scoring_models
 from postgrad.errors import ConfigError
 from postgrad.evaluation import folder as files
 from postgrad.evaluation.alpaca import is_alpaca, write_answers
@@ -93,10 +93,9 @@ def evaluate(plan: Plan, progress: Progress) -> dict[str, Any]:
             for note in (*plan.notes, *scorer.truth_notes(plan.sets)):
                 progress.note(note)
             engine = TimedEngine(stack.enter_context(open_engine(engine_config(config))))
-            models: dict[str, Any] = {}
-            models |= open_reward_models(engine_config(config), config.reward.verifier)
-            if plan.is_judged:
-                models["judge"] = _open_judge(plan, engine.engine)
+            models = open_scoring_models(
+                engine_config(config), config.reward, engine.engine, config.data.template
+            )
             if not is_stored:
                 stack.enter_context(files.locked_folder(folder, plan.identity))
             connect_scorer(config, scorer, models, folder)
@@ -134,12 +133,6 @@ def _resume(plan: Plan, name: str, folder: Path) -> int:
 def _is_complete(plan: Plan) -> bool:
     done = [_resume(plan, name, plan.folder) for name in plan.sets]
     return done == [len(problems) for problems in plan.sets.values()]
-
-
-def _open_judge(plan: Plan, engine: Engine) -> Any:
-    judge = plan.config.reward.judge
-    settings = engine_config(plan.config)
-    return open_chat(settings, judge.model, engine, plan.config.data.template, judge.concurrency)
 
 
 def run_set(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from postgrad.cluster.generators import open_chat, open_reward_models
+from postgrad.cluster.generators import open_scoring_models
 from postgrad.config.compose import compose_section
 from postgrad.config.overrides import Override, rename
 from postgrad.config.schema import EngineConfig, ModelConfig, RolloutConfig, setting
@@ -32,7 +32,7 @@ from postgrad.methods.support.judging import (
 from postgrad.pictures import text_of_content
 from postgrad.results.metrics import summarize
 from postgrad.results.rows import check_failure_rate, result_row
-from postgrad.verifiers.expression import LLM_JUDGE, asks_judge
+from postgrad.verifiers.expression import LLM_JUDGE
 from postgrad.verifiers.scorer import Scorer
 from postgrad.version import __version__
 
@@ -110,12 +110,8 @@ def score_files(config: ScoreConfig) -> dict[str, Any]:
     with ExitStack() as stack:
         scorer = stack.enter_context(Scorer(reward.verifier, reward.timeout_s, reward.workers))
         scorer.check(problems)
-        models: dict[str, Any] = {}
-        if asks_judge(reward.verifier):
-            models["judge"] = _open_judge(config)
-        for term in scorer.reward.models[:1]:
-            settings = EngineConfig(config.seed, ModelConfig(path=term.model_path), config.rollout)
-            models |= open_reward_models(settings, reward.verifier)
+        settings = EngineConfig(config.seed, ModelConfig(path=""), config.rollout)
+        models = open_scoring_models(settings, reward)
         stack.enter_context(files.locked_folder(folder, identity))
         connect_scorer(config, scorer, models, folder)
         results = {name: _score_set(config, name, sets[name], scorer) for name in sets}
@@ -189,12 +185,6 @@ def _summarize_set(
     if config.reward.verifier == LLM_JUDGE and is_pairwise(config.reward.judge):
         result["win"] = win_rates(rows)
     return result
-
-
-def _open_judge(config: ScoreConfig) -> Any:
-    judge = config.reward.judge
-    settings = EngineConfig(config.seed, ModelConfig(path=judge.model), config.rollout)
-    return open_chat(settings, judge.model, None, "auto", judge.concurrency)
 
 
 def _identity(config: ScoreConfig, sets: dict[str, list[Responded]]) -> dict[str, Any]:
