@@ -51,6 +51,9 @@ def test_pictures_open_as_a_person_sees_them():
     exif[0x0112] = 6  # a phone held upright
     turned = Picture(encoded(size=(40, 20), kind="JPEG", exif=exif))
     assert turned.size == turned.open().size == (20, 40)
+    noted = Picture(encoded(size=(40, 20), exif=b"Exif\0\0not EXIF"))
+    assert noted.size == noted.open().size == (40, 20)
+    assert Picture(bomb(8000, 8000)).size == (8000, 8000)  # nothing is decoded
     file = io.BytesIO()
     Image.new("RGBA", (1, 1), (0, 0, 0, 0)).save(file, "PNG")
     assert Picture(file.getvalue()).open().getpixel((0, 0)) == (255, 255, 255)

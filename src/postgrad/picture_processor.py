@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+KEPT_PICTURES = 32  # whose tokens stay in memory; a server's clients may send large ones
+
+
 class PictureProcessor:
     """The processor of the folder or hub id that a tokenizer was loaded from.
 
@@ -39,7 +42,7 @@ class PictureProcessor:
                 "stands for a picture; use the stock model's tokenizer"
             )
         self.image_token_id = int(image_token_id)
-        self._replacements = lru_cache(1 << 14)(self._compute_replacements)
+        self._replacements = lru_cache(KEPT_PICTURES)(self._compute_replacements)
 
     def expand(self, text: str, pictures: Sequence[Picture]) -> str:
         """Return a rendered text with each placeholder replaced by the tokens of its picture.

@@ -10,6 +10,7 @@ import io
 import os
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -67,9 +68,14 @@ class Picture:
     @cached_property
     def size(self) -> tuple[int, int]:
         """(width, height) in pixels as a person sees it; decodes nothing."""
+        from PIL import Image
+
         image = _open(self.data)
+        exif = Image.Exif()
+        with suppress(Exception):  # damaged notes beside the picture
+            exif.load(image.info.get("exif", b""))  # getexif() would decode a PNG
         width, height = image.size
-        return (height, width) if image.getexif().get(ORIENTATION, 1) >= 5 else (width, height)
+        return (height, width) if exif.get(ORIENTATION, 1) >= 5 else (width, height)
 
     def open(self) -> "Image":
         """Return the picture in RGB, turned as EXIF says, on white where it is transparent.
@@ -266,7 +272,8 @@ def _decoded(image: "Image") -> "Image":
     from PIL import Image, ImageOps
 
     _load(image)
-    image = ImageOps.exif_transpose(image)
+    with suppress(Exception):  # damaged notes beside the picture
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # 16 bits of gray, which convert() would cut off at 255
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     if not image.has_transparency_data:

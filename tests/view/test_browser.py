@@ -445,12 +445,16 @@ def test_pictures_are_beside_the_prompt(browser, tmp_path):
     written.log.write(1, metrics_of(1))
     with serving(tmp_path) as server:
         browser.open("#/run/seen/rollouts?step=1&group=0", server)
-        shown = browser.until(
-            lambda: [i for i in browser.all(".pictures img") if i.get_property("complete")],
-            "the pictures",
-        )
+
+        def loaded():
+            images = browser.all(".pictures img")
+            return len(images) == 2 and all(i.get_property("naturalWidth") for i in images)
+
+        browser.until(loaded, "the pictures")
+        shown = browser.all(".pictures img")
         assert [image.get_attribute("alt")[:9] for image in shown] == ["Picture 1", "Picture 2"]
-        assert [image.get_property("naturalWidth") for image in shown] == [60, 60]
+        sizes = [(image.get_property("width"), image.get_property("height")) for image in shown]
+        assert sizes == [(60, 40), (60, 40)]
         browser.open("#/run/seen/rollouts?step=1&group=2", server)
         browser.wait_for("What is 2 + 1?")
         assert not browser.one(".pictures").is_displayed()

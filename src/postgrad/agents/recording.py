@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from postgrad.errors import ConfigError
+from postgrad.pictures import image_parts
 from postgrad.problem import Message
 from postgrad.rollout.engine import Completion, Request, Sampling, trajectory_seed
 from postgrad.rollout.native.sequence import Job
@@ -90,6 +91,8 @@ class Recording:
                 raise ApiError(
                     400, f"the agent has made agent.max_calls={self.limits.max_calls} calls"
                 )
+            if request.is_chat and image_parts(request.prompts[0]):
+                raise ApiError(400, "an agent's requests are recorded without pictures", "messages")
             trajectory, ids = self._find(request)
             num_response = len(ids) - len(trajectory.prompt)
             tokens_left = min(

@@ -98,7 +98,8 @@ class Sampler:
         problems = as_problems([_as_row(prompt)], "prompts")
         self.encoder.fit(problems)
         seeds = [trajectory_seed(seed, STEP, problems[0].uid, 0)]
-        request = Request(self.encoder.prompt(problems[0]), seeds)
+        ids = self.encoder.prompt(problems[0])
+        request = Request(ids, seeds, images=problems[0].prompt_images)
         sampling = make_sampling(self.config.rollout, temperature)
         set_threads(self.config.model.threads)
         yield from stream_response(self.engine, self.encoder.tokenizer, request, sampling)

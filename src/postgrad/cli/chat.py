@@ -5,8 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from postgrad.errors import WrongValue
+from postgrad.pictures import PictureError, read_picture
 
-HELP = "/clear  begin another conversation\n/quit   end (also Ctrl-D)\n/help   show this"
+HELP = (
+    "/image FILE  show a picture with the next message\n/clear  begin another conversation\n"
+    "/quit   end (also Ctrl-D)\n/help   show this"
+)
 PROMPT = "> "
 
 
@@ -14,8 +18,9 @@ def chat(
     model: str, *overrides: str, system: str = "", temperature: float = 0.0, seed: int = 0
 ) -> int:
     """Talk to a model in the terminal. Each line is a message; the model sees the whole
-    conversation. /clear begins another conversation, /quit or Ctrl-D ends the command, /help says
-    this again. Lines may also come from a pipe or a file.
+    conversation. /image FILE shows a picture with the next message, /clear begins another
+    conversation, /quit or Ctrl-D ends the command, /help says this again. Lines may also come from
+    a pipe or a file.
 
     Args:
         model: run folder (its newest checkpoint), checkpoint, model folder, GGUF file, hub id,
@@ -37,6 +42,7 @@ def chat(
         start.append({"role": "system", "content": system})
     sampler = Sampler(model, list(overrides))
     messages = list(start)
+    pictures: list[dict[str, Any]] = []  # of the next message
     for line in _lines():
         if line in ("/quit", "/exit"):
             break
@@ -44,9 +50,15 @@ def chat(
             print(HELP)
             continue
         if line in ("/clear", "/new"):
-            messages = list(start)
+            messages, pictures = list(start), []
             continue
-        messages.append({"role": "user", "content": line})
+        command, _, path = line.partition(" ")
+        if command == "/image":
+            pictures += _read_image(path.strip())
+            continue
+        text = {"type": "text", "text": line}
+        messages.append({"role": "user", "content": [*pictures, text] if pictures else line})
+        pictures = []
         reply = ""
         for piece in sampler.stream(messages, temperature=temperature, seed=seed):
             print(piece, end="", flush=True)
@@ -55,6 +67,15 @@ def chat(
         messages.append({"role": "assistant", "content": reply})
         seed += 1
     return 0
+
+
+def _read_image(path: str) -> list[dict[str, Any]]:
+    """Return the part of a picture; print what is wrong with a file that is none."""
+    try:
+        return [{"type": "image", "image": read_picture(path)}]
+    except PictureError as error:
+        print(f"{path}: {error}")
+        return []
 
 
 def _lines() -> Iterator[str]:

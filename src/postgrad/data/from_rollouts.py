@@ -30,6 +30,7 @@ from postgrad.errors import (
     did_you_mean,
     first_line,
 )
+from postgrad.pictures import text_of_content
 from postgrad.problem import Message, Problem
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -128,7 +129,7 @@ def select_rollouts(
                 "messages": _messages(row, problems.get(uid)),
                 "uid": f"{uid}/{step}/{row['index']}",
                 "reward": row["reward"],
-            }
+            } | _pictures(run, row)
 
 
 def _read_rows(file: Path) -> list[dict[str, Any]]:
@@ -143,9 +144,21 @@ def _read_rows(file: Path) -> list[dict[str, Any]]:
     return table.to_pylist()
 
 
+def _pictures(run: Path, row: dict[str, Any]) -> dict[str, Any]:
+    """Return the column `images` of a row with pictures: their files in the run's folder."""
+    files: list[str] = []
+    for key in row.get("images") or ():
+        found = sorted((run / "pictures").glob(f"{key}.*"))
+        if not found:
+            raise Missing(f"{run}/pictures has no picture {key} of the rollouts; restore it")
+        files.append(str(found[0].absolute()))
+    return {"images": files} if files else {}
+
+
 def _messages(row: dict[str, Any], problem: Problem | None) -> list[Message]:
     """Return the whole conversation: the prompt, then the turns."""
-    prompt: list[Message] = list(problem.messages) if problem else []
+    messages = problem.messages if problem else ()
+    prompt = [{**one, "content": text_of_content(one["content"])} for one in messages]
     question = {"role": "user", "content": row["question"]}
     if prompt and prompt[-1]["role"] == "user":
         prompt[-1] = question

@@ -38,7 +38,7 @@ def describe_problem(
                 lines += _indented(f"tool call: {_as_text(call)}")
     else:
         lines.append(f"prompt, {len(encoder.prompt(problem))} tokens:")
-        lines += _indented(REPEATED.sub(_count_repeated, encoder.text(problem)))
+        lines += _indented(shorten_pictures(encoder.text(problem)))
     for number, picture in enumerate(problem.images, 1):
         width, height = picture.size
         size = f"{width} x {height} pixels, {picture.kind}, {len(picture.data) / 1024:.1f} KiB"
@@ -92,8 +92,9 @@ def describe_provenance(provenance: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _count_repeated(match: re.Match[str]) -> str:
-    return f"{match[1]} x {len(match[0]) // len(match[1])}"
+def shorten_pictures(text: str) -> str:
+    """Return a rendered prompt with the number of a picture's tokens in place of the tokens."""
+    return REPEATED.sub(lambda match: f"{match[1]} x {len(match[0]) // len(match[1])}", text)
 
 
 def _indented(text: str) -> list[str]:

@@ -16,6 +16,7 @@ from postgrad.evaluation.plan import Plan, engine_config, make_plan
 from postgrad.evaluation.progress import Progress
 from postgrad.evaluation.run import TimedEngine, continue_job, run_set
 from postgrad.evaluation.settings import EvalConfig, EvalReward
+from postgrad.pictures import text_of_content
 from postgrad.problem import Problem
 
 FORMATS = (".parquet", ".jsonl")
@@ -129,10 +130,15 @@ def output_row(problem: Problem, responses: Sequence[dict[str, Any]]) -> Row:
     extra = dict(problem.extra)
     reward_model = dict(extra.pop("reward_model", None) or {})
     reward_model.setdefault("style", "rule" if problem.ground_truth else "model")
+    prompt = [
+        {**message, "content": text_of_content(message["content"])} for message in problem.messages
+    ]
+    images = [picture.data_url() for picture in problem.prompt_images]
     return {
         "uid": problem.uid,
         "data_source": problem.data_source,
-        "prompt": [dict(message) for message in problem.messages],
+        "prompt": prompt,
+        **({"images": images} if images else {}),
         "reward_model": {**reward_model, "ground_truth": problem.ground_truth or None},
         "responses": [line["response"] for line in responses],
         "finishes": [line["finish"] for line in responses],

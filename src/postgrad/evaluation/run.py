@@ -17,6 +17,7 @@ from torch import Tensor
 
 from postgrad.cluster.backends import open_engine
 from postgrad.cluster.generators import open_scoring_models
+from postgrad.data.show import shorten_pictures
 from postgrad.errors import ConfigError
 from postgrad.evaluation import folder as files
 from postgrad.evaluation.alpaca import is_alpaca, write_answers
@@ -200,9 +201,10 @@ def _result_row(plan: Plan, answer: Answer) -> dict[str, Any]:
 
 
 def _prompt_text(plan: Plan, problem: Problem) -> str:
-    """Return the prompt as the model gets it, special tokens included."""
+    """Return the prompt as the model gets it; of the tokens of a picture there is their number."""
     ids = plan.encoder.prompt(problem)
-    return plan.encoder.tokenizer.decode(ids, clean_up_tokenization_spaces=False)  # type: ignore[return-value]
+    text = str(plan.encoder.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+    return shorten_pictures(text) if problem.images else text
 
 
 def _summarize_set(plan: Plan, name: str) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class Vision:
             return self.kept[picture]
         with torch.no_grad():
             features = self._compute(model, picture)
-        size = sum(layer.nbytes for layer in features.layers)
+        size = len(picture.data) + sum(layer.nbytes for layer in features.layers)
         while self.kept and size * (len(self.kept) + 1) > KEPT_FEATURE_BYTES:
             del self.kept[next(iter(self.kept))]
         self.kept[picture] = features

@@ -96,7 +96,8 @@ class _Conversation:
         number = self.transcript.num_turns
         seed = trajectory_seed(self.seed, number, "turn", 0) if number else self.seed
         left = self.limit - len(self.transcript.tokens)
-        request = Request(self.transcript.all_tokens, [seed], left)
+        images = self.problem.prompt_images
+        request = Request(self.transcript.all_tokens, [seed], left, images)
         return Turn(self.key, request, continues=number > 0)
 
 

@@ -92,7 +92,8 @@ def generate(
     requests: list[Request] = []
     for problem in problems:
         seeds = [trajectory_seed(seed, STEP, problem.uid, i) for i in range(samples)]
-        requests.append(Request(encoder.prompt(problem), seeds))
+        prompt = encoder.prompt(problem)
+        requests.append(Request(prompt, seeds, images=problem.prompt_images))
     groups = run_turns(engine, requests, problems, sampling, turns)
     responses: list[Response] = []
     for problem, request, group in zip(problems, requests, groups, strict=True):

@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
+from postgrad.pictures import Picture, PictureError, add_text, check_picture, image_parts
 from postgrad.problem import Problem
 from postgrad.serving.detokenizer import REPLACEMENT, Detokenizer, raw_bytes
 from postgrad.serving.requests import NO_LIMIT, ApiError, ChatRequest, GenerationRequest
@@ -15,10 +17,13 @@ Messages = tuple[dict[str, Any], ...]
 # A prompt with more characters per token of the context is refused before it is encoded. Text has
 # about 4; only long runs of spaces and the like have more than this.
 CHARACTERS_PER_TOKEN = 16
+MAX_PICTURE_PIXELS = 1 << 24  # of one request; decoded in less than a second
 
 
 class ModelText:
     """Encodes requests and decodes responses with the tokenizer of a model.
+
+    `reads_pictures` says whether requests may have pictures.
 
     Args:
         name: the name that requests use.
@@ -41,6 +46,7 @@ class ModelText:
         max_tokens: int = NO_LIMIT,
     ) -> None:
         self.name = name
+        self.reads_pictures = False
         self.max_tokens = max_tokens
         self.tokenizer = tokenizer
         self.stop_ids = stop_ids
@@ -62,6 +68,7 @@ class ModelText:
                 )
             return prompt
         self._check_length(request, prompt)
+        self._check_pictures(request, pictures_of(request, prompt))
         if request.tool_schemas and self.chat_prompts.chat_template is None:
             raise ApiError(
                 400,
@@ -99,6 +106,25 @@ class ModelText:
                 request.prompt_field,
                 "context_length_exceeded",
             )
+
+    def _check_pictures(self, request: GenerationRequest, pictures: Sequence[Picture]) -> None:
+        """Raise ApiError for pictures that the model cannot read, or that take long to decode.
+
+        Their sizes are checked before the first one is decoded.
+        """
+        try:
+            if pictures and not self.reads_pictures:
+                raise PictureError(f"{self.name!r} reads no pictures; leave them out")
+            num_pixels = sum(prod(picture.size) for picture in pictures)
+            if num_pixels > MAX_PICTURE_PIXELS:
+                raise PictureError(
+                    f"pictures of {num_pixels / 1e6:.0f} megapixels; all of a request may have "
+                    f"{MAX_PICTURE_PIXELS >> 20}"
+                )
+            for picture in pictures:
+                check_picture(picture)
+        except PictureError as error:
+            raise ApiError(400, str(error), request.prompt_field) from error
 
     def _known_role(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the message; one of the developer is the system's if the template has none.
@@ -173,6 +199,11 @@ class ModelText:
         return raw_bytes(self.tokenizer.convert_ids_to_tokens(token)) or text.encode()
 
 
+def pictures_of(request: GenerationRequest, prompt: Any) -> tuple[Picture, ...]:
+    """Return the pictures of a prompt, in order; only messages have any."""
+    return tuple(part["image"] for part in image_parts(prompt)) if request.is_chat else ()
+
+
 def count_characters(value: Any) -> int:
     """Return the number of characters of all texts in a value of lists and objects."""
     total = 0
@@ -197,7 +228,9 @@ def _check_roles(encoder: Encoder, messages: Messages) -> None:
     text = encoder.text(Problem("", messages, "")) if roles else ""
     for role in sorted(roles):
         changed = tuple(
-            {**message, "content": message["content"] + "x"} if message["role"] == role else message
+            {**message, "content": add_text(message["content"], "x")}
+            if message["role"] == role
+            else message
             for message in messages
         )
         if encoder.text(Problem("", changed, "")) == text:

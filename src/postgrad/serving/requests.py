@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from postgrad.errors import did_you_mean
 from postgrad.net.bodies import HttpError
+from postgrad.pictures import PictureError, image_parts, picture_of_data_url
 from postgrad.rollout.engine import Sampling
 from postgrad.rollout.native.sampling import MAX_TOP_LOGPROBS
 from postgrad.serving.tool_calls import template_message
@@ -107,17 +108,34 @@ def _parse_stops(value: Any) -> list[Any]:
     return [value] if isinstance(value, str) else value
 
 
-def _join_text_parts(value: Any) -> Any:
-    """Return the text of a content that is a list of text parts; other values as they are."""
-    if not isinstance(value, list):
+def _read_parts(value: Any) -> Any:
+    """Return the text of a content that is a list of text parts; other values as they are.
+
+    With pictures it is the list of parts, and a picture's part has it as `image`.
+    """
+    if isinstance(value, str | None):
         return value
-    texts: list[str] = []
-    for part in value:
-        text = part.get("text") if isinstance(part, dict) else None
-        if not isinstance(text, str):
-            raise PydanticCustomError("content", "must be a string or a list of text parts")
-        texts.append(text)
-    return "".join(texts)
+    if not isinstance(value, list):
+        raise PydanticCustomError("content", "must be a string or a list of parts")
+    parts = [_read_part(part if isinstance(part, dict) else {}) for part in value]
+    return parts if image_parts([{"content": parts}]) else "".join(p["text"] for p in parts)
+
+
+def _read_part(part: dict[str, Any]) -> dict[str, Any]:
+    if part.get("type") == "image_url":
+        url = part.get("image_url")
+        url = url.get("url") if isinstance(url, dict) else url
+        if not isinstance(url, str) or not url.startswith("data:"):
+            raise PydanticCustomError("image_url", "must be a data URL; nothing is fetched")
+        try:
+            return {"type": "image", "image": picture_of_data_url(url)}
+        except PictureError as error:
+            raise PydanticCustomError("image_url", "{reason}", {"reason": str(error)}) from None
+    if not isinstance(part.get("text"), str):
+        raise PydanticCustomError(
+            "content", "must be a string or a list of text and image_url parts"
+        )
+    return {"type": "text", "text": part["text"]}
 
 
 def _check_calls(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -159,7 +177,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True)
 
     role: str
-    content: Annotated[str | None, BeforeValidator(_join_text_parts)] = None
+    content: Annotated[Any, BeforeValidator(_read_parts)] = None  # a text or a list of parts
     tool_calls: Annotated[list[dict[str, Any]], AfterValidator(_check_calls)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -319,7 +337,9 @@ class ChatRequest(GenerationRequest):
 
     @property
     def prompts(self) -> list[Any]:
-        return [[template_message(message.model_dump()) for message in self.messages]]
+        dumped = [message.model_dump(exclude={"content"}) for message in self.messages]
+        pairs = zip(dumped, self.messages, strict=True)
+        return [[template_message({**fields, "content": m.content}) for fields, m in pairs]]
 
     @property
     def tool_schemas(self) -> list[dict[str, Any]]:

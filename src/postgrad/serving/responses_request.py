@@ -146,7 +146,7 @@ def read_input(given: Any) -> list[dict[str, Any]]:
         if kind == "message":
             message = _check_item(item, MessageItem, path)
             role = "system" if message.role == "developer" else message.role
-            content = _text_of(message.content, f"{path}.content")
+            content = _content_of(message.content, f"{path}.content")
             messages.append({"role": role, "content": content})
         elif kind == "function_call":
             call = _check_item(item, CallItem, path)
@@ -157,7 +157,7 @@ def read_input(given: Any) -> list[dict[str, Any]]:
             messages[-1].setdefault("tool_calls", []).append(entry)
         elif kind == "function_call_output":
             result = _check_item(item, CallOutputItem, path)
-            content = _text_of(result.output, f"{path}.output")
+            content = _content_of(result.output, f"{path}.output")
             messages.append({"role": "tool", "tool_call_id": result.call_id, "content": content})
         else:
             known = "message, function_call or function_call_output"
@@ -172,13 +172,18 @@ def _check_item(item: Any, schema: type[Any], path: str) -> Any:
         raise ApiError(400, f"{path}: {error.reason}", path) from None
 
 
-def _text_of(content: str | list[dict[str, Any]], path: str) -> str:
-    """Return the text of a content. Raises ApiError for parts that are no texts."""
+def _content_of(content: str | list[dict[str, Any]], path: str) -> str | list[dict[str, Any]]:
+    """Return the content of a chat's message. Raises ApiError for parts of other kinds."""
     if isinstance(content, str):
         return content
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     for part in content:
-        if part.get("type") not in TEXT_PARTS or not isinstance(part.get("text"), str):
-            raise ApiError(400, f"{path}: must be a text or a list of texts", path)
-        texts.append(part["text"])
-    return "".join(texts)
+        if part.get("type") == "input_image":
+            parts.append({"type": "image_url", "image_url": part.get("image_url")})
+        elif part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
+            parts.append({"type": "text", "text": part["text"]})
+        else:
+            reason = f"{path}: must be a text or a list of texts and pictures"
+            raise ApiError(400, reason, path)
+    has_pictures = any(part["type"] == "image_url" for part in parts)
+    return parts if has_pictures else "".join(part["text"] for part in parts)

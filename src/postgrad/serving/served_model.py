@@ -20,12 +20,14 @@ from postgrad.model.device import (
     total_memory_bytes,
 )
 from postgrad.model.load.load import load
+from postgrad.model.passes.support import sees_pictures
+from postgrad.pictures import Picture
 from postgrad.rollout.engine import Request
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.pages import PAGE, kv_token_bytes
 from postgrad.rollout.native.sequence import Job
 from postgrad.serving.memory import SMALLER_MODEL, memory_errors_as
-from postgrad.serving.model_text import ModelText
+from postgrad.serving.model_text import ModelText, pictures_of
 from postgrad.serving.requests import ApiError, GenerationRequest
 from postgrad.serving.worker import DecodeWorker
 
@@ -52,6 +54,7 @@ class ServedModel(ModelText):
         self.source = source
         self.worker = worker
         self.encoder = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self.reads_pictures = sees_pictures(engine.model)
         self.version = 0  # number of weight reloads
 
     @property
@@ -71,10 +74,16 @@ class ServedModel(ModelText):
             ids = await loop.run_in_executor(self.encoder, self.encode, request, prompt)
             seed = secrets.randbits(64) if request.seed is None else request.seed
             seeds = [(seed + i) % 2**64 for i in range(request.n)]
-            jobs.append(self._make_job(request, ids, seeds))
+            jobs.append(self._make_job(request, ids, seeds, pictures_of(request, prompt)))
         return jobs
 
-    def _make_job(self, request: GenerationRequest, ids: list[int], seeds: list[int]) -> Job:
+    def _make_job(
+        self,
+        request: GenerationRequest,
+        ids: list[int],
+        seeds: list[int],
+        pictures: tuple[Picture, ...],
+    ) -> Job:
         max_new_tokens = self.context - len(ids)
         limit = request.token_limit
         if limit is None:
@@ -89,7 +98,7 @@ class ServedModel(ModelText):
             )
         return Job(
             # An echo without new tokens still needs a row; its token is not sent.
-            Request(ids, seeds, max(limit, 1)),
+            Request(ids, seeds, max(limit, 1), pictures),
             request.sampling,
             num_top=request.num_top or 0,
             scores_prompt=request.echoes_prompt and request.num_top is not None,
@@ -211,6 +220,10 @@ def load_weights(model: Any, files: list[Path]) -> int:
     except (SafetensorError, OSError) as error:
         reason = first_line(error)
         raise ApiError(400, f"the weights cannot be read: {reason}", "folder") from error
+    if sees_pictures(model):
+        from postgrad.model.vision import vision_of
+
+        vision_of(model).kept.clear()  # features of the weights before
     return len(parameters)
 
 

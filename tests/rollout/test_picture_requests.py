@@ -1,0 +1,138 @@
+"""Requests with pictures: the server, the Python interface and chat answer as the engine does."""
+
+import base64
+import io
+import sys
+import threading
+
+import pytest
+from PIL import Image
+from serve_process import live
+from vision_models import picture_tokenizer, save_vision_model, square
+
+import postgrad
+from postgrad.cli.chat import chat
+
+QUESTION = {"type": "text", "text": "1+2="}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_vision_model(tmp_path_factory.mktemp("vision"), "qwen3_vl")
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    with live(model, other=None, rows=4, context=256) as running:
+        yield running
+
+
+def part_of(url):
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def ask(server, *parts, **options):
+    messages = [{"role": "user", "content": [*parts, QUESTION]}]
+    body = {"messages": messages, "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+    return server.ask("/v1/chat/completions", body | options)[:2]
+
+
+def tokens_of(reply):
+    status, answer = reply
+    assert status == 200, answer
+    return answer["choices"][0]["token_ids"]
+
+
+def url_of(image, kind="PNG"):
+    file = io.BytesIO()
+    image.save(file, kind)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def test_the_server_answers_about_the_picture_it_was_sent(server, model):
+    red, blue = square("red"), square("blue", count=2)
+    answers = [tokens_of(ask(server, part_of(one.data_url()))) for one in (red, blue, red)]
+    assert answers[0] == answers[2] != answers[1]
+    both = tokens_of(ask(server, part_of(red.data_url()), part_of(blue.data_url())))
+    assert both != answers[0]
+    item = {"type": "input_image", "image_url": red.data_url()}
+    content = [item, {"type": "input_text", "text": "1+2="}]
+    body = {"input": [{"role": "user", "content": content}], "temperature": 0}
+    status, reply, _ = server.ask("/v1/responses", body | {"max_output_tokens": 8})
+    chat_text = ask(server, part_of(red.data_url()))[1]["choices"][0]["message"]["content"]
+    assert status == 200 and reply["output"][0]["content"][0]["text"] == chat_text
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("https://host/a.png", "nothing is fetched"),
+        ("file:///etc/passwd", "nothing is fetched"),
+        ("/etc/passwd", "nothing is fetched"),
+        ("data:image/png;base64,@@@@", "not base64"),
+        ("data:image/svg+xml;base64,PHN2Zy8+", "not a picture"),
+        (url_of(Image.new("L", (5000, 5000))), "25 megapixels"),
+        (url_of(Image.new("L", (9000, 9000))), "9000 x 9000 pixels"),
+        (url_of(Image.effect_noise((64, 64), 9))[:2022], "broken picture"),
+        (7, "data URL"),
+    ],
+)
+def test_hostile_pictures_are_refused_and_others_are_answered(server, url, sentence):
+    expected = tokens_of(ask(server))
+    status, body = ask(server, part_of(url))
+    assert status == 400 and sentence in body["error"]["message"], body
+    assert tokens_of(ask(server)) == expected
+
+
+def test_a_client_with_many_pictures_does_not_stop_the_others(server):
+    bomb = part_of(url_of(Image.new("1", (7000, 7000))))
+    results = []
+    sender = threading.Thread(target=lambda: results.append(ask(server, *[bomb] * 100)))
+    sender.start()
+    assert len(tokens_of(ask(server))) == 8
+    sender.join(60)
+    assert results[0][0] == 400
+
+
+def test_placeholders_in_a_text_are_no_pictures(server):
+    status, body = ask(
+        server, {"type": "text", "text": "<|image_pad|>"}, part_of(square("red").data_url())
+    )
+    assert status == 400 and "2 placeholders" in body["error"]["message"]
+
+
+def test_a_model_of_text_refuses_pictures(tiny):
+    with live(tiny, rows=2) as running:
+        status, body = ask(running, part_of(square("red").data_url()))
+        assert status == 400 and "reads no pictures" in body["error"]["message"]
+        assert ask(running)[0] == 200
+
+
+def test_generate_and_chat_see_the_picture(model, server, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "red.png"
+    file.write_bytes(square("red").data)
+    expected = picture_tokenizer("qwen").decode(
+        tokens_of(ask(server, part_of(square("red").data_url()))), skip_special_tokens=True
+    )
+    settings = {"model.device": "cpu", "model.dtype": "float32", "max_response_tokens": 8}
+    row = {"prompt": "1+2=", "images": [str(file)]}
+    (text,) = postgrad.generate(str(model), [row], **settings)
+    assert text == expected
+    lines = f"/image {tmp_path / 'gone.png'}\n/image {file}\n1+2=\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    options = [f"{name}={value}" for name, value in settings.items()]
+    assert chat(str(model), *options) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == expected
+
+
+def test_an_evaluation_sees_the_pictures(model, tmp_path):
+    rows = [
+        {"prompt": "1+2=", "images": [square(color, 64, 64, count).data], "ground_truth": "3"}
+        for color, count in (("red", 1), ("blue", 2))
+    ]
+    settings = {"model.device": "cpu", "model.dtype": "float32", "max_response_tokens": 8}
+    given = {"reward": "exact", "out": tmp_path / "eval", "progress": False}
+    result = postgrad.evaluate(str(model), rows, **given, **settings)
+    texts = list(result.responses["response"])
+    assert texts == postgrad.generate(str(model), rows, **settings) and texts[0] != texts[1]
+    assert all("<|image_pad|> x " in prompt for prompt in result.responses["prompt"])
