@@ -276,7 +276,7 @@ def vision_of(model: Any) -> Vision:
             "(preprocessor_config.json); train a model of text and images, with these files"
         )
     if isinstance(vision, str):
-        raise Unsupported(f"{name} cannot learn from pictures: {vision}")
+        raise Unsupported(f"{name} cannot learn from pictures: {vision}", at="model.path")
     return vision
 
 

@@ -239,7 +239,9 @@ class Encoder(TextEncoder):
     def count_picture_tokens(self, picture: Picture) -> int:
         """Return how many tokens of a prompt stand for a picture. Raises ConfigError."""
         if self.chat_template is None:
-            raise WrongValue("pictures need a model of text and images with a chat template")
+            raise Unsupported(
+                "pictures need a model of text and images with a chat template", at="images"
+            )
         processor = self.chat_template.processor
         text = processor.expand(processor.placeholder, [picture])
         return len(self.tokenize(text, special=False))

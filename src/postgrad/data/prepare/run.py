@@ -35,6 +35,7 @@ from postgrad.errors import (
     Damaged,
     Missing,
     Unreadable,
+    Unsupported,
     WrongValue,
     first_line,
 )
@@ -273,7 +274,7 @@ def _add_pairs(request: PrepareRequest, table: pa.Table, counts: RowCounts) -> p
     The problems that are equal in `pair_by` form a cycle: each is paired with the next.
     """
     if "images" in table.column_names:
-        raise WrongValue("pairs=similar: a similar problem cannot bring its own pictures")
+        raise Unsupported("pairs=similar: a similar problem cannot bring its own pictures")
     rows = table.to_pylist()
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, row in enumerate(rows):

@@ -9,14 +9,7 @@ from postgrad.algorithms.kl import KL_ESTIMATORS
 from postgrad.algorithms.losses import LOSSES, Loss
 from postgrad.config.schema_rollout import ENGINE_APART
 from postgrad.config.setting import Condition, setting
-from postgrad.errors import (
-    Conflict,
-    Missing,
-    NoEffect,
-    UnknownName,
-    UserCode,
-    WrongValue,
-)
+from postgrad.errors import Conflict, Missing, NoEffect, UnknownName, UserCode, WrongValue
 from postgrad.methods.support.correction import CORRECTIONS
 from postgrad.methods.support.synced_reference import ReferenceSettings
 

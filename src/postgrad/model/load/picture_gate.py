@@ -79,7 +79,7 @@ class PictureGate(Gate):
         with eval_mode(self.model):
             self.stock = self._stock_logprobs(self.batch)
             if self.stock.isnan().any():
-                raise Unsupported("its log-probs are not numbers (NaN)")
+                raise Unsupported("its log-probs are not numbers (NaN)", at="model.path")
             self.rounding = measure_rounding(
                 self.model, self.batch, self.stock, lambda _, batch: self._stock_logprobs(batch)
             )
@@ -106,7 +106,7 @@ class PictureGate(Gate):
         passes, reasons, _ = self._find_verdict()
         set_attention(self.model, self.text_attention)
         if passes is None:
-            raise Unsupported("; ".join(reasons))
+            raise Unsupported("; ".join(reasons), at="model.path")
         self.vision.passes = passes
 
 
