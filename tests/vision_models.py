@@ -127,7 +127,8 @@ def picture_tokenizer(kind: str) -> PreTrainedTokenizerFast:
     )
     fast.add_tokens([*others, *rows], special_tokens=True)
     fast.chat_template = (
-        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for m in messages %}{% if m.role == 'assistant' %}={{ m.content }}<end>"
+        "{% elif m.content is string %}{{ m.content }}{% else %}"
         "{% for p in m.content %}{% if p.type == 'image' %}" + placeholder + "{% else %}"
         "{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}={% endif %}"
@@ -135,8 +136,12 @@ def picture_tokenizer(kind: str) -> PreTrainedTokenizerFast:
     return fast
 
 
-def save_vision_model(folder: Path, model_type: str, **text: Any) -> Path:
-    """Write a random model, its tokenizer and its processor's files; `text` changes its blocks."""
+def save_vision_model(folder: Path, model_type: str, scale: float = 4.0, **text: Any) -> Path:
+    """Write a random model, its tokenizer and its processor's files; `text` changes its blocks.
+
+    With `scale` 1 its weights are those from which training starts; larger ones make log-probs
+    depend on every part.
+    """
     kind, settings, image_processor, processor = FAMILIES[model_type]
     tokenizer = picture_tokenizer(kind)
     settings = settings | {"text_config": {**settings["text_config"], **text}}
@@ -160,8 +165,8 @@ def save_vision_model(folder: Path, model_type: str, **text: Any) -> Path:
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() >= 2:
-                    parameter.mul_(4.0)
-                if not parameter.any():
+                    parameter.mul_(scale)
+                if scale > 1 and not parameter.any():
                     parameter.normal_()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

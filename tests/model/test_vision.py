@@ -10,11 +10,13 @@ from tiny_runs import config_of
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 from vision_models import FAMILIES, save_vision_model, square
 
+from postgrad.config.schema import LoraConfig
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods import find_method
 from postgrad.model.load.formats import tower_parameters
 from postgrad.model.load.load import load
 from postgrad.model.load.picture_gate import enable_pictures, picture_rows
+from postgrad.model.lora import adapted_modules, add_adapters
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.support import support_of
 from postgrad.model.policy import LocalPolicy
@@ -147,6 +149,16 @@ def test_the_gate_finds_a_mistake(mistake, tmp_path, monkeypatch):
     enable_pictures(policy.loaded, False, tmp_path)
     with pytest.raises(ConfigError, match="log-probs differ"):
         policy.logprobs(rows_with_pictures(folder))
+
+
+@pytest.mark.parametrize("vision", ["frozen", "trained"])
+def test_adapters_are_in_the_tower_only_if_it_is_trained(vision, tmp_path):
+    folder = save_vision_model(tmp_path, "gemma3")
+    loaded = policy_of(folder, f"model.vision={vision}").loaded
+    add_adapters(loaded.model, LoraConfig(rank=2), 0)
+    names = list(adapted_modules(loaded.model))
+    assert any("language_model" in name for name in names)
+    assert any("vision_tower" in name for name in names) == (vision == "trained")
 
 
 def test_a_model_without_a_processor_refuses_pictures_in_one_line(tmp_path, tiny):

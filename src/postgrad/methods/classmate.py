@@ -23,6 +23,7 @@ from postgrad.data.pairs import paired_problem
 from postgrad.errors import Conflict, Missing
 from postgrad.methods.ports import LIVE, Ports, Role
 from postgrad.methods.step import Step
+from postgrad.methods.support.checks import refuse_pictures
 from postgrad.methods.support.thinking import Thinking, ThinkingSettings
 from postgrad.rollout.classmates import Classmates
 from postgrad.rollout.engine import Sampling
@@ -134,6 +135,8 @@ class Classmate(Thinking):
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """Refuses data without the similar questions that the classmates are asked."""
+        if self.settings.condition != "no_classmate":
+            refuse_pictures(problems, "classmates continue texts only")
         if self.settings.reward_type == HELP_SIMILAR:
             for problem in problems:
                 paired_problem(problem)

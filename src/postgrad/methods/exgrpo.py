@@ -171,6 +171,7 @@ class ExGrpo(MixedPolicy):
             behavior_logprobs=stored.logprobs.tolist() if settings.importance else None,
             loss_mask=own,
             token_source=[REPLAY if is_own else TOOL for is_own in own],
+            images=problem.prompt_images,
         )
 
     def collect(self, batch: Batch, step: Step) -> Batch:

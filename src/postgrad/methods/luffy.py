@@ -202,6 +202,7 @@ class Luffy(MixedPolicy):
             source=DEMONSTRATION,
             finish="given",
             behavior_logprobs=logprobs,
+            images=problem.prompt_images,
         )
 
     def score(self, batch: Batch, step: Step) -> Batch:

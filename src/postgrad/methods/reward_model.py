@@ -19,6 +19,7 @@ from postgrad.data.encode.encoder import EncodedRow, Encoder
 from postgrad.errors import Unsupported, WrongValue
 from postgrad.methods.method import MethodSettings
 from postgrad.methods.step import Group, Stage, Step
+from postgrad.methods.support.checks import refuse_pictures
 from postgrad.methods.support.pairs import PAIR, GivenPairs, GivenPairsObjective, split_pairs
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.problem import problem_label
@@ -61,6 +62,7 @@ class RewardModel(GivenPairs):
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         super().check_problems(problems)
+        refuse_pictures(problems, "transformers' classifiers, which reward models are, read none")
         for problem in problems:
             margin_of(problem)
 

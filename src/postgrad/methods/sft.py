@@ -149,6 +149,7 @@ class Sft(Method):
             source=DEMONSTRATION,
             finish="given",
             loss_mask=row.loss_mask,
+            images=row.images,
         )
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:

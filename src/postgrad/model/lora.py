@@ -33,7 +33,7 @@ from postgrad.errors import (
 )
 from postgrad.machine import is_installed
 from postgrad.model.load.folder_checks import check_folder
-from postgrad.model.load.formats import Loaded
+from postgrad.model.load.formats import Loaded, is_image_text_model, tower_parameters
 from postgrad.model.quantized import QuantizedLinear, quantized_modules
 
 FILE_PREFIX = "base_model.model."  # prefix of all parameter names in peft's files
@@ -61,6 +61,7 @@ def add_adapters(model: Any, config: LoraConfig, seed: int, base: str = "") -> N
         lora_alpha=config.alpha,
         target_modules=targets,
         task_type="CAUSAL_LM",
+        exclude_modules=_frozen_tower(model) or None,
     )
     settings.base_model_name_or_path = base or None
     _leave_out_experts(settings, model)
@@ -80,6 +81,19 @@ def add_adapters(model: Any, config: LoraConfig, seed: int, base: str = "") -> N
     for name, p in adapter_parameters(model).items():
         if ".lora_A." in name and p.device.type != "meta":
             _draw_uniform(p, generator)
+
+
+def _frozen_tower(model: Any) -> list[str]:
+    """Return the names of the linear layers that read pictures, unless they are trained."""
+    if not is_image_text_model(model):
+        return []
+    if any(p.requires_grad for p in tower_parameters(model).values()):
+        return []
+    inside = {id(module) for module in model.get_decoder().modules()}
+    inside.add(id(model.get_output_embeddings()))
+    linears = (nn.Linear, QuantizedLinear)
+    modules = model.named_modules()
+    return [name for name, one in modules if isinstance(one, linears) and id(one) not in inside]
 
 
 def _use_dtype_of_layer(module: Any) -> None:

@@ -109,7 +109,8 @@ def check_engine_gap(config: Config, ports: Ports, problems: Sequence[Problem]) 
     for problem in problems:
         uid = f"{problem.uid}/agreement"
         seeds = [trajectory_seed(config.seed, 0, uid, index) for index in range(NUM_SAMPLES)]
-        requests.append(Request(ports.encoder.prompt(problem), seeds))
+        prompt = ports.encoder.prompt(problem)
+        requests.append(Request(prompt, seeds, images=problem.prompt_images))
     max_tokens = min(MAX_TOKENS, config.rollout.max_response_tokens)
     sampling = Sampling(config.rollout.temperature, max_tokens)
     weights = ports.policy.weights()
@@ -153,6 +154,7 @@ def _batch_of(
                 index,
                 finish=sample.finish,
                 behavior_logprobs=sample.logprobs,
+                images=requests[group].images,
             )
             rows.append(row)
     return Batch.of(rows)

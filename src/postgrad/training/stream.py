@@ -235,7 +235,8 @@ class RolloutStream:
         problem = plan.problem
         seed = self.config.seed
         seeds = [trajectory_seed(seed, number, problem.uid, i) for i in range(plan.num_samples)]
-        return StreamGroup(number, plan, Request(self.method.ports.encoder.prompt(problem), seeds))
+        prompt = self.method.ports.encoder.prompt(problem)
+        return StreamGroup(number, plan, Request(prompt, seeds, images=problem.prompt_images))
 
     def _wait_for_groups(self) -> list[StreamGroup]:
         """Return the groups of one step, once there are enough; raise the thread's error."""

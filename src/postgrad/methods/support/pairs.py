@@ -68,6 +68,7 @@ def given_row(method: Method, problem: Problem, text: str, name: str, index: int
     prompt = method.ports.encoder.prompt(problem)
     row = Trajectory(problem.uid, prompt, tokens, source=DEMONSTRATION, finish="given")
     row.index = index
+    row.images = problem.prompt_images
     return row
 
 

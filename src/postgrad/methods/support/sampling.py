@@ -36,10 +36,12 @@ def sample_requests(
         seeds = [trajectory_seed(run_seed, step, name, i) for i in indices]
         for prefix, seed in zip(prefixes, seeds, strict=False):
             limit = sampling.max_new_tokens - len(prefix)
-            engine_requests.append(Request([*prompt, *prefix], [seed], limit))
+            request = Request([*prompt, *prefix], [seed], limit, problem.prompt_images)
+            engine_requests.append(request)
             owners.append(owner)
         if len(seeds) > len(prefixes):
-            engine_requests.append(Request(prompt, seeds[len(prefixes) :]))
+            left = seeds[len(prefixes) :]
+            engine_requests.append(Request(prompt, left, images=problem.prompt_images))
             owners.append(owner)
     problems = [requests[owner][0] for owner in owners]
     engine, turns = ports.engine, ports.turns
@@ -81,6 +83,7 @@ def sampled_row(
         loss_mask=loss_mask,
         token_source=[*[DEMONSTRATION] * len(prefix), *sampled_source],
         kept_ids=kept_ids,
+        images=problem.prompt_images,
         tokens=tokens,
         rows=rows,
     )

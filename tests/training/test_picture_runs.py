@@ -1,0 +1,212 @@
+"""Whole runs on pictures: a tiny model of Qwen3-VL's architecture, trained from scratch, learns.
+
+Each picture shows one to three squares of one of three colors; the answer is a number of two
+digits: the color's, then the count.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_runs import config_of, metrics_of
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+from vision_models import save_vision_model, square
+
+from postgrad.config.schema import Config, ModelConfig, RolloutConfig
+from postgrad.errors import ConfigError
+from postgrad.model.load.load import load
+from postgrad.model.vision import Vision, vision_of
+from postgrad.picture_processor import PictureProcessor
+from postgrad.pictures import Picture
+from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.native.engine import NativeEngine
+from postgrad.training.driver import train
+from postgrad.training.report import Reporter
+
+COLORS = ("red", "green", "blue")
+CONTENT = [{"type": "image"}, {"type": "text", "text": "?"}]
+MESSAGES = [{"role": "user", "content": CONTENT}]
+PIXELS = {"size": {"shortest_edge": 1024, "longest_edge": 2048}}
+
+
+def drawn(number: int, count: int) -> Picture:
+    return square(COLORS[number - 1], width=48, height=32, count=count)
+
+
+ANSWERS = {f"{number}{count}": (number, count) for number in (1, 2, 3) for count in (1, 2, 3)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    model = save_vision_model(folder / "model", "qwen3_vl", 1.0, num_hidden_layers=2)
+    settings = json.loads((model / "preprocessor_config.json").read_text())
+    (model / "preprocessor_config.json").write_text(json.dumps(settings | PIXELS))
+    rows = []
+    for answer, shown in ANSWERS.items():
+        (folder / f"{answer}.png").write_bytes(drawn(*shown).data)
+        given: dict[str, Any] = {"prompt": MESSAGES, "images": [f"{answer}.png"]}
+        rows.append(given | {"response": answer, "ground_truth": answer})
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "rows.jsonl").write_text(lines)
+    pairs = [
+        {**row, "chosen": row["response"], "rejected": rows[i - 1]["response"]}
+        for i, row in enumerate(rows)
+    ]
+    for row in pairs:
+        del row["response"]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    labels = [
+        {
+            "prompt": MESSAGES,
+            "images": row["images"],
+            "completion": row["response"],
+            "label": i % 2 == 0,
+        }
+        for i, row in enumerate(rows)
+    ]
+    (folder / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labels))
+    return folder
+
+
+def run_config(method: str, folder: Path, model: Path, runs: Path, *overrides: str) -> Config:
+    return config_of(
+        method,
+        model,
+        f"data.train={folder / 'rows.jsonl'}",
+        "data.template=chat",
+        "training.problems_per_step=9",
+        "rollout.max_response_tokens=4",
+        f"runs={runs}",
+        f"name={method}",
+        *overrides,
+    )
+
+
+def in_folder(settings: tuple[str, ...], folder: Path) -> list[str]:
+    """Return settings with the paths of files in the folder."""
+    return [one.replace("data.train=", f"data.train={folder}/") for one in settings]
+
+
+def answer_all(model: Path, shuffled: bool = False) -> dict[str, str]:
+    """Return the greedy answer to each picture; `shuffled` shows the next one in its place."""
+    config = ModelConfig(path=str(model), device="cpu", dtype="float32")
+    loaded = load(config, torch.device("cpu"))
+    tokenizer = loaded.tokenizer
+    text = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    pictures = [drawn(*shown) for shown in ANSWERS.values()]
+    if shuffled:
+        pictures = [*pictures[1:], pictures[0]]
+    requests = []
+    for picture in pictures:
+        ids = tokenizer(vision_of(loaded.model).processor.expand(text, [picture]))["input_ids"]
+        requests.append(Request(ids, [0], images=(picture,)))
+    groups = NativeEngine(loaded, RolloutConfig()).generate(requests, Sampling(0.0, 4))
+    texts = [tokenizer.decode(g[0].tokens, skip_special_tokens=True) for g in groups]
+    return dict(zip(ANSWERS, texts, strict=True))
+
+
+REWARD = ("reward.verifier=exact", "reward.workers=1")
+SFT = ("model.vision=trained", "training.steps=40", "optimizer.lr=1e-2")
+
+
+@pytest.fixture(scope="module")
+def taught(folder) -> Path:
+    """A model after SFT from scratch."""
+    train(run_config("sft", folder, folder / "model", folder / "runs", *SFT), Reporter())
+    return folder / "runs" / "sft" / "checkpoints" / "step-40" / "policy"
+
+
+def test_sft_teaches_to_read_pictures_and_exchanged_pictures_change_the_answers(taught):
+    answers = answer_all(taught)
+    assert sum(answer == right for right, answer in answers.items()) >= 7
+    rights = list(ANSWERS)
+    exchanged = answer_all(taught, shuffled=True)
+    moved = [answers[right] for right in [*rights[1:], rights[0]]]
+    assert list(exchanged.values()) == moved
+    # A stock checkpoint: transformers reads it, and its processor is there.
+    AutoModelForImageTextToText.from_pretrained(taught)
+    assert PictureProcessor(AutoTokenizer.from_pretrained(taught)).placeholder == "<|image_pad|>"
+
+
+def test_sft_learns_nothing_if_pictures_are_ignored(folder, tmp_path, monkeypatch):
+    features = Vision._features_of
+
+    def ignore(*args: Any) -> Any:
+        seen = features(*args)
+        return type(seen)(*(layer * 0 for layer in seen[:1]), tuple(one * 0 for one in seen.deep))
+
+    monkeypatch.setattr("postgrad.model.load.load.has_processor", lambda loaded: False)
+    with pytest.raises(ConfigError, match="without the files of a processor"):
+        train(run_config("sft", folder, folder / "model", tmp_path, *SFT), Reporter())
+    monkeypatch.undo()
+    monkeypatch.setattr(Vision, "_features_of", ignore)
+    monkeypatch.setattr("postgrad.model.load.picture_gate.PictureGate.decide", lambda gate: None)
+    train(run_config("sft", folder, folder / "model", tmp_path, *SFT), Reporter())
+    answers = answer_all(tmp_path / "sft" / "checkpoints" / "step-40" / "policy")
+    assert sum(answer == right for right, answer in answers.items()) <= 2
+
+
+def test_grpo_raises_the_reward_and_resumes_bit_for_bit(folder, taught, tmp_path):
+    sft = (*SFT, "training.steps=14", "name=some")
+    train(run_config("sft", folder, folder / "model", tmp_path, *sft), Reporter())
+    start = tmp_path / "some" / "checkpoints" / "step-14" / "policy"
+    settings = ("training.steps=24", "rollout.samples=8", "optimizer.lr=3e-3", *REWARD)
+    settings += ("training.checkpoint_every=12", "training.keep_checkpoints=2")
+    config = run_config("grpo", folder, start, tmp_path, *settings)
+    train(config, Reporter())
+    rewards = [row["reward/mean"] for row in metrics_of(tmp_path / "grpo")]
+    assert sum(rewards[-5:]) / 5 >= sum(rewards[:5]) / 5 + 0.15
+    last = tmp_path / "grpo" / "checkpoints" / "step-24"
+    before = load_file(last / "policy" / "model.safetensors")
+    of_start = load_file(start / "model.safetensors")
+    towers = [name for name in before if "visual" in name]
+    assert towers and all(torch.equal(before[name], of_start[name]) for name in towers)
+    shutil.rmtree(last)
+    (last.parent / "latest").write_text("12")
+    train(config, Reporter())
+    again = load_file(last / "policy" / "model.safetensors")
+    assert all(torch.equal(before[name], again[name]) for name in before)
+
+
+SHORT = ("training.steps=2", "optimizer.lr=1e-3")
+METHODS: dict[str, tuple[str, ...]] = {
+    "dpo": ("data.train=pairs.jsonl",),
+    "kto": ("data.train=labels.jsonl",),
+    "ppo": ("rollout.samples=2", *REWARD),
+    "luffy": ("rollout.samples=3", *REWARD),
+    "exgrpo": ("rollout.samples=2", *REWARD),
+    "online_dpo": ("rollout.samples=2", *REWARD),
+    "sft": ("model.lora.rank=2",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_learn_from_pictures(method, folder, taught, tmp_path):
+    config = run_config(
+        method, folder, taught, tmp_path, *SHORT, *in_folder(METHODS[method], folder)
+    )
+    train(config, Reporter())
+    assert len(metrics_of(tmp_path / method)) == 2
+
+
+REFUSED = {
+    "bupo": ("no embed_tokens", (*REWARD, "method.phase_one_steps=1", "method.num_blocks=1")),
+    "classmate": ("classmates continue texts only", REWARD),
+    "reward_model": ("classifiers", ("data.train=pairs.jsonl",)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", REFUSED)
+def test_methods_that_read_no_pictures_say_so(method, folder, taught, tmp_path):
+    match, settings = REFUSED[method]
+    config = run_config(method, folder, taught, tmp_path, *SHORT, *in_folder(settings, folder))
+    with pytest.raises(ConfigError, match=match) as caught:
+        train(config, Reporter())
+    assert "\n" not in str(caught.value)
