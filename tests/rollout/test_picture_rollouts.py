@@ -12,10 +12,12 @@ from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.errors import ConfigError
 from postgrad.model.load.load import load
 from postgrad.model.load.picture_gate import picture_rows
+from postgrad.model.parallel.sharded import ShardedModel
 from postgrad.model.policy import FrozenPolicy
 from postgrad.model.vision import Vision, vision_of
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.hf import HfEngine
+from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.streams import open_stream
 from postgrad.types import Batch, Trajectory
@@ -113,3 +115,15 @@ def test_a_model_of_text_refuses_pictures(tiny):
         with pytest.raises(ConfigError, match="without the files of a processor"):
             engine.generate([request], SAMPLING)
         assert engine.generate([replace(request, images=())], SAMPLING)
+
+
+def test_a_server_that_gets_token_ids_refuses_pictures():
+    engine = object.__new__(HttpEngine)
+    with pytest.raises(ConfigError, match="models behind a server are shown none"):
+        engine.generate([Request([1], [1], images=(square("red"),))], SAMPLING)
+
+
+def test_a_model_on_several_workers_refuses_pictures():
+    batch = Batch.of([Trajectory("a", [1], [2], images=(square("red"),))])
+    with pytest.raises(ConfigError, match="several workers"):
+        object.__new__(ShardedModel).micro_batches(batch)

@@ -18,7 +18,7 @@ from postgrad.data.encode.encoder import Encoder
 from postgrad.environments.host import drain
 from postgrad.errors import Missing, UnknownName, WrongValue
 from postgrad.problem import Failure, Problem, Score
-from postgrad.rollout.engine import Completion, Episode, Request, Sampling
+from postgrad.rollout.engine import Completion, Episode, Request, Sampling, refuse_pictures
 from postgrad.rollout.turns import Turn
 from postgrad.serving.model_text import ModelText
 
@@ -65,7 +65,11 @@ class Agents:
     def open(
         self, requests: Sequence[Request], problems: Sequence[Problem], sampling: Sampling
     ) -> Iterator["Programs"]:
-        """Start a program per response; kill those that are left at the end."""
+        """Start a program per response; kill those that are left at the end.
+
+        Raises ConfigError for requests with pictures.
+        """
+        refuse_pictures(requests, "agents are")
         source = Programs(requests, problems, sampling, self)
         try:
             yield source

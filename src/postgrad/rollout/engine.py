@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.config.schema import RolloutConfig
-from postgrad.errors import RunError
+from postgrad.errors import ConfigError, RunError
 from postgrad.model.load.context import check_token_id
 from postgrad.pictures import Picture
 from postgrad.problem import Failure, Message
@@ -101,6 +101,14 @@ def check_requests(
     for request in requests:
         check_token_id(max(request.prompt, default=0), model_config)
     check_context(requests, sampling, max_context)
+
+
+def refuse_pictures(requests: Sequence[Request], who: str) -> None:
+    """Raise ConfigError for requests with pictures, which `who` would not see."""
+    if any(request.images for request in requests):
+        raise ConfigError(
+            f"the data have pictures, and {who} shown none; use rollout.engine=native, no agents"
+        )
 
 
 def check_context(requests: Sequence[Request], sampling: Sampling, max_context: int) -> None:

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from postgrad.errors import RunError, Unsupported
 from postgrad.problem import Failure
-from postgrad.rollout.engine import Completion, Request, Sampling, max_row_tokens, token_limit
+from postgrad.rollout.engine import (
+    Completion,
+    Request,
+    Sampling,
+    max_row_tokens,
+    refuse_pictures,
+    token_limit,
+)
 from postgrad.rollout.http_client import Address, ModelClient, RequestRefused, json_objects
 from postgrad.rollout.http_sync import RELOAD_APIS, ServerWeights
 
@@ -95,6 +102,7 @@ class HttpEngine:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Make one call per seed; the completions are in the order of the requests and seeds."""
+        refuse_pictures(requests, "models behind a server are")
         self._check_context(requests, sampling)
         calls = [(request, seed) for request in requests for seed in request.seeds]
 

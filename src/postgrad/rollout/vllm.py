@@ -23,7 +23,14 @@ from postgrad.model.load.context import context_length
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.load import resolve_path, stop_ids
 from postgrad.model.lora import is_adapter
-from postgrad.rollout.engine import Completion, Request, Sampling, check_context, token_limit
+from postgrad.rollout.engine import (
+    Completion,
+    Request,
+    Sampling,
+    check_context,
+    refuse_pictures,
+    token_limit,
+)
 from postgrad.rollout.stops import StopStrings
 
 MAX_ROWS = 1024
@@ -168,6 +175,7 @@ class VllmEngine:
 
         Log-probs are vLLM's after temperature and filters.
         """
+        refuse_pictures(requests, "models in vLLM are")
         check_context(requests, sampling, self.max_context)
         prompts: list[dict[str, list[int]]] = []
         parameters: list[Any] = []

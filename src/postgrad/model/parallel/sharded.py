@@ -76,6 +76,12 @@ class ShardedModel(OneRank):
     def micro_batches(
         self, batch: Batch, row_groups: Sequence[int] | None = None
     ) -> list[MicroBatch]:
+        if "images" in batch.rows:  # ranks without pictures would not take part in the tower's pass
+            raise ConfigError(
+                "the data have pictures, which one model on several workers is not shown; use "
+                "cluster.backend=local"
+            )
+
         def make(own_rows: Batch, own_groups: list[int] | None) -> list[MicroBatch]:
             budget = self.config.training.token_budget
             return make_micro_batches(own_rows, budget, self.loaded.model, own_groups, self.device)
