@@ -41,6 +41,8 @@ TEXT: dict[str, Any] = {
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 QWEN_VISION = {"depth": 2, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
 QWEN_VISION |= {"out_hidden_size": 32, "patch_size": 8}
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "num_hidden_layers": 4}
+LINEAR |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SIGLIP = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
 SIGLIP |= {"num_attention_heads": 2, "image_size": 16, "patch_size": 4}
@@ -81,6 +83,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {
             "text_config": {**TEXT, "rope_parameters": MROPE},
             "vision_config": {**QWEN_VISION, "window_size": 16, "fullatt_block_indexes": [1]},
+        },
+        QWEN_PIXELS,
+        {},
+    ),
+    "qwen3_5": (
+        "qwen",
+        {
+            "text_config": {**TEXT, **LINEAR, "rope_parameters": MROPE},
+            "vision_config": {**QWEN_VISION, "num_position_embeddings": 64},
         },
         QWEN_PIXELS,
         {},

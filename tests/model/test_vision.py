@@ -25,7 +25,8 @@ from postgrad.model.vision import Vision, vision_of
 from postgrad.picture_processor import PictureProcessor
 from postgrad.types import Batch, Trajectory
 
-KINDS = dict.fromkeys(FAMILIES, "packed") | {"gemma3": "shared"}
+TEXT_KINDS = dict.fromkeys(FAMILIES, "packed") | {"qwen3_5": "rows"}
+KINDS = TEXT_KINDS | {"gemma3": "shared"}
 
 
 def policy_of(folder: Path, *overrides: str) -> LocalPolicy:
@@ -70,7 +71,7 @@ PIXELS = ("pixel", "image_grid")
 def test_log_probs_and_gradients_are_those_of_the_stock_model(model_type, vision, tmp_path):
     folder = save_vision_model(tmp_path, model_type)
     policy = policy_of(folder, f"model.vision={vision}", "method.aggregation=token-sum")
-    assert support_of(policy.model).passes == "packed"
+    assert support_of(policy.model).passes == TEXT_KINDS[model_type]
     assert vision_of(policy.model).passes == KINDS[model_type]
     batch = rows_with_pictures(folder)
     stock = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
