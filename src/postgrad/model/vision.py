@@ -23,7 +23,7 @@ from torch import Tensor
 from postgrad import picture_processor
 from postgrad.errors import RunError, Unsupported
 from postgrad.model.device import copy_async
-from postgrad.model.passes.layout import RowSpan
+from postgrad.model.passes.packing import RowSpan
 from postgrad.model.passes.support import PassKind
 from postgrad.picture_processor import PictureProcessor
 from postgrad.pictures import Picture

@@ -18,7 +18,7 @@ from torch import Tensor
 from postgrad.model.device import copy_async, has_own_memory, supports_triton
 from postgrad.model.load.context import check_token_id
 from postgrad.model.passes.attention import with_blocks
-from postgrad.model.passes.packing import Packing, Segment, make_packing
+from postgrad.model.passes.packing import Packing, RowSpan, Segment, make_packing
 from postgrad.model.passes.row_attention import PaddedSegments, make_padded_segments
 from postgrad.model.passes.sequence import AnyPacking
 from postgrad.model.passes.support import PassKind, support_of
@@ -37,15 +37,6 @@ class Prompt(NamedTuple):
 
     ids: tuple[int, ...]
     pictures: tuple[str, ...] = ()  # their keys
-
-
-class RowSpan(NamedTuple):
-    """Consecutive tokens of one row in a pass; `start` and `end` count the pass's flattened ids."""
-
-    start: int
-    end: int
-    row: int
-    first: int  # the position of the first token in its row
 
 
 Place = Callable[[list[RowSpan], int], "PlacedPictures"]  # of a pass of so many tokens

@@ -7,6 +7,7 @@ tokens before it in its own segment.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,15 @@ CHUNK = 8
 
 # start, end, shared_start, shared_end, and the end of the tokens that attend to this segment
 Segment = tuple[int, int, int, int, int]
+
+
+class RowSpan(NamedTuple):
+    """Consecutive tokens of one row in a pass; `start` and `end` count the pass's flattened ids."""
+
+    start: int
+    end: int
+    row: int
+    first: int  # the position of the first token in its row
 
 
 @dataclass(frozen=True)

@@ -376,7 +376,7 @@ class SlotStore:
         """Return the pictures of a pass whose lines have the next `counts` tokens of rows."""
         if all(row.job.pictures is None for row in rows):
             return None
-        from postgrad.model.passes.layout import RowSpan
+        from postgrad.model.passes.packing import RowSpan
         from postgrad.model.vision import vision_of
 
         model = self.engine.model
