@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.config.schema import RolloutConfig
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError, Unsupported
 from postgrad.model.load.context import check_token_id
 from postgrad.pictures import Picture
 from postgrad.problem import Failure, Message
@@ -104,9 +104,9 @@ def check_requests(
 
 
 def refuse_pictures(requests: Sequence[Request], who: str) -> None:
-    """Raise ConfigError for requests with pictures, which `who` would not see."""
+    """Raise Unsupported for requests with pictures, which `who` would not see."""
     if any(request.images for request in requests):
-        raise ConfigError(
+        raise Unsupported(
             f"the data have pictures, and {who} shown none; use rollout.engine=native, no agents"
         )
 

@@ -65,7 +65,7 @@ class HttpLogprobs:
     def _score(self, batch: Batch, num_top: int) -> list[TokenTable]:
         """Return the tables of all response tokens of the batch, in order."""
         if "images" in batch.rows:
-            raise ConfigError(
+            raise Unsupported(
                 f"the data have pictures, which the model at {self.client.address.url} is not "
                 "shown; give the folder of a model of text and images"
             )

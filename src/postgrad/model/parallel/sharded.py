@@ -77,7 +77,7 @@ class ShardedModel(OneRank):
         self, batch: Batch, row_groups: Sequence[int] | None = None
     ) -> list[MicroBatch]:
         if "images" in batch.rows:  # ranks without pictures would not take part in the tower's pass
-            raise ConfigError(
+            raise Unsupported(
                 "the data have pictures, which one model on several workers is not shown; use "
                 "cluster.backend=local"
             )
