@@ -4,15 +4,38 @@ import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from postgrad.errors import UnknownName, UserCode, WrongValue, did_you_mean
 from postgrad.training.report import Reporter
 from postgrad.training.result import StepResult
 from postgrad.types import Batch
 
-if TYPE_CHECKING:
-    from postgrad.api.trainer import Trainer
+
+class TrainerControl(Protocol):
+    """What a callback may read and change of the Trainer that calls it."""
+
+    @property
+    def lr(self) -> float:
+        """The peak learning rate; setting it changes the steps that follow."""
+        ...
+
+    @lr.setter
+    def lr(self, value: float) -> None: ...
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """The last finished step."""
+        ...
+
+    def stop(self) -> None:
+        """End the run after the current step."""
+        ...
 
 
 class Callback:
@@ -22,22 +45,22 @@ class Callback:
     An exception in a callback stops the run; the last checkpoint stays.
     """
 
-    def on_train_begin(self, trainer: "Trainer") -> None:
+    def on_train_begin(self, trainer: TrainerControl) -> None:
         """Act before the first step.
 
         `trainer.step` is the step that a resumed run continues after.
         """
 
-    def on_step_end(self, trainer: "Trainer", step: StepResult) -> None:
+    def on_step_end(self, trainer: TrainerControl, step: StepResult) -> None:
         """Act after a step, before its validation and its checkpoint."""
 
-    def on_evaluate(self, trainer: "Trainer", step: int, metrics: dict[str, float]) -> None:
+    def on_evaluate(self, trainer: TrainerControl, step: int, metrics: dict[str, float]) -> None:
         """Act after the validation of step `step`."""
 
-    def on_save(self, trainer: "Trainer", checkpoint: Path) -> None:
+    def on_save(self, trainer: TrainerControl, checkpoint: Path) -> None:
         """Act when a checkpoint is complete."""
 
-    def on_train_end(self, trainer: "Trainer") -> None:
+    def on_train_end(self, trainer: TrainerControl) -> None:
         """Act when the run ends without an error: at its last step, at its goal, or on request."""
 
 
@@ -47,7 +70,7 @@ class _FunctionCallback(Callback):
     def __init__(self, function: Callable[[StepResult], Any]) -> None:
         self.function = function
 
-    def on_step_end(self, trainer: "Trainer", step: StepResult) -> None:
+    def on_step_end(self, trainer: TrainerControl, step: StepResult) -> None:
         self.function(step)
 
 
@@ -131,9 +154,9 @@ def _takes(function: Callable[..., Any], arguments: Sequence[str]) -> bool:
 class CallbackReporter(Reporter):
     """Passes the events of a run to callbacks."""
 
-    def __init__(self, trainer: "Trainer", callbacks: Sequence[Callback]) -> None:
+    def __init__(self, trainer: TrainerControl, callbacks: Sequence[Callback]) -> None:
         # Not a strong reference: a trainer that nobody holds any more releases its run folder.
-        self.trainer: Trainer = weakref.proxy(trainer)
+        self.trainer: TrainerControl = weakref.proxy(trainer)
         self.callbacks = callbacks
 
     def begin(self) -> None:
