@@ -6,7 +6,7 @@ from refused import refused
 from transformers import AutoTokenizer
 from vision_models import FAMILIES, save_vision_model, square
 
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, Unsupported
 from postgrad.picture_processor import PictureProcessor
 
 MESSAGE = [
@@ -35,6 +35,14 @@ def test_tokens_and_pixels_are_those_of_the_stock_processor(model_type, tmp_path
     assert processor.expand("1+2=", []) == "1+2="
     with refused("unsupported", shows=r"2 placeholders .* 1 pictures"):
         processor.expand(text, pictures[:1])
+
+
+def test_an_image_token_in_the_text_is_refused(tmp_path):
+    folder = save_vision_model(tmp_path, "gemma3")  # its templates write another placeholder
+    processor = PictureProcessor(AutoTokenizer.from_pretrained(folder))
+    text = f"{processor.placeholder} and {processor.image_token}"
+    with pytest.raises(Unsupported, match="in its text"):
+        processor.expand(text, [square("red")])
 
 
 def test_a_folder_without_processor_files_is_refused(tmp_path):

@@ -69,6 +69,16 @@ def animated():
     return file.getvalue()
 
 
+def rle_bmp():
+    """A BMP of one run of 255 pixels, for which a decoder runs a loop."""
+    pixels = bytes([255, 0, 0, 0, 0, 1])
+    table = bytes(4 * 256)
+    header = struct.pack("<IiiHHIIiiII", 40, 255, 1, 1, 8, 1, len(pixels), 0, 0, 256, 0)
+    start = 14 + len(header) + len(table)
+    file = struct.pack("<2sIHHI", b"BM", start + len(pixels), 0, 0, start)
+    return file + header + table + pixels
+
+
 def bomb(width, height):
     """A PNG of a few bytes that says it is huge."""
 
@@ -91,6 +101,8 @@ def bomb(width, height):
         (encoded(size=(64, 64))[:100], "broken picture"),
         (bomb(9000, 9000), "9000 x 9000 pixels"),
         (bomb(60000, 60000), "megapixels"),
+        (encoded(kind="JPEG") + 101 * b"\xff\xda", "more than 100 scans"),
+        (rle_bmp(), "a compressed BMP"),
         (animated(), "animated"),
         ("https://host/a.png", "not fetched"),
         ("data:image/png;base64,@@", "not base64"),

@@ -42,6 +42,7 @@ class PictureProcessor:
                 "stands for a picture; use the stock model's tokenizer"
             )
         self.image_token_id = int(image_token_id)
+        self.image_token: str = tokenizer.convert_ids_to_tokens(self.image_token_id)
         self._replacements = lru_cache(KEPT_PICTURES)(self._compute_replacements)
 
     def expand(self, text: str, pictures: Sequence[Picture]) -> str:
@@ -55,8 +56,17 @@ class PictureProcessor:
                 f"a prompt has {num_places} placeholders {self.placeholder} and {len(pictures)} "
                 "pictures; there must be one for each"
             )
+        if self.image_token != self.placeholder and self.image_token in text:
+            raise Unsupported(
+                f"a prompt with pictures has {self.image_token} in its text, which stands for a "
+                "part of a picture; leave it out"
+            )
         replacements = list(self._replacements(tuple(pictures))) if pictures else []
         return self.stock.get_text_with_replacements([text], replacements)[0][0]
+
+    def num_tokens(self, pictures: Sequence[Picture]) -> int:
+        """Return how many image tokens the pictures of a row have."""
+        return sum(text.count(self.image_token) for text in self._replacements(tuple(pictures)))
 
     def pixels(self, picture: Picture) -> "dict[str, Tensor]":
         """Return what the vision tower reads: pixel_values, and image_grid_thw or the like."""
@@ -69,7 +79,10 @@ class PictureProcessor:
 
     def _compute_replacements(self, pictures: tuple[Picture, ...]) -> tuple[str, ...]:
         images = [picture.open() for picture in pictures]
-        return tuple(self.stock._process_images(images, **self.options)[1])
+        try:
+            return tuple(self.stock._process_images(images, **self.options)[1])
+        except ValueError as error:  # such as one that is 300 times as high as wide
+            raise Unsupported(f"the model cannot read a picture: {first_line(error)}") from error
 
 
 def _load_stock(tokenizer: Any) -> Any:

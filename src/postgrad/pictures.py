@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 32 << 20  # of one file; photos have up to 20 MB
 MAX_PIXELS = 1 << 26  # 64 megapixels: 192 MiB when they are decoded
+MAX_SCANS = 100  # of a JPEG; each takes as long as the whole picture, and encoders write about 10
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # Pillow tries no other decoder
 # The kind of a file by its first bytes; nothing else is shown on the page or sent to a server.
 FIRST_BYTES = {
@@ -213,7 +214,7 @@ def _read_text(text: str, folder: Path) -> Picture:
         raise PictureError(
             f"{text[:80]} is not fetched; download the pictures and give their paths"
         )
-    path = folder / Path(text.removeprefix("file://")).expanduser()
+    path = folder / text.removeprefix("file://")
     return Picture(read_regular_file(path), place=str(path))
 
 
@@ -258,6 +259,10 @@ def _open(data: bytes) -> "Image":
         raise PictureError(
             f"{width} x {height} pixels are more than {MAX_PIXELS >> 20} megapixels; shrink it"
         )
+    if image.format in ("JPEG", "MPO") and data.count(b"\xff\xda") > MAX_SCANS:
+        raise PictureError(f"a JPEG of more than {MAX_SCANS} scans; save it again")
+    if image.tile and image.tile[0][0] == "bmp_rle":  # decoded by slow code
+        raise PictureError("a compressed BMP; save it as PNG")
     return image
 
 

@@ -1,10 +1,12 @@
 """Passes with pictures: log-probs and gradients are those of the stock model that reads pixels."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from refused import refused
 from test_gradient_invariance import collect_gradients
 from tiny_runs import config_of
 from transformers import AutoModelForImageTextToText, AutoTokenizer
@@ -14,6 +16,7 @@ from postgrad.config.schema import LoraConfig
 from postgrad.errors import ConfigError, RunError
 from postgrad.methods import find_method
 from postgrad.model.load.formats import tower_parameters
+from postgrad.model.load.gate import probe_rows
 from postgrad.model.load.load import load
 from postgrad.model.load.picture_gate import enable_pictures, picture_rows
 from postgrad.model.lora import adapted_modules, add_adapters
@@ -23,7 +26,7 @@ from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL
 from postgrad.model.vision import Vision, vision_of
 from postgrad.picture_processor import PictureProcessor
-from postgrad.types import Batch, Trajectory
+from postgrad.types import REPLAY, Batch, Trajectory
 
 TEXT_KINDS = dict.fromkeys(FAMILIES, "packed") | {"qwen3_5": "rows"}
 KINDS = TEXT_KINDS | {"gemma3": "shared"}
@@ -125,6 +128,9 @@ def test_image_tokens_that_the_policy_sampled_show_nothing(tmp_path):
     rows[0].response = [3, vision_of(policy.model).processor.image_token_id, 5, 7]
     logprobs = policy.logprobs(Batch.of(rows))["logprobs"]
     assert logprobs.isfinite().all()
+    rows[0].source = REPLAY  # another run of the policy sampled it
+    rows[0].token_source = [REPLAY] * 4
+    assert torch.equal(policy.logprobs(Batch.of(rows))["logprobs"], logprobs)
     rows[0].images = (*rows[0].images, square("red"))
     with pytest.raises(RunError, match="image tokens"):
         policy.logprobs(Batch.of(rows))
@@ -160,6 +166,20 @@ def test_adapters_are_in_the_tower_only_if_it_is_trained(vision, tmp_path):
     names = list(adapted_modules(loaded.model))
     assert any("language_model" in name for name in names)
     assert any("vision_tower" in name for name in names) == (vision == "trained")
+
+
+def test_files_of_another_processor_leave_the_text_passes_as_they_are(tmp_path):
+    folder = save_vision_model(tmp_path, "qwen3_vl")
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"merge_size": 1}))
+    policy = policy_of(folder)
+    with refused("unsupported", "model.path"):
+        vision_of(policy.model)
+    batch = probe_rows(policy.model)
+    ours = policy.logprobs(batch)["logprobs"]
+    policy.model.set_attn_implementation("sdpa")
+    stock = stock_logprobs(policy.model, folder, batch)
+    assert torch.allclose(ours, torch.cat(stock), atol=2e-4)
 
 
 def test_a_model_without_a_processor_refuses_pictures_in_one_line(tmp_path, tiny):

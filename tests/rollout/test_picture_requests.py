@@ -84,6 +84,11 @@ def test_hostile_pictures_are_refused_and_others_are_answered(server, url, sente
     assert tokens_of(ask(server)) == expected
 
 
+def test_many_small_pictures_are_refused(server):
+    status, body = ask(server, *[part_of(url_of(Image.new("L", (1, 1))))] * 33)
+    assert status == 400 and "33 pictures" in body["error"]["message"], body
+
+
 def test_a_client_with_many_pictures_does_not_stop_the_others(server):
     bomb = part_of(url_of(Image.new("1", (7000, 7000))))
     results = []

@@ -99,7 +99,7 @@ def _absolute(value: Any) -> Any:
     if isinstance(value, list):
         return [_absolute(one) for one in value]
     is_path = isinstance(value, str) and not re.match(r"\w+:", value)
-    return str(Path(value).expanduser().absolute()) if is_path and value else value
+    return str(Path(value).absolute()) if is_path and value else value
 
 
 def _row_of_problem(problem: Problem) -> Row:

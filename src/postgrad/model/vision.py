@@ -12,7 +12,6 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,9 +26,9 @@ from postgrad.model.passes.packing import RowSpan
 from postgrad.model.passes.support import PassKind
 from postgrad.picture_processor import PictureProcessor
 from postgrad.pictures import Picture
-from postgrad.types import POLICY, Batch
+from postgrad.types import Batch
 
-KEPT_PIXELS = 64  # pictures whose pixels stay in memory between their uses
+KEPT_PIXEL_BYTES = 1 << 30  # of the pixels that stay in memory between their uses
 KEPT_FEATURE_BYTES = 2 << 30  # of a frozen tower
 
 Pictures = tuple[Picture, ...]
@@ -116,8 +115,17 @@ class Vision:
         parameters = inspect.signature(model.base_model.forward).parameters
         self.sees_both_ways = "token_type_ids" in parameters
         self.inputs = set(inspect.signature(model.base_model.get_image_features).parameters)
-        self.pixels = lru_cache(KEPT_PIXELS)(processor.pixels)
+        self.kept_pixels: dict[Picture, dict[str, Tensor]] = {}  # the oldest first
         self.kept: dict[Picture, Features] = {}  # of a frozen tower, the oldest first
+
+    def pixels(self, picture: Picture) -> dict[str, Tensor]:
+        """Return what the tower reads of a picture."""
+        if picture not in self.kept_pixels:
+            pixels = self.processor.pixels(picture)
+            size = sum(value.nbytes for value in pixels.values() if isinstance(value, Tensor))
+            _make_room(self.kept_pixels, size, KEPT_PIXEL_BYTES)
+            self.kept_pixels[picture] = pixels
+        return self.kept_pixels[picture]
 
     # ---- the tower
 
@@ -130,8 +138,7 @@ class Vision:
         with torch.no_grad():
             features = self._compute(model, picture)
         size = len(picture.data) + sum(layer.nbytes for layer in features.layers)
-        while self.kept and size * (len(self.kept) + 1) > KEPT_FEATURE_BYTES:
-            del self.kept[next(iter(self.kept))]
+        _make_room(self.kept, size, KEPT_FEATURE_BYTES)
         self.kept[picture] = features
         return features
 
@@ -148,18 +155,19 @@ class Vision:
 
     # ---- where pictures are
 
-    def read_row(
-        self, model: Any, tokens: Tensor, pictures: Pictures, readable: Tensor | None = None
-    ) -> RowPictures:
+    def read_row(self, model: Any, tokens: Tensor, pictures: Pictures) -> RowPictures:
         """Return where the pictures of a row are.
 
-        `readable` (tokens,) excludes image tokens that the policy sampled: they show nothing.
+        Image tokens after those of the pictures were sampled by a policy: they show nothing.
         """
         is_place = tokens == self.processor.image_token_id
-        if readable is not None:
-            is_place &= readable
-        if not pictures:
-            is_place = torch.zeros_like(is_place)
+        num_places = self.processor.num_tokens(pictures) if pictures else 0
+        is_place &= is_place.cumsum(0) <= num_places
+        if int(is_place.sum()) != num_places:
+            raise RunError(
+                f"a row has {int(is_place.sum())} image tokens, and its {len(pictures)} pictures "
+                f"need {num_places}; encode it with the model's own processor"
+            )
         axes = self._axes(model, tokens, pictures, is_place) if self.has_axes else None
         blocks = _number_runs(is_place) if self.sees_both_ways else None
         offset = 0 if axes is None else int(axes[1:].max()) + 1 - len(tokens)
@@ -181,12 +189,10 @@ class Vision:
         """Return the pictures of a pass that lays out rows of a batch in these spans."""
         prompts = batch.prompt.split()
         responses = batch.response.split()
-        sources = batch.tokens["token_source"].split(batch.response.lengths.tolist())
         rows: dict[int, RowPictures] = {}
         for row in {span.row for span in spans}:
             tokens = torch.cat([prompts[row], responses[row]])
-            readable = torch.cat([torch.ones_like(prompts[row]).bool(), sources[row] != POLICY])
-            rows[row] = self.read_row(model, tokens, batch.rows["images"][row], readable)
+            rows[row] = self.read_row(model, tokens, batch.rows["images"][row])
         return self.join(spans, rows, size)
 
     def join(
@@ -216,6 +222,11 @@ class Vision:
         """Return what the stock model reads besides equal rows of ids (rows, tokens)."""
         known = inspect.signature(model.forward).parameters
         types = (ids == self.processor.image_token_id).int()
+        if int(types.sum(1).max()) > self.processor.num_tokens(pictures):
+            raise RunError(
+                "an earlier turn of the policy has an image token, which the stock model cannot "
+                "tell from a picture; the native engine can: rollout.engine=native"
+            )
         inputs = {"mm_token_type_ids": types, "token_type_ids": types}
         for name, value in self.processor.all_pixels(pictures).items():
             if name in known:
@@ -253,8 +264,8 @@ class Vision:
             joined = [torch.cat(layer) for layer in zip(*(f.layers for f in found), strict=True)]
             if len(joined[0]) != total:
                 raise RunError(
-                    f"a row has {total} image tokens, and its {len(pictures)} pictures have "
-                    f"{len(joined[0])} features; encode it with the model's own processor"
+                    f"{len(pictures)} pictures have {total} image tokens and {len(joined[0])} "
+                    "features; use the processor files of this model"
                 )
             layers.append([layer[first : first + length] for layer in joined])
         embeddings, *deep = [torch.cat(layer) for layer in zip(*layers, strict=True)]
@@ -284,6 +295,12 @@ def _lines(features: Any) -> Tensor:
     """Return features (places, width) of a tensor, or of several in a tuple."""
     parts = features if isinstance(features, tuple | list) else [features]
     return torch.cat([part.flatten(0, -2) for part in parts])
+
+
+def _make_room(kept: dict[Picture, Any], size: int, max_bytes: int) -> None:
+    """Drop the oldest entries until one more of about their size fits."""
+    while kept and size * (len(kept) + 1) > max_bytes:
+        del kept[next(iter(kept))]
 
 
 def _number_runs(is_place: Tensor) -> Tensor:

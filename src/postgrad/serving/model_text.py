@@ -17,7 +17,8 @@ Messages = tuple[dict[str, Any], ...]
 # A prompt with more characters per token of the context is refused before it is encoded. Text has
 # about 4; only long runs of spaces and the like have more than this.
 CHARACTERS_PER_TOKEN = 16
-MAX_PICTURE_PIXELS = 1 << 24  # of one request; decoded in less than a second
+MAX_PICTURES = 32  # of one request: a small one may become as large as the model reads
+MAX_PICTURE_PIXELS = 1 << 24  # of all of one request
 
 
 class ModelText:
@@ -115,6 +116,8 @@ class ModelText:
         try:
             if pictures and not self.reads_pictures:
                 raise PictureError(f"{self.name!r} reads no pictures; leave them out")
+            if len(pictures) > MAX_PICTURES:
+                raise PictureError(f"{len(pictures)} pictures; a request may have {MAX_PICTURES}")
             num_pixels = sum(prod(picture.size) for picture in pictures)
             if num_pixels > MAX_PICTURE_PIXELS:
                 raise PictureError(

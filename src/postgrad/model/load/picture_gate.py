@@ -39,6 +39,7 @@ SIZES = ((48, 32), (32, 48), (48, 32))  # of the pictures; two have equally many
 def enable_pictures(loaded: Loaded, trained: bool, cache: Path) -> None:
     """Let a model see pictures; `vision_of` says what is wrong where it cannot."""
     model = loaded.model
+    text_attention = model.config._attn_implementation
     try:
         vision = Vision(model, PictureProcessor(loaded.tokenizer), trained)
         set_vision(model, vision)
@@ -49,6 +50,8 @@ def enable_pictures(loaded: Loaded, trained: bool, cache: Path) -> None:
         raise
     except Exception as error:  # code of other people fails in many ways
         set_vision(model, first_line(error))
+    finally:
+        set_attention(model, text_attention)
 
 
 class PictureGate(Gate):
@@ -58,7 +61,6 @@ class PictureGate(Gate):
         super().__init__(model, cache)
         self.tokenizer = tokenizer
         self.vision = vision
-        self.text_attention = model.config._attn_implementation
         if self.stock_attention != "eager":
             self.stock_attention = STOCK_ATTENTION
         name = f"{fingerprint(model, [Path(__file__)])}-{vision.fingerprint}-pictures"
@@ -104,7 +106,6 @@ class PictureGate(Gate):
     def decide(self) -> None:  # type: ignore[override]
         """Note the kind of passes with pictures. Raises ConfigError if there is none."""
         passes, reasons, _ = self._find_verdict()
-        set_attention(self.model, self.text_attention)
         if passes is None:
             raise Unsupported("; ".join(reasons), at="model.path")
         self.vision.passes = passes
