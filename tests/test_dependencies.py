@@ -16,7 +16,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
 # Distributions whose name differs from the name they are imported by.
-DISTRIBUTIONS = {"yaml": "pyyaml"}
+DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
 # Declared without an import in the source, with the reason.
 NOT_IMPORTED = {
     "accelerate": "transformers needs it to read GGUF files",

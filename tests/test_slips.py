@@ -72,7 +72,7 @@ def train_in_python(arguments: str, model: Path) -> str:
         postgrad.train(**base | given, settings=settings)
     except (postgrad.ConfigError, postgrad.RunError) as error:
         print(error, file=sys.stderr)
-        return type(error).__name__
+        return "ConfigError" if isinstance(error, postgrad.ConfigError) else "RunError"
     return "none"
 
 

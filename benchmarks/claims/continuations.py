@@ -41,7 +41,7 @@ def read_problems(data: str, num_rows: int) -> list[Any]:
 def measure(path: str, problems: Sequence[Any], shares: Sequence[float]) -> Iterator[float]:
     """Yield the share of right continuations for each share of words that is shown."""
     from postgrad.api.sampler import Sampler
-    from postgrad.rollout.classmates import Panel
+    from postgrad.rollout.classmates import Classmates
     from postgrad.rollout.engine import make_sampling
     from postgrad.rollout.generator import Generator
     from postgrad.verifiers.scorer import Scorer
@@ -50,13 +50,13 @@ def measure(path: str, problems: Sequence[Any], shares: Sequence[float]) -> Iter
     sampling = make_sampling(sampler.config.rollout, 1.0)
     sampling = dataclasses.replace(sampling, max_new_tokens=MAX_TOKENS)
     generator = Generator(sampler.engine, sampler.encoder)
-    panel = Panel("classmate", [generator], [""], [""], sampling, num_samples=1, seed=0)
+    classmates = Classmates("classmate", [generator], [""], [""], sampling, num_samples=1, seed=0)
     with Scorer("auto") as scorer:
         for share in shares:
             shown = [first_words(problem.demonstrations[0], share) for problem in problems]
             names = [problem.uid for problem in problems]
-            texts, _ = panel.generate(problems, shown, problems, names, step=0)
-            scores, _ = panel.score(scorer, problems, texts)
+            texts, _ = classmates.generate(problems, shown, problems, names, step=0)
+            scores, _ = classmates.score(scorer, problems, texts)
             yield float(scores.nanmean())
 
 

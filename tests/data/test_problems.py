@@ -397,7 +397,7 @@ def test_content_of_text_parts_is_joined(tmp_path: Path):
     rows = [{"prompt": [{"role": "user", "content": parts}], "answer": "2"}]
     assert load_problems(jsonl(tmp_path, *rows))[0].messages == (USER,)
     rows[0]["prompt"][0]["content"] = [{"type": "image"}, *parts]
-    assert "prompt[0].content[0]" in refusal_of(jsonl(tmp_path, *rows))
+    assert "pictures: 1 places" in refusal_of(jsonl(tmp_path, *rows))
 
 
 def test_verl_without_data_source(tmp_path: Path):

@@ -85,7 +85,7 @@ def add_adapters(model: Any, config: LoraConfig, seed: int, base: str = "") -> N
 
 def _frozen_tower(model: Any) -> list[str]:
     """Return the names of the linear layers that read pictures, unless they are trained."""
-    if not is_image_text_model(model):
+    if not hasattr(model, "config") or not is_image_text_model(model):
         return []
     if any(p.requires_grad for p in tower_parameters(model).values()):
         return []
