@@ -13,7 +13,7 @@ Every system gets the settings that its documentation recommends for the work:
   state takes 18), gradient checkpointing.
 - Unsloth: LoRA of rank 16, vLLM in its process, its own checkpointing.
 
-Encoder, lengths and shapes are those of speed.py; weights are random.
+Prompts, lengths and shapes are those of speed.py; weights are random.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speed import ALL_ROWS, Row, length_reward, make_encoder, make_model, response_lengths
+from speed import ALL_ROWS, Row, length_reward, make_model, make_prompts, response_lengths
 
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 ROWS_PER_PASS = 8  # of TRL and Unsloth
@@ -71,14 +71,14 @@ def generate_with_vllm(llm: Any, row: Row, logprobs: int | None) -> float:
 
     lengths = response_lengths(row)
     shared = {"temperature": 1.0, "ignore_eos": True, "logprobs": logprobs, "detokenize": False}
-    encoder = make_encoder(row, row.problems)
+    prompts = make_prompts(row, row.problems)
     if row.lengths == "full":
-        requests = [{"prompt_token_ids": prompt} for prompt in encoder]
+        requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         sampling = [
             vllm.SamplingParams(n=row.samples, max_tokens=row.tokens, **shared) for _ in requests
         ]
     else:
-        requests = [{"prompt_token_ids": p} for p in encoder for _ in range(row.samples)]
+        requests = [{"prompt_token_ids": p} for p in prompts for _ in range(row.samples)]
         sampling = [vllm.SamplingParams(max_tokens=length, **shared) for length in lengths]
     begin = time.perf_counter()
     outputs = llm.generate(requests, sampling, use_tqdm=False)
@@ -166,8 +166,8 @@ def make_dataset(row: Row) -> Any:
     """Return prompts as text of the word-level tokenizer, one word per token."""
     from datasets import Dataset
 
-    encoder = make_encoder(row, (row.steps + 2) * row.problems)
-    return Dataset.from_list([{"prompt": " ".join(f"w{i}" for i in ids)} for ids in encoder])
+    prompts = make_prompts(row, (row.steps + 2) * row.problems)
+    return Dataset.from_list([{"prompt": " ".join(f"w{i}" for i in ids)} for ids in prompts])
 
 
 def length_rewards(completions: list[str], **kwargs: Any) -> list[float]:

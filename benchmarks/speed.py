@@ -201,7 +201,7 @@ def write_tokenizer(target: Path, size: int) -> None:
     ).save_pretrained(target)
 
 
-def make_encoder(row: Row, count: int) -> list[list[int]]:
+def make_prompts(row: Row, count: int) -> list[list[int]]:
     """Return random prompts as token ids."""
     rng = random.Random(0)
     size = vocabulary_size(row.shape)
@@ -257,7 +257,7 @@ def measure_rollout(row: Row, folder: Path) -> dict[str, Any]:
         engine.decoder.stop_ids = torch.tensor([1 << 30], dtype=torch.int32, device=device)
     lengths = response_lengths(row)
     requests: list[Request] = []
-    for number, prompt in enumerate(make_encoder(row, row.problems)):
+    for number, prompt in enumerate(make_prompts(row, row.problems)):
         seeds = list(range(number * row.samples, (number + 1) * row.samples))
         if row.lengths == "full":
             requests.append(Request(prompt, seeds))
@@ -353,7 +353,7 @@ def write_problems(row: Row, folder: Path) -> Path:
     rng = random.Random(2)
     size = vocabulary_size(row.shape)
     with file.open("w") as out:
-        for prompt in make_encoder(row, count):
+        for prompt in make_prompts(row, count):
             line = {"prompt": " ".join(f"w{i}" for i in prompt), "ground_truth": "0"}
             if row.work == "sft":
                 # The end-of-text token is the last one of the response.
@@ -475,11 +475,11 @@ def token_cache_bytes(shape: str) -> int:
 def rollout_limit_s(row: Row) -> float:
     """Return the seconds to read the weights once per step, and each row's cache per token."""
     lengths = response_lengths(row)
-    encoder = make_encoder(row, row.problems)
+    prompts = make_prompts(row, row.problems)
     total = 2 * parameters(row.shape) * max(lengths)
     for number, length in enumerate(lengths):
         # A shared prompt is read once per group.
-        prompt = len(encoder[number // row.samples]) / (row.samples if row.lengths == "full" else 1)
+        prompt = len(prompts[number // row.samples]) / (row.samples if row.lengths == "full" else 1)
         total += token_cache_bytes(row.shape) * (prompt + length / 2) * length
     return total / BANDWIDTH
 
