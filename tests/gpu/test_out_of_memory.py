@@ -20,8 +20,8 @@ import sys
 from contextlib import contextmanager
 import torch
 from postgrad.cli.main import main
-from postgrad.training import checkpoint, driver
-real = driver.explained_memory_errors
+from postgrad.training import checkpoint, stages
+real = stages.explained_memory_errors
 calls = []
 @contextmanager
 def limited(stage, policy=None):
@@ -33,7 +33,7 @@ def limited(stage, policy=None):
             torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
             torch.empty(2**30, dtype=torch.uint8, device="cuda")
         yield
-driver.explained_memory_errors = checkpoint.explained_memory_errors = limited
+stages.explained_memory_errors = checkpoint.explained_memory_errors = limited
 sys.exit(main(sys.argv[1:]))
 """
 # The process may use this much device memory from its start.
