@@ -32,7 +32,7 @@ constraints: $(VENV)/.installed-dev
 	$(BIN)/python -m pip freeze --exclude-editable | grep -v ' @ ' | sed 's/+.*//' \
 	  | grep -vE '^(nvidia|cuda|triton)' > constraints.txt
 
-# Mutations of formulas, the page in a browser, several nodes, notebooks, benchmarks' tools.
+# Mutations, all recipes and families, real data, the page in a browser, several nodes, notebooks.
 .PHONY: test-nightly
 test-nightly: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --nightly -m nightly $(PYTEST_ARGS)

@@ -1,6 +1,6 @@
-"""One recipe per kind of method: `make check` runs these, `make test` runs all."""
+"""One recipe per kind of method: `make check` runs these, make test-nightly runs all."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -21,7 +21,11 @@ CORE_RECIPES = (
 )
 
 
-def recipe_params(names: Sequence[str]) -> list[Any]:
-    """The names as parameters of a test; all but CORE_RECIPES are marked slow."""
-    slow = pytest.mark.slow
-    return [name if name in CORE_RECIPES else pytest.param(name, marks=slow) for name in names]
+def recipe_params(names: Sequence[str], slow: Collection[str] = ()) -> list[Any]:
+    """Return parameters: CORE_RECIPES have no mark, `slow` ones are slow, the others nightly."""
+
+    def param(name: str) -> Any:
+        mark = pytest.mark.slow if name in slow else pytest.mark.nightly
+        return name if name in CORE_RECIPES else pytest.param(name, marks=mark)
+
+    return [param(name) for name in names]

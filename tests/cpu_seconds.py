@@ -1,10 +1,15 @@
 """A pytest plugin: CPU seconds of every test file, beside those of cpu_seconds.tsv.
 
     make test PYTEST_ARGS=--record-cpu     # writes cpu_seconds.tsv, on a quiet machine
-    make test PYTEST_ARGS=--limit-cpu      # fails if a file needs more than twice its seconds
+    make test PYTEST_ARGS=--limit-cpu      # fails if a file needs far more than its seconds
 
-Seconds of child processes count when they have ended. What a session's fixture costs counts for
-the first file that uses it.
+The table has what `make test` runs. Seconds of child processes count when they have ended. What a
+session's fixture or a first import costs counts for the first file that needs it.
+
+CI sets the limit: three times the seconds of the table and 30 more. It is there for a file that
+became several times as slow, and must never fail for another reason: an ARM machine needs about 1.5
+times the seconds of the x86-64 machine that wrote the table, two processes that share a core up to
+1.5 times, and the first file of a process about 10 seconds for what others find imported.
 """
 
 import os
@@ -15,14 +20,14 @@ from pathlib import Path
 import pytest
 
 TABLE = Path(__file__).with_name("cpu_seconds.tsv")
-SMALL_S = 20.0  # a file with less counts as this: fixtures that many share cost about as much
+LIMIT_TIMES, LIMIT_MORE_S = 3, 30.0
 SECONDS = pytest.StashKey[dict[str, float]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-cpu", action="store_true", help="write tests/cpu_seconds.tsv")
     parser.addoption(
-        "--limit-cpu", action="store_true", help="fail if a file needs twice its CPU seconds"
+        "--limit-cpu", action="store_true", help="fail if a file needs thrice its CPU seconds"
     )
 
 
@@ -60,7 +65,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the sum, and the files that need more than twice the seconds of the table."""
+    """Print the sum, and the files above their limits."""
     config = terminalreporter.config
     seconds, recorded = config.stash[SECONDS], read_table()
     terminalreporter.write_line(
@@ -86,11 +91,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def over_limit(seconds: dict[str, float], recorded: dict[str, float]) -> list[str]:
-    """Return one line for each file that needs more than twice its seconds in the table."""
+    """Return one line for each file above its limit."""
     return [
         f"{file}: {value:.0f} CPU seconds, before {recorded.get(file, 0.0):.0f}"
         for file, value in sorted(seconds.items(), key=lambda pair: -pair[1])
-        if value > 2 * max(recorded.get(file, 0.0), SMALL_S)
+        if value > LIMIT_TIMES * recorded.get(file, 0.0) + LIMIT_MORE_S
     ]
 
 

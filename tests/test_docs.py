@@ -62,7 +62,7 @@ def test_files_that_the_pages_name_exist():
     assert gone == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("text", ["[gone](no-such-page.md)", "[gone](machines.md#no-such-heading)"])
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path, text):
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)

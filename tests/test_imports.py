@@ -169,7 +169,9 @@ def test_the_driver_loads_ports_and_no_implementations():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "most"), [("sft", 195), ("grpo", 215)])
+@pytest.mark.parametrize(
+    ("recipe", "most"), [pytest.param("sft", 195, marks=pytest.mark.nightly), ("grpo", 215)]
+)
 def test_a_run_loads_what_its_settings_name(recipe, most, tmp_path):
     """Measured: 188 with SFT, 209 with GRPO."""
     toy = [word for word in TOY if recipe == "grpo" or not word.startswith("rollout.")]

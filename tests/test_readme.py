@@ -22,7 +22,13 @@ def test_the_first_screen_has_commands_a_picture_and_python():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("language", "code"), BLOCKS, ids=[language for language, _ in BLOCKS])
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        pytest.param(*block, id=block[0], marks=[pytest.mark.nightly] * (block[0] == "sh"))
+        for block in BLOCKS
+    ],
+)
 def test_a_block_runs_as_it_is(language, code, tmp_path):
     program = [sys.executable, "-c"] if language == "python" else ["bash", "-euc"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

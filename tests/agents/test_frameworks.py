@@ -62,7 +62,7 @@ def test_the_official_client_gets_the_tokens_that_are_recorded(tiny, prompts):
         assert one.turns == 2 and prompts.decode(one.tokens[len(own) :][:between]) == "+1="
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_responses_api_is_recorded_as_one_trajectory():
     """A tool call, its output and a streamed turn; log-probs reach the program, too."""
     pytest.importorskip("openai", reason="needs openai")
@@ -85,7 +85,7 @@ def test_the_responses_api_is_recorded_as_one_trajectory():
     assert done.episode.parts["first_logprobs"] == sum(numbers[: len(said[0])])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_agent_framework_is_recorded():
     """smolagents rewrites replies in later prompts, so each step is a trajectory of its own."""
     pytest.importorskip("smolagents", reason="needs smolagents")

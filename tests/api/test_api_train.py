@@ -235,7 +235,7 @@ def test_callbacks_see_every_event_and_may_stop_the_run(small):
     assert run.metrics.loc[3, "lr"] == 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rewards_of_every_kind_score(small):
     async def later(response, problem):
         await asyncio.sleep(0)
@@ -380,7 +380,7 @@ def test_a_model_in_memory_is_copied_and_not_changed(small, tiny):
     assert 0.0 <= result.accuracy <= 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_trainers_in_one_process_do_not_disturb_each_other(small):
     alone = [postgrad.train(**small | {"runs": f"alone{i}", "seed": i}) for i in range(2)]
     trainers = [postgrad.Trainer(**small | {"runs": f"both{i}", "seed": i}) for i in range(2)]
@@ -391,7 +391,7 @@ def test_two_trainers_in_one_process_do_not_disturb_each_other(small):
         assert weights(trainer.train()) == weights(run)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_twenty_trainers_leave_no_threads_and_no_models_behind(small, folder):
     def train(i: int) -> None:
         postgrad.train(**small | {"steps": 1, "name": f"run{i}"})

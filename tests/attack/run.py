@@ -75,7 +75,9 @@ def main() -> int:
     parser.add_argument("--jobs", default="2", help="processes")
     options = parser.parse_args()
     files = [str(TESTS / name) for name in AREAS]
-    selection = ["-m", "attack and not slow"] if options.short else ["-m", "attack", "--long"]
+    selection = ["-m", "attack", "--long", "--nightly"]
+    if options.short:
+        selection = ["-m", "attack and not slow and not nightly"]
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"

@@ -66,7 +66,7 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.name for mutation in MUTATIONS])
 def test_a_missing_protection_is_noticed(mutation, tmp_path):
     source = tmp_path / "src"

@@ -132,7 +132,13 @@ def assert_same_metrics(expected: list[dict], actual: list[dict], tolerance: flo
     assert any(line.get("grad_norm", 0) > 0 for line in expected)
 
 
-@pytest.mark.parametrize("recipe", METHODS)
+FREQUENT = ("grpo", "ppo")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name not in FREQUENT)) for name in METHODS],
+)
 def test_two_and_three_ranks_follow_the_local_run(recipe, make_config):
     own = () if recipe == "bupo" else ("training.steps=2",)  # BuPO's second phase is step 3
     if recipe == "grpo":  # with top-k: the ranks replay which ids were kept
@@ -194,7 +200,7 @@ def adapter_of(folder: Path, step: int = 3) -> dict[str, torch.Tensor]:
     )
 
 
-@pytest.mark.parametrize("recipe", ["grpo", "bupo"])
+@pytest.mark.parametrize("recipe", ["grpo", pytest.param("bupo", marks=pytest.mark.nightly)])
 def test_adapters_on_ranks_follow_the_local_run(recipe, make_config):
     """The engine gets merged weights, the reference is the base model, the files are equal."""
     pytest.importorskip("peft")
@@ -223,6 +229,7 @@ def test_adapters_on_ranks_follow_the_local_run(recipe, make_config):
     )
 
 
+@pytest.mark.nightly
 def test_adapters_resume_on_other_numbers_of_workers_and_reach_engines(make_config, tmp_path):
     pytest.importorskip("peft")
     keep = (
@@ -409,6 +416,7 @@ def test_a_teacher_on_ranks_follows_the_local_run(
 
 
 @needs_experts
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", [(), ("cluster.pools.critic=1",)], ids=["beside", "apart"])
 def test_a_dense_critic_of_a_policy_with_experts_follows_the_local_run(
     pool, make_config, other_models, tmp_path
@@ -441,6 +449,7 @@ def sometimes_fails(response, problem):
 """
 
 
+@pytest.mark.nightly
 def test_verifiers_with_their_own_workers(make_config, tmp_path):
     """Scores and failures are those of the local run; the verifiers run below other processes."""
     (tmp_path / "sometimes_fails.py").write_text(FAILING_VERIFIER)
@@ -459,6 +468,7 @@ def test_verifiers_with_their_own_workers(make_config, tmp_path):
     assert any(line["reward/failures"] > 0 for line in local)
 
 
+@pytest.mark.nightly
 def test_offload_and_activation_checkpointing_change_nothing(make_config):
     local, _, _ = run(make_config("ppo", "local", "training.steps=2"))
     memory_saving = ("cluster.offload=true", "model.activation_checkpointing=true")
@@ -533,6 +543,7 @@ def test_staleness_0_changes_nothing_and_1_is_corrected_and_resumes(make_config,
     assert all(torch.equal(stale[n], resumed_weights[n]) for n in stale)
 
 
+@pytest.mark.nightly
 def test_stream_on_two_engines_keeps_the_bound(make_config):
     stream = ("rollout.stream=true", "rollout.staleness=1", "method.kl=none")
     lines, _, folder = run(make_config("grpo", "stream", *stream, *on_ray(1, "cluster.engines=2")))
@@ -547,6 +558,7 @@ def test_stream_on_two_engines_keeps_the_bound(make_config):
     assert len(set(uids)) == 12
 
 
+@pytest.mark.nightly
 def test_asynchronous_checkpoints_have_equal_bytes(make_config, tmp_path):
     every = ("training.checkpoint_every=1", "training.keep_checkpoints=9", *on_ray(2))
     run(make_config("ppo", "sync", *every))
@@ -780,6 +792,7 @@ def kill_driver_after_loss(self, *arguments) -> None:
         raise DriverKilled from error
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("killed", [(1,), (0, 1)], ids=["one rank", "all ranks and the driver"])
 def test_a_kill_between_the_files_of_a_checkpoint(
     killed, make_config, complete, monkeypatch, tmp_path

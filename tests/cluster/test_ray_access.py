@@ -97,7 +97,7 @@ def test_malformed_address_is_refused(tiny):
             ray_connection.join(None, wrong)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_train_command_starts_and_stops_its_clusters(tiny, tmp_path):
     """A warmup and a run: two clusters, one after the other; no process is left."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")

@@ -25,7 +25,10 @@ EXCEPTIONS = [
     json.loads(line)
     for line in (Path(__file__).parent / "gold_exceptions.jsonl").read_text().splitlines()
 ]
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA}")
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA}"),
+]
 
 # file, rows, data source of the first, its ground truth, distinct contents
 FILES = [
@@ -44,7 +47,6 @@ FILES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_rows", "data_source", "truth", "num_distinct"), FILES)
 def test_file_loads_without_changes(
     name: str, num_rows: int, data_source: str, truth: str, num_distinct: int
@@ -100,7 +102,6 @@ PREPARED = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "source", "overrides", "num_kept", "num_read"), PREPARED)
 def test_prepared_in_one_schema(
     name: str, source: str, overrides: dict[str, str], num_kept: int, num_read: int, tmp_path: Path
@@ -125,7 +126,6 @@ def test_prepared_in_one_schema(
     assert {problem.data_source for problem in problems} == {request.data_set.data_source}
 
 
-@pytest.mark.slow
 def test_uid_is_the_same_in_every_layout(tmp_path: Path):
     """Three files hold MATH-500, in three layouts."""
     uids = []
@@ -139,7 +139,6 @@ def test_uid_is_the_same_in_every_layout(tmp_path: Path):
     assert len(uids[0] & uids[2]) >= 490  # LUFFY's file writes some answers differently
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, *_ in FILES])
 def test_gold_answers_score_and_near_misses_do_not(name: str):
     """Gold answers, near misses and worked solutions, scored by the verifier of training."""
@@ -174,7 +173,6 @@ REWRITTEN = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", REWRITTEN)
 def test_rewritten_gold_answers_score(name: str):
     problems = load_problems(str(DATA / name))
@@ -188,7 +186,6 @@ def is_accepted(score: object) -> bool:
     return getattr(score, "value", 0.0) == 1.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", REWRITTEN)
 def test_gold_answers_that_only_text_can_match(name: str):
     """The rows that algebra alone cannot match are exactly the listed ones.
@@ -210,7 +207,6 @@ def test_gold_answers_that_only_text_can_match(name: str):
     assert not any(is_accepted(score) for score in part_scores)
 
 
-@pytest.mark.slow
 def test_no_training_question_is_in_a_test_set():
     def keys(*names: str) -> set[str]:
         return {

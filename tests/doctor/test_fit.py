@@ -39,7 +39,7 @@ def make_config(model: Path, *overrides: str) -> Config:
         "model.device=cpu",
         "model.dtype=float32",
         "model.threads=1",
-        "data.train=arithmetic:2",
+        "data.train=arithmetic:1",
     ]
     return compose_arguments(["grpo", f"model.path={model}", *fixed, *overrides])
 
@@ -200,7 +200,7 @@ def test_simulated_peak_is_that_of_the_real_pass(tiny_untied: Path) -> None:
     assert simulated.peak == pytest.approx(count.peak, rel=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_checkpointing_and_a_smaller_budget_need_less_memory(tiny_untied: Path) -> None:
     peaks = {}
     for overrides in ((), ("model.activation_checkpointing=true",), ("training.token_budget=100",)):
@@ -235,7 +235,7 @@ def test_weights_in_4_bits_by_hand(tiny64: Path) -> None:
     assert size.weights == 4 * matrices * 4.5 / 8 + 4 * (4 * adapters + others)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_4_bits_need_less_memory(tiny64: Path) -> None:
     pytest.importorskip("peft")
     checkpointing = "model.activation_checkpointing=true"
@@ -292,7 +292,7 @@ def test_engine_process_counts_its_own_weights(tiny: Path) -> None:
     assert "rollout" not in ahead.phases, "the engine samples while the trainer works"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_suggestions_come_in_the_order_of_effect(tiny_untied: Path) -> None:
     plan = make_plan(
         make_workload(32, 20, 8),
@@ -352,7 +352,7 @@ def test_estimates_are_those_of_a_real_run(tmp_path: Path, dtype: str) -> None:
         f"model.path={model_that_rarely_stops(tmp_path / 'model')}",
         f"model.dtype={dtype}",
         "model.threads=1",
-        "data.train=arithmetic:2",
+        "data.train=arithmetic:1",
         "data.template=plain",
         f"reward.verifier={verifier}:coin",
         "rollout.max_response_tokens=24",

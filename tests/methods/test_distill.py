@@ -46,8 +46,11 @@ STEPS = (
 )
 
 
+RARE = [pytest.param(kind, marks=pytest.mark.nightly) for kind in ("forward", "reverse")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sampled", "forward", "reverse", "jsd"])
+@pytest.mark.parametrize("kind", ["sampled", "jsd", *RARE])
 def test_the_student_approaches_the_teacher(kind, models, tmp_path):
     student, teacher = models
     recipe = "distill" if kind == "sampled" else "gkd"

@@ -54,8 +54,13 @@ def pair_overrides(folder: Path, labeled: bool = False) -> list[str]:
     return [f"data.train={train}", f"data.validation={held}"]
 
 
+LEARNERS = ["dpo_norm", "dpo_sft", "tr_dpo", "ipo", "simpo"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["dpo_norm", "dpo_sft", "tr_dpo", "ipo", "orpo", "simpo", "kto"])
+@pytest.mark.parametrize(
+    "recipe", ["kto", "orpo", *(pytest.param(name, marks=pytest.mark.nightly) for name in LEARNERS)]
+)
 def test_held_out_pairs_are_told_apart(recipe, fresh, tmp_path):
     data = pair_overrides(tmp_path, labeled=recipe == "kto")
     if recipe == "tr_dpo":

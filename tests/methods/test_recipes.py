@@ -64,7 +64,7 @@ def test_no_recipe_is_forgotten():
     assert len(SAMPLING_RECIPES) >= 40
 
 
-@pytest.mark.parametrize("recipe", recipe_params(SAMPLING_RECIPES))
+@pytest.mark.parametrize("recipe", recipe_params(SAMPLING_RECIPES, slow=OWN_METRICS))
 def test_a_recipe_that_samples_trains(recipe, tiny, verifiers, tmp_path):
     lines = run(recipe, tiny, tmp_path, "optimizer.lr=1e-3", f"reward.verifier={verifiers}:graded")
     assert_sound(lines, tiny, tmp_path)
@@ -93,7 +93,7 @@ def test_sft_trains(tiny, tmp_path):
         ("dpo", None),
         ("kto", None),
         *(
-            pytest.param(recipe, override, marks=pytest.mark.slow)
+            pytest.param(recipe, override, marks=pytest.mark.nightly)
             for recipe, override in [
                 *((recipe, None) for recipe in PAIR_RECIPES if recipe != "dpo"),
                 ("dpo", "method.loss=hinge"),

@@ -178,7 +178,7 @@ def test_pairs_that_are_too_long_are_refused_or_dropped(fresh):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["grpo", "ppo"])
+@pytest.mark.parametrize("recipe", ["grpo", pytest.param("ppo", marks=pytest.mark.nightly)])
 def test_policies_learn_from_a_reward_model_in_a_sum(recipe, trained, fresh, tmp_path):
     verifiers = tmp_path / "mine.py"
     verifiers.write_text(VERIFIERS)

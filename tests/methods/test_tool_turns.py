@@ -56,7 +56,7 @@ def overrides(mine, tmp_path) -> list[str]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_policy_learns_to_call_its_tool(overrides, tmp_path):
     """The policy learns to call the tool, end the turn and stop after the answer."""
     model = chat_model(tmp_path / "model", SHORT_CHAT)

@@ -70,7 +70,7 @@ def test_four_ranks_give_the_numbers_of_one_process(models):
             assert not difference(expected, results[index]), name
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_and_experts_that_nobody_chose(models):
     expected = compute(local_policy(models["uneven"]))
     for name, gradient in expected.items():
@@ -106,7 +106,7 @@ def drop_tokens(monkeypatch):
     monkeypatch.setattr(experts, "tokens_by_owner", first_owner_only)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("mutate", "what"), [(drop_gradients, "norm"), (drop_tokens, "logprobs")])
 def test_a_broken_exchange_is_seen(models, monkeypatch, mutate, what):
     expected = compute(local_policy(models["even"]))

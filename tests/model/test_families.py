@@ -81,6 +81,26 @@ ROWS = {  # recurrent layers, or attention with code of its own
 }
 
 
+FREQUENT = {  # one of each kind of attention, position, head and layer; the others are nightly
+    "deepseek_v3",
+    "falcon_h1",
+    "gemma3_text",
+    "gpt2",
+    "gpt_oss",
+    "gptj",
+    "granite",
+    "llama",
+    "mamba2",
+    "phi",
+    "qwen3_moe",
+    "qwen3_next",
+}
+FAMILY_PARAMS = [
+    pytest.param(name, marks=pytest.mark.slow if name in FREQUENT else pytest.mark.nightly)
+    for name in FAMILIES
+]
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Model folders by type, each written once."""
@@ -120,8 +140,7 @@ def shared_rows(seed: int = 0, num_groups: int = 3) -> Batch:
     return Batch.of(rows)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", FAMILY_PARAMS)
 def test_passes_give_the_log_probs_of_the_stock_model(model_type, folders):
     loaded = load_folder(folders(model_type))
     config = config_of("grpo", folders(model_type), "training.token_budget=64")
@@ -134,8 +153,7 @@ def test_passes_give_the_log_probs_of_the_stock_model(model_type, folders):
     assert support_of(loaded.model).passes == ("rows" if model_type in ROWS else expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", FAMILY_PARAMS)
 def test_gradients_are_those_of_the_stock_model(model_type, folders):
     batch = shared_rows(seed=1)
     loaded = load_folder(folders(model_type))
@@ -168,8 +186,7 @@ def test_gradients_are_those_of_the_stock_model(model_type, folders):
         torch.testing.assert_close(mine, theirs, atol=1e-4 * largest, rtol=1e-3, msg=name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", FAMILY_PARAMS)
 def test_the_engine_samples_from_the_stock_model(model_type, folders):
     engine = NativeEngine(load_folder(folders(model_type)), RolloutConfig(max_rows=3))
     check_sampled(engine, folders(model_type))
@@ -190,7 +207,9 @@ def check_sampled(engine, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["sft", "dpo", "grpo"])
+@pytest.mark.parametrize(
+    "recipe", ["grpo", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("sft", "dpo"))]
+)
 @pytest.mark.parametrize("model_type", ["qwen3_5_text", "gemma3_text", "gpt_oss", "nemotron_h"])
 def test_training_changes_the_model(recipe, model_type, folders, tmp_path):
     pairs = [
@@ -373,7 +392,7 @@ def families_table(folders) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_table_of_the_docs_is_what_the_code_does(folders, request):
     """Run with --write-docs to write the table."""
     page = PAGE.read_text()

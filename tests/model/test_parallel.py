@@ -4,7 +4,9 @@ pytest tests/model/test_parallel.py --scale              every model family (min
 pytest tests/model/test_parallel.py --scale --write-docs writes the table of docs/machines.md
 """
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,26 +90,42 @@ def folders(tmp_path_factory):
     return folder_maker(tmp_path_factory.mktemp("families"))
 
 
+FREQUENT = [
+    "hybrid sharding",
+    "tensor x 4, tied",
+    "sequence, windows",
+    "tensor x sequence",
+    "tensor, adapters",
+    "experts in slices",
+    "whole experts",
+]
+RARE = [name for name in CASES if name not in FREQUENT]
+
+
 @pytest.fixture(scope="module")
 def on_four_ranks(folders):
-    """Every case's results, by rank; the ranks are started once."""
-    cases = [(folders(family, changes), settings) for family, changes, settings in CASES.values()]
-    return run_on_ranks(4, results_on_ranks, cases)
+    """The results of the frequent or of the rare cases, by rank; their ranks are started once."""
+
+    @cache
+    def results(is_frequent: bool) -> Any:
+        chosen = [CASES[name] for name in (FREQUENT if is_frequent else RARE)]
+        cases = [(folders(family, changes), settings) for family, changes, settings in chosen]
+        return run_on_ranks(4, results_on_ranks, cases)
+
+    return results
 
 
-CASE_PARAMS = [
-    pytest.param(name, marks=needs_experts) if EXPERT in case[2] else name
-    for name, case in CASES.items()
-]
+def case_param(name: str) -> Any:
+    marks = [pytest.mark.slow if name in FREQUENT else pytest.mark.nightly]
+    return pytest.param(name, marks=[*marks, *[needs_experts] * (EXPERT in CASES[name][2])])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASE_PARAMS)
+@pytest.mark.parametrize("name", [case_param(name) for name in CASES])
 def test_four_ranks_give_the_numbers_of_one_process(name, folders, on_four_ranks):
     family, changes, settings = CASES[name]
     expected = compute(local_policy(folders(family, changes), settings))
-    index = list(CASES).index(name)
-    for rank, results in enumerate(on_four_ranks):
+    index = (FREQUENT if name in FREQUENT else RARE).index(name)
+    for rank, results in enumerate(on_four_ranks(name in FREQUENT)):
         assert not difference(expected, results[index]), f"rank {rank}"
 
 

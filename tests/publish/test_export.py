@@ -136,12 +136,11 @@ def odd_model(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("world", "shard"),
     [
-        (1, dtensors),
-        (2, dtensors),
         (3, dtensors),
-        (5, dtensors),
         (4, hybrid),
-        (3, fully_sharded),
+        pytest.param(1, dtensors, marks=pytest.mark.nightly),
+        pytest.param(5, dtensors, marks=pytest.mark.nightly),
+        pytest.param(3, fully_sharded, marks=pytest.mark.nightly),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

@@ -233,8 +233,8 @@ def test_each_row_gets_its_own_tokens(kind, caller, preempted):
         assert max(house.computed) <= PREFILL_ROWS
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", ["window", *KINDS])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2))])
+@pytest.mark.parametrize("kind", [pytest.param("window", marks=pytest.mark.nightly), *KINDS])
 def test_random_orders(kind, seed, preempted):
     """Jobs join, leave, give way and take further turns at random, and weights are reloaded."""
     draw = random.Random(seed)

@@ -59,14 +59,13 @@ def state_gib(shape: str) -> float:
     return 8 * model.num_parameters() / 2**30
 
 
-def slow_but_one(line: dict[str, Any]) -> Any:
-    """Returns the measured run as a parameter; only the smallest model's is fast."""
-    marks = () if line["shape"] == "0.6b" else pytest.mark.slow
-    return pytest.param(line, id=line["name"], marks=marks)
+def as_parameter(line: dict[str, Any]) -> Any:
+    """Returns the measured run as a parameter; only the smallest model's are frequent."""
+    mark = pytest.mark.slow if line["shape"] == "0.6b" else pytest.mark.nightly
+    return pytest.param(line, id=line["name"], marks=mark)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("line", [slow_but_one(line) for line in MEASURED])
+@pytest.mark.parametrize("line", [as_parameter(line) for line in MEASURED])
 def test_memory_is_within_10_percent(line: dict[str, Any]) -> None:
     memory = estimate_gib(line)
     if line.get("is_first"):  # its passes run before there is an optimizer state
@@ -80,7 +79,7 @@ def choose(row: Any, gib: float, budget: int = 0) -> tuple[int, bool]:
     return choose_passes(plan, find_gpu("h200", gib), 8192, 16384)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_left_to_the_machine_follows_from_the_estimate() -> None:
     """First fewer tokens per pass; then, for a long row, activation checkpointing."""
     step = fit_check.Row("step", "4b", 32, 8, 1024)
@@ -105,7 +104,7 @@ def test_settings_alone_bound_the_rows() -> None:
     assert bound.config.rollout.max_response_tokens == 40_960 - prompt
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_too_large_for_its_optimizer_is_told_to_offload_it() -> None:
     plan = fit_check.make_plan(fit_check.Row("step", "8b", 16, 8, 512))
     result = examine(plan, find_gpu("h200", 100), planned=True)

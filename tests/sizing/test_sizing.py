@@ -252,7 +252,7 @@ def test_other_families_and_experts_are_not_packed(tiny: Path) -> None:
 def test_a_run_is_planned_for_a_gpu_that_is_not_here(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["doctor", "--fit", "grpo", f"model.path={tiny}", "data.train=arithmetic:2"]
+    words = ["doctor", "--fit", "grpo", f"model.path={tiny}", "data.train=arithmetic:1"]
     words += ["data.template=plain", "rollout.max_response_tokens=20", f"runs={tmp_path}"]
     assert main([*words, "--device", "h200"]) == 0
     text = capsys.readouterr().out

@@ -32,7 +32,13 @@ SMALL = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stderr", [subprocess.PIPE, subprocess.STDOUT], ids=["apart", "same pipe"])
+@pytest.mark.parametrize(
+    "stderr",
+    [
+        pytest.param(subprocess.PIPE, id="apart"),
+        pytest.param(subprocess.STDOUT, id="same pipe", marks=pytest.mark.nightly),
+    ],
+)
 def test_run_goes_on_when_the_reader_of_its_output_has_gone(tiny, tmp_path, stderr):
     """As in `postgrad train ... | head -1`."""
     arguments = overrides_of(tiny, *SMALL, f"runs={tmp_path}")

@@ -207,7 +207,7 @@ def test_kill_9_at_any_moment(server, overrides, reference, tmp_path):
     finish(server, overrides, tmp_path, reference)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_kill_9_with_adapters(server, overrides, tmp_path):
     """A LoRA run resumes from the adapter's file: merged weights have lost its last bits."""
 
@@ -346,7 +346,7 @@ def complete(tiny, verifier, tmp_path_factory) -> list[dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [1, 3, 4])
+@pytest.mark.parametrize("step", [3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 4))])
 def test_ctrl_c_in_any_step_changes_no_metric(tiny, verifier, tmp_path, step, complete):
     """Step 3 is validated and step 4 is the last: each validation is written once."""
     first = train_here(tiny, verifier, tmp_path, CtrlCAtStep(step))

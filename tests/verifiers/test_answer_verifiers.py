@@ -183,7 +183,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name, spec in VERIFIERS.items() if spec.inline])
 def test_inline_verifiers_take_linear_time(name):
     function = load_verifier(VERIFIERS[name].path)

@@ -135,6 +135,7 @@ PATHS = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", RUNS)
 def test_every_request_about_a_hostile_run_gets_json(served, name):
     began = time.monotonic()

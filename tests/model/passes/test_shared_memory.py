@@ -44,7 +44,7 @@ def shared_bytes(kernel: Any, capability: int, options: dict[str, int], **consta
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_small", [True, False])
+@pytest.mark.parametrize("is_small", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_query_gradients_fit_the_shared_memory_of_a_gpu(is_small: bool) -> None:
     options = wide.TWO_HEADS | (wide.FEWER_STAGES if is_small else {})
     needed = shared_bytes(wide._wide_attention_query_gradient, 89, options, M=BLOCK_M)
