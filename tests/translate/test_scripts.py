@@ -61,36 +61,6 @@ def test_variables_of_a_shell():
 # ---- files of settings
 
 
-CONFIG_FILE = (
-    'DIR="$(pwd)"\npython3 -m verl.trainer.main_ppo --config-path="$DIR/config" \\\n'
-    "  --config-name='mine' algorithm.adv_estimator=grpo data.train_batch_size=8"
-)
-
-
-def test_a_config_file_of_verl_is_read_or_listed(tmp_path):
-    result = translated(CONFIG_FILE)
-    assert result.overrides == {"training.problems_per_step": "8"}
-    (line,) = result.missing
-    assert line.startswith("--config-path=$(pwd)/config --config-name=mine: ")
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "mine.yaml").write_text(
-        "hydra: {searchpath: [a]}\ndefaults: [ppo_trainer, other, _self_]\n"
-        "data: {train_batch_size: 4, max_response_length: 64, train_files: [a, b]}\n"
-        "actor_rollout_ref: {rollout: {n: 5}, actor: {optim: {lr: 1e-5}}}\n"
-        "trainer: {total_training_steps: null, total_epochs: '${actor_rollout_ref.rollout.n}'}\n"
-    )
-    result = translated(CONFIG_FILE, folder=tmp_path)
-    assert result.overrides == {
-        "training.problems_per_step": "8",  # of the command line
-        "rollout.max_response_tokens": "64",
-        "data.train": "a,b",
-        "rollout.samples": "5",
-        "optimizer.lr": "1e-5",
-        "training.epochs": "5",
-    }
-    assert keys(result.missing) == ["defaults of config/mine.yaml"]
-
-
 @pytest.mark.parametrize(
     ("options", "num_lines"),
     [

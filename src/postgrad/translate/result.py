@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 SET_IT = "set it: "  # begins the line of a setting whose value is no literal
@@ -65,12 +65,13 @@ class Translation:
         """List a setting that the command does not have, or that means something else."""
         self.missing.append(f"{key}={value}: {reason}" if reason else f"{key}={value}")
 
-    def track(self, names: Iterable[str]) -> None:
-        """Set the trackers among the names."""
+    def track(self, names: Sequence[str]) -> str:
+        """Set the trackers among the names; return the others."""
         trackers = [name for name in dict.fromkeys(names) if name in _TRACKERS]
         if trackers:
             is_list = len(trackers) > 1
             self.overrides["track"] = f"[{','.join(trackers)}]" if is_list else trackers[0]
+        return ",".join(name for name in names if name not in _TRACKERS)
 
     def drop_idle(self) -> None:
         """Drop what other settings make idle: epochs beside steps, LoRA without a rank."""

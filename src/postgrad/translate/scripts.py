@@ -12,7 +12,7 @@ from typing import Any
 from postgrad.errors import Conflict, Missing, Unsupported
 from postgrad.translate.python import read_trl_python
 from postgrad.translate.result import Translation
-from postgrad.translate.shell import THIS_FOLDER, Command, Script, expand, read_script
+from postgrad.translate.shell import Command, Script, read_script
 from postgrad.translate.trl import RECIPES, read_trl_yaml, read_yaml, texts, translate_trl
 from postgrad.translate.verl import translate_verl, translate_verl_sft
 
@@ -36,7 +36,6 @@ _NOT_READ = "the settings of this file are not read; add them by hand"
 _FILE_OPTION = re.compile(
     r"(?<!\S)(--config-name|--config-path|--config-dir|-cn|-cp|-cd)[=\s]\s*(\"[^\"]*\"|'[^']*'|\S+)"
 )
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
 def translate(kind: str, settings: Mapping[str, str], notes: Sequence[str] = ()) -> Translation:
@@ -82,8 +81,7 @@ def read_settings(
     trainings: list[tuple[str, Command]] = []
     for command in script.commands:
         kind = _kind_of(script, command)
-        in_file, notes = _read_verl_file(command, script, folder)
-        is_rl = _has_rl(in_file | script.settings(command.program)) or notes
+        is_rl = _has_rl(script.settings(command.program)) or _unread_file(command)
         if kind and (kind != VERL or is_rl):
             trainings.append((kind, command))
     if len(trainings) > 1:
@@ -95,7 +93,7 @@ def read_settings(
         return _read_without_program(text, script)
     kind, command = trainings[0]
     if kind in (VERL, VERL_SFT):
-        return _read_verl(script, kind, command, folder)
+        return _read_verl(script, kind, command)
     flags, notes = _read_trl_flags(script.flags(command), folder)
     return kind, flags, script.notes() + notes
 
@@ -122,14 +120,13 @@ def _has_rl(settings: Mapping[str, str]) -> bool:
 
 
 def _read_verl(
-    script: Script, kind: str, command: Command, folder: Path | None
+    script: Script, kind: str, command: Command
 ) -> tuple[str, dict[str, str], list[str]]:
     program = command.program
-    in_file, unread = _read_verl_file(command, script, folder)
-    settings = in_file | script.settings(program)
-    notes = script.notes() + unread
+    settings = script.settings(program)
+    notes = script.notes() + _unread_file(command)
     if not settings:
-        raise Missing(f"the command has no settings but those of a file: {'; '.join(unread)}")
+        raise Missing(f"the command has no settings but those of a file: {'; '.join(notes)}")
     if ".vla." in program:
         raise Unsupported(f"{program} trains models of vision and action; here models read text")
     if _module(program).startswith("qwen_"):  # of Classmate-CoT
@@ -178,30 +175,17 @@ def _read_trl_flags(flags: dict[str, str], folder: Path | None) -> tuple[dict[st
     return texts(values) | flags, []
 
 
-def _read_verl_file(
-    command: Command, script: Script, folder: Path | None
-) -> tuple[dict[str, str], list[str]]:
-    """Return (settings, notes) of the file of --config-name; the notes say what is not read."""
+def _unread_file(command: Command) -> list[str]:
+    """Return a line about the file of --config-name, unless it has verl's own defaults."""
     options = {
-        match[1].lstrip("-"): expand(match[2].strip("\"'"), script.variables)
+        match[1].lstrip("-"): match[2].strip("\"'")
         for match in _FILE_OPTION.finditer(command.arguments)
     }
-    if not options:
-        return {}, []
     name = options.get("config-name", options.get("cn", "ppo_trainer")).removesuffix(".yaml")
-    is_verls = bool(_VERL_FILE.fullmatch(name))
-    if is_verls and len(options) == 1:
-        return {}, []
-    places = [options[key] for key in ("config-path", "cp", "config-dir", "cd") if key in options]
-    for place in places or ["."]:
-        relative = Path(THIS_FOLDER.sub(".", place)) / f"{name}.yaml"
-        values = _load(relative, folder)
-        if values is not None:
-            return _settings_of(values, str(relative))
-    if is_verls:
-        return {}, []
-    given = " ".join(f"--{key}={value}" for key, value in options.items() if len(key) > 2)
-    return {}, [f"{given or name}: {_NOT_READ}"]
+    if _VERL_FILE.fullmatch(name):
+        return []
+    given = " ".join(f"--{key}={value}" for key, value in options.items())
+    return [f"{given}: {_NOT_READ}"]
 
 
 def _load(path: Path, folder: Path | None) -> dict[str, Any] | None:
@@ -214,33 +198,3 @@ def _load(path: Path, folder: Path | None) -> dict[str, Any] | None:
         if values is not None:
             return values
     return None
-
-
-def _settings_of(values: dict[str, Any], file: str) -> tuple[dict[str, str], list[str]]:
-    """Return (settings, notes) of a file's content, by their full names."""
-    notes: list[str] = []
-    defaults = values.pop("defaults", None) or []
-    values.pop("hydra", None)
-    others = [str(one) for one in defaults if not _is_verls_own(one)]
-    if others:
-        notes.append(f"defaults of {file}: {', '.join(others)}: these files are not read")
-    settings = _flatten(values)
-    for key, value in settings.items():
-        settings[key] = _REFERENCE.sub(lambda match: settings.get(match[1], match[0]), value)
-    return settings, notes
-
-
-def _is_verls_own(default: Any) -> bool:
-    return default == "_self_" or bool(_VERL_FILE.fullmatch(str(default)))
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            found |= _flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, list):
-            found[f"{prefix}{key}"] = f"[{','.join(str(one) for one in value)}]"
-        else:
-            found[f"{prefix}{key}"] = "null" if value is None else str(value)
-    return found

@@ -1,6 +1,6 @@
 """Configs of TRL: the table has what each argument is by itself; here is what depends on several.
 
-Formulas were compared with TRL 1.16.
+An argument without an equal of its own is listed. Formulas were compared with TRL 1.16.
 """
 
 import re
@@ -31,16 +31,17 @@ _KINDS = {
     "precompute_ref_log_probs": "DPOConfig",
     "beta": "DPOConfig",
 }
-_SAMPLED = ("grpo", "rloo")
-# The arguments that make the number of problems and updates per step. TRL takes one of GENERATION.
+# Responses per problem that TRL samples, where a script does not say.
+_SAMPLES = {"grpo": "8", "rloo": "2"}
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+# With these an update of TRL is not a step here.
 _GENERATION = ("steps_per_generation", "generation_batch_size")
-_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", *_GENERATION)
 # TRL counts them in updates.
-_IN_UPDATES = ("max_steps", "save_steps", "eval_steps", "warmup_steps", "ref_model_sync_steps")
+_IN_UPDATES = ("max_steps", "save_steps", "eval_steps", "warmup_steps")
 # Sizes that are translated together: without one of them the others have no meaning.
-SIZES = (*_BATCH, "num_generations", "num_iterations")
-COUNTS = (*_BATCH, *_IN_UPDATES)
-_DPO_LOSSES = ("sigmoid", "ipo", "hinge", "sigmoid_norm")
+SIZES = (*_BATCH, *_GENERATION, "num_generations", "num_iterations")
+COUNTS = (*_BATCH, *_GENERATION, *_IN_UPDATES)
+_DPO_LOSSES = ("sigmoid", "ipo", "hinge")
 _OFF = ("0", "0.0", "False", "false")
 # Arguments that the table translates, and whose meaning differs; the table says how.
 _DIFFERENT = ("packing", "weight_decay", "max_length")
@@ -84,24 +85,19 @@ def translate_trl(kind: str, settings: Mapping[str, str]) -> Translation:
     given = dict(result.settings)
     _read_sizes(result)
     _read_schedule(result)
-    _read_intervals(result)
     _read_data(result)
-    if result.recipe == "grpo":
-        _read_grpo(result, table)
-    elif result.recipe == "dpo":
-        _read_dpo(result, given)
-    elif result.recipe == "sft" and result.settings.get("loss_type") == "dft":
-        result.overrides["method.loss"] = result.take("loss_type")
-    elif result.recipe == "rloo":
-        _read_rloo(result)
+    _read_loss(result, table)
     _read_beta(result)
-    _read_synced_reference(result)
-    _read_lora(result)
-    _read_trackers(result, table)
+    targets = result.settings.get("lora_target_modules", "")
+    if targets and not re.search(r"[*|(\\]", targets):  # a pattern
+        result.take("lora_target_modules")
+        result.overrides["model.lora.targets"] = ",".join(words(targets))
+    trackers = [name for name in words(result.take("report_to")) if name != "none"]
+    if others := result.track(trackers):
+        result.miss("report_to", others, table.reason("report_to"))
     table.translate(result)
     if "rollout.max_response_tokens" in result.overrides and "max_length" in given:
-        limit = given["max_length"]
-        result.overrides.setdefault("data.max_prompt_tokens", limit)
+        result.overrides.setdefault("data.max_prompt_tokens", given["max_length"])
     result.drop_idle()
     table.list_missing(result)
     _list_differences(result, given, table)
@@ -124,115 +120,45 @@ def _given(settings: Mapping[str, str], table: Table) -> dict[str, str]:
     return found
 
 
-# ---- sizes and steps
-
-
 def _read_sizes(result: Translation) -> None:
-    """Read the problems and updates per step of one process, and what counts updates.
-
-    A step here is one generation there.
-    """
+    """Read the problems per step of one process. A step here is one generation there."""
     settings = result.settings
-    sizes = [settings.get(name, "1") for name in (*_BATCH, "num_generations", "num_iterations")]
-    passes = int(settings.get("num_iterations", "1")) if sizes[-1].isdecimal() else 1
-    updates = 1
-    if all(size.isdecimal() and int(size) for size in sizes[:-1]):
-        updates = _read_batch(result)
-    updates *= max(1, passes)
-    for name in _IN_UPDATES:
-        value = settings.get(name, "")
-        if value.isdecimal():
-            steps = -(-int(value) // updates)
-            settings[name] = str(steps)
-            if name == "max_steps" and steps * updates != int(value):
-                result.miss(name, value, f"{steps} steps of {updates} updates are more")
+    updates = [name for name in (*_GENERATION, "num_iterations") if settings.get(name, "1") != "1"]
+    for name in _IN_UPDATES if updates else ():
+        if (value := result.take(name)).isdecimal():
+            result.miss(name, value, f"TRL counts updates, here steps; see {updates[0]}")
     steps = result.take("max_steps")
     if steps and not steps.startswith("-"):
         result.overrides["training.steps"] = steps
-
-
-def _read_batch(result: Translation) -> int:
-    """Set the problems and updates per step; return the updates."""
-    settings = result.settings
-    given = [name for name in _GENERATION if name in settings]
-    if not any(name in settings for name in _BATCH):
-        return 1
-    rows = int(settings.get("per_device_train_batch_size", "8"))
-    accumulated = int(settings.get("gradient_accumulation_steps", "1"))
-    if result.recipe not in _SAMPLED:
-        result.overrides["training.problems_per_step"] = str(rows * accumulated)
-        result.take("per_device_train_batch_size")
-        result.take("gradient_accumulation_steps")
-        return 1
-    if len(given) > 1 or int(settings.get("generation_batch_size", rows)) % rows:
-        return 1  # TRL refuses them
-    samples = int(settings.get("num_generations", "8" if result.recipe == "grpo" else "2"))
-    generated = _micro_batches_per_generation(settings, rows, accumulated)
-    problems = max(1, rows * generated // samples)
-    updates = min(problems, max(1, generated // accumulated))
-    result.overrides["training.problems_per_step"] = str(problems)
-    if updates > 1:
-        result.overrides["training.updates_per_step"] = str(updates)
-    values = {name: result.take(name) for name in _BATCH}
-    if given and updates * accumulated != generated:
-        reason = f"its updates take parts of generations or of groups; here {updates} per step"
-        result.miss(given[0], values[given[0]], reason)
-    elif given == ["generation_batch_size"] and updates > 1:
-        reason = (
-            f"{updates} updates per step are those of one process; with N processes 1/N of them"
-        )
-        result.miss(given[0], values[given[0]], reason)
-    return updates
-
-
-def _micro_batches_per_generation(settings: Mapping[str, str], rows: int, accumulated: int) -> int:
-    """Return the micro-batches of one step: those between two generations, or of one update.
-
-    An update of several generations equals one of a larger generation, since the policy is the same
-    for all of them. With num_iterations it is not: TRL repeats each generation within the update.
-    """
-    if "generation_batch_size" in settings:
-        generated = int(settings["generation_batch_size"]) // rows
-    else:
-        generated = int(settings.get("steps_per_generation", accumulated))
-    is_part = accumulated % generated == 0 and settings.get("num_iterations", "1") == "1"
-    return accumulated if is_part else generated
+    if not any(name in settings for name in _BATCH) or set(updates) & set(_GENERATION):
+        return
+    samples = "1"
+    if result.recipe in _SAMPLES:
+        samples = settings.get("num_generations", _SAMPLES[result.recipe])
+    sizes = [settings.get(_BATCH[0], "8"), settings.get(_BATCH[1], "1"), samples]
+    if all(size.isdecimal() and int(size) for size in sizes):
+        rows, accumulated, per_problem = map(int, sizes)
+        problems = max(1, rows * accumulated // per_problem)
+        result.overrides["training.problems_per_step"] = str(problems)
+        for name in _BATCH:
+            result.take(name)
 
 
 def _read_schedule(result: Translation) -> None:
-    """Read the warm-up, which may be a share of all steps, and Adam's moments."""
+    """Read the warm-up, which may be a share of all steps, Adam's moments, and intervals."""
     settings = result.settings
-    if settings.get("lr_scheduler_type") == "constant":
-        result.overrides["optimizer.warmup_steps"] = "0"  # a recipe here may have a warm-up
+    if settings.get("lr_scheduler_type") == "constant":  # has no warm-up; a recipe may have one
         for name in ("warmup_steps", "warmup_ratio"):
-            value = result.take(name)
-            if value and value not in _OFF:
-                result.miss(name, value, "transformers' schedule constant has no warm-up")
-    if _is_share(settings.get("warmup_steps", "")):
+            result.take(name)
+        result.overrides["optimizer.warmup_steps"] = "0"
+    if 0 < _number(settings.get("warmup_steps", "")) < 1:
         settings["warmup_ratio"] = result.take("warmup_steps")
     if "adam_beta1" in settings or "adam_beta2" in settings:
         betas = result.take("adam_beta1", "0.9"), result.take("adam_beta2", "0.999")
         result.overrides["optimizer.betas"] = f"[{','.join(betas)}]"
-
-
-def _is_share(value: str) -> bool:
-    """Return whether a number of steps is a share of all steps."""
-    try:
-        return 0 < float(value) < 1
-    except ValueError:
-        return False
-
-
-def _read_intervals(result: Translation) -> None:
-    """Read intervals of checkpoints and validations, which may be shares of all steps there."""
-    settings = result.settings
     for name in ("save", "eval"):
-        value = settings.get(f"{name}_steps", "")
         if settings.get(f"{name}_strategy", "steps") != "steps":
             result.take(f"{name}_steps")
-        elif _is_share(value):
-            result.take(f"{name}_steps")
-            result.miss(f"{name}_steps", value, "an interval is a number of steps here")
 
 
 def _read_data(result: Translation) -> None:
@@ -256,181 +182,59 @@ def _read_data(result: Translation) -> None:
         for option, value in options.items():
             result.overrides[f"data.template_options.{option}"] = lower_bool(str(value))
     shuffle = result.take("shuffle_dataset")
-    if shuffle and result.recipe in _SAMPLED:  # the others' order of the rows is random anyway
+    if shuffle and result.recipe in _SAMPLES:  # the others' order of the rows is random anyway
         result.overrides["data.shuffle"] = lower_bool(shuffle)
 
 
-# ---- losses
-
-
-def _read_grpo(result: Translation, table: Table) -> None:
-    """Read the loss, which is one choice here, and several arguments there."""
-    settings, overrides = result.settings, result.overrides
-    aggregations = table.choices["method.aggregation"]
-    given = result.take("loss_type")
-    kind = given or "dapo"
-    level = result.take("importance_sampling_level", "token")
-    if kind in ("cispo", "sapo"):
-        _read_bounded(result, kind, level)
-    elif kind in aggregations:
-        if given:
-            overrides["method.aggregation"] = aggregations[kind]
-        if kind == "bnpo" and settings.get("gradient_accumulation_steps", "1") != "1":
-            reason = "TRL's mean is one per micro-batch, here one per update"
-            result.miss("loss_type", kind, reason)
-        _read_clips(result, level)
-    else:
-        result.miss("loss_type", kind, f"known are {', '.join(aggregations)}, cispo and sapo")
-    _read_kl(result, level)
-    coefficient = settings.get("entropy_coef", "0.0")
-    if settings.get("use_adaptive_entropy", "False").lower() != "true":
-        result.take("entropy_coef")
-        if coefficient not in _OFF:
-            overrides["method.entropy_coef"] = coefficient
-            if overrides.get("method.aggregation", "token-mean") != "token-mean":
-                reason = "TRL's entropy is a mean over tokens; here it has the weights of the loss"
-                result.miss("entropy_coef", coefficient, reason)
-    scale = result.take("scale_rewards")
-    if scale == "batch":
-        overrides["method.advantage"] = "lite_ppo"
-    elif scale:
-        is_on = scale.lower() not in ("false", "none")
-        overrides["method.normalize_by_std"] = str(is_on).lower()
-
-
-def _read_bounded(result: Translation, kind: str, level: str) -> None:
-    """Read CISPO and SAPO, whose ratios are bounded without a clip."""
-    result.overrides["method.loss"] = kind
-    if level != "token":
-        result.miss("importance_sampling_level", level, f"{kind} here has one ratio per token")
-    low = result.take("epsilon", "0.2")
-    high = result.take("epsilon_high", low)
-    result.take("delta")
-    if kind == "sapo":
-        result.overrides["method.aggregation"] = "seq-mean-token-mean"
-        return
-    result.overrides["method.aggregation"] = "token-mean"
-    if _number(high) >= 1:
-        result.overrides["method.clip_high"] = f"{_number(high) - 1:.10g}"
-    else:
-        reason = (
-            "TRL's epsilon_high is the largest weight, 1 + method.clip_high; below 1 (its default "
-            "is epsilon) it has no equivalent"
-        )
-        result.miss("loss_type", kind, reason)
-
-
-def _read_clips(result: Translation, level: str) -> None:
-    """Read the bounds of the ratio; one argument sets both, unless there is another."""
+def _read_loss(result: Translation, table: Table) -> None:
+    """Read loss_type, which the recipes have as other settings, and the bounds of the ratio."""
     overrides = result.overrides
-    low, high = result.take("epsilon"), result.take("epsilon_high")
-    if level == "sequence":
-        overrides["method.loss"] = "gspo"  # whose defaults are others
-        low = low or "0.2"
-        dual_clip = result.take("delta")
-        if dual_clip:
-            reason = "no bound of the ratio of a response besides method.clip_high"
-            result.miss("delta", dual_clip, reason)
-    elif level != "token":
-        result.miss("importance_sampling_level", level)
-    if low:
-        overrides["method.clip_low"] = low
-    if low or high:
-        overrides["method.clip_high"] = high or low
-
-
-def _read_kl(result: Translation, level: str) -> None:
-    """Read the KL penalty in the loss, which TRL multiplies by the ratio."""
-    beta = result.settings.get("beta", "0")
-    is_corrected = result.take("use_bias_correction_kl", "True").lower() != "false"
-    if not _number(beta):
-        return
-    result.take("beta")
-    result.overrides |= {"method.kl": "loss", "method.kl_coef": beta}
-    if is_corrected:
-        result.overrides["method.kl_ratio"] = "true"
-    if is_corrected and level == "sequence":
-        reason = (
-            "TRL multiplies the KL by the ratio of the response, method.kl_ratio by that of the "
-            "token"
-        )
-        result.miss("beta", beta, reason)
-
-
-def _read_rloo(result: Translation) -> None:
-    """List the clip of a response's ratio, which is 1 at the first update after a generation."""
-    clips = [(name, result.take(name)) for name in ("epsilon", "epsilon_high")]
-    given = [(name, value) for name, value in clips if value] or [("epsilon", "0.2")]
-    updates = result.overrides.get("training.updates_per_step", "1")
-    if updates != "1" or result.settings.get("num_iterations", "1") != "1":
+    kind = result.settings.get("loss_type", "")
+    if result.recipe == "sft" and kind == "dft":
+        overrides["method.loss"] = result.take("loss_type")
+    elif result.recipe == "dpo" and kind in _DPO_LOSSES:
+        overrides["method.loss"] = result.take("loss_type")
+        if kind != "sigmoid":
+            result.take("label_smoothing")  # TRL does not read it either
+    elif result.recipe == "rloo" and result.settings.get("num_iterations", "1") != "1":
         reason = "TRL clips the ratio of a response; the recipe rloo has no ratio"
-        result.miss(*given[0], reason)
-
-
-def _read_dpo(result: Translation, given: Mapping[str, str]) -> None:
-    """Read one preference loss, and the SFT term of rpo_alpha."""
-    loss = result.take("loss_type")
-    if loss in _DPO_LOSSES:
-        result.overrides["method.loss"] = loss.removesuffix("_norm")
-    elif loss:
-        reason = f"a run has one loss of {', '.join(_DPO_LOSSES)}; method.sft_coef adds an SFT term"
-        result.miss("loss_type", loss, reason)
-    if loss == "sigmoid_norm":
-        result.overrides["method.length_normalized"] = "true"
-    coefficient = result.take("rpo_alpha")
-    if coefficient:
-        result.overrides["method.sft_coef"] = coefficient
-        if given.get("per_device_train_batch_size") != "1":
-            reason = (
-                "TRL's SFT term is a mean over all chosen tokens of a micro-batch, that of "
-                "method.sft_coef a mean per response; with per_device_train_batch_size=1 they are "
-                "equal"
-            )
-            result.miss("rpo_alpha", coefficient, reason)
-    if loss in ("ipo", "hinge"):
-        result.take("label_smoothing")  # TRL does not read it either
+        result.miss("epsilon", result.take("epsilon", "0.2"), reason)
+    elif result.recipe == "grpo":
+        aggregation = table.choices["method.aggregation"].get(kind)
+        if aggregation:
+            overrides["method.aggregation"] = aggregation
+            result.take("loss_type")
+        low, high = result.take("epsilon"), result.take("epsilon_high")
+        if result.settings.get("importance_sampling_level") == "sequence":
+            result.take("importance_sampling_level")
+            overrides["method.loss"] = "gspo"
+            low = low or "0.2"  # gspo's defaults are others
+            if bound := result.take("delta"):
+                result.miss("delta", bound, "gspo has no bound besides method.clip_high")
+        if low:
+            overrides["method.clip_low"] = low
+        if low or high:
+            overrides["method.clip_high"] = high or low
 
 
 def _read_beta(result: Translation) -> None:
-    """Read the strength of a preference loss, or the coefficient of the KL in the reward."""
-    beta = result.settings.get("beta", "")
-    if not beta or (result.recipe == "grpo" and _number(beta)):
+    """Read the strength of a preference loss, or of the KL penalty.
+
+    That of GRPO is in the loss, where TRL multiplies it by the ratio; RLOO's is in the reward.
+    """
+    beta = result.take("beta")
+    is_corrected = result.take("use_bias_correction_kl", "True").lower() != "false"
+    if not beta:
         return
     if result.recipe in ("dpo", "kto"):
-        result.overrides["method.beta"] = result.take("beta")
-    elif result.recipe in _SAMPLED and beta in _OFF:
-        result.take("beta")
-        if result.recipe == "rloo":
-            result.overrides["method.kl"] = "none"
-    elif result.recipe == "rloo":  # TRL subtracts the KL from the reward
-        kl = {"method.kl": "reward", "method.kl_estimator": "k1"}
-        result.overrides |= kl | {"method.kl_coef": result.take("beta")}
-
-
-def _read_synced_reference(result: Translation) -> None:
-    """Read a reference that follows the policy: every 512 updates with 0.6 of it, unless set."""
-    if result.recipe not in (*_SAMPLED, "dpo"):
-        return
-    every = result.take("ref_model_sync_steps", "512")
-    mixup = result.take("ref_model_mixup_alpha", "0.6")
-    if result.take_bool("sync_ref_model"):
-        result.overrides["method.reference_sync_every"] = every
-        result.overrides["method.reference_mixup"] = mixup
-
-
-def _read_lora(result: Translation) -> None:
-    targets = result.settings.get("lora_target_modules", "")
-    if targets and not re.search(r"[*|(\\]", targets):  # a pattern
-        result.take("lora_target_modules")
-        result.overrides["model.lora.targets"] = ",".join(words(targets))
-
-
-def _read_trackers(result: Translation, table: Table) -> None:
-    names = [name for name in words(result.take("report_to")) if name != "none"]
-    result.track(names)
-    others = [name for name in names if name not in ("wandb", "tensorboard")]
-    if others:
-        result.miss("report_to", ",".join(others), table.reason("report_to"))
+        result.overrides["method.beta"] = beta
+    elif result.recipe == "grpo" and _number(beta):
+        result.overrides |= {"method.kl": "loss", "method.kl_coef": beta}
+        if is_corrected:
+            result.overrides["method.kl_ratio"] = "true"
+    elif result.recipe == "rloo":
+        kl = {"method.kl": "reward", "method.kl_estimator": "k1", "method.kl_coef": beta}
+        result.overrides |= kl if _number(beta) else {"method.kl": "none"}
 
 
 def _list_differences(result: Translation, given: Mapping[str, str], table: Table) -> None:
