@@ -4,7 +4,7 @@ From Python:
 
     train           train a model; returns a Run
     Trainer         the same as a loop over steps
-    Run             a run folder as an object: metrics, rollouts, generate, save
+    Run             a run folder as an object: metrics, rollouts, plot, generate, save
     evaluate        sample and score answers of a model
     generate        sample answers
     score           score answers

@@ -80,7 +80,7 @@ def test_problems_are_given_as_data():
 
 
 @pytest.mark.slow
-def test_a_run_has_metrics_rollouts_and_a_model(small, folder):
+def test_a_run_has_metrics_rollouts_pictures_and_a_model(small, folder):
     run = postgrad.train(**small, validation={"low": ROWS[:3], "high": ROWS[-3:]})
     assert run.metrics.loc[3, "reward/mean"] > 0
     assert run.metrics.loc[0, "validation/low/accuracy"] >= 0
@@ -89,6 +89,8 @@ def test_a_run_has_metrics_rollouts_and_a_model(small, folder):
     assert len(rollouts) == 16 and {"text", "reward", "advantages"} <= set(rollouts)
     assert run.rollouts().equals(run.rollouts(3))
     assert list(run.rollouts().columns)[:3] == ["text", "reward", "question"]
+    run.plot("curves.png")
+    assert Path("curves.png").stat().st_size > 10_000
     assert isinstance(run.generate("1+1="), str)
     assert [len(texts) for texts in run.generate(["1+1=", "2+1="], n=3)] == [3, 3]
     assert run.generate("1+1=", n=2, seed=1) != run.generate("1+1=", n=2, seed=2)

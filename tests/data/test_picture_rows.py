@@ -212,10 +212,20 @@ def test_show_and_check_describe_the_pictures(folder, capsys):
     assert line in capsys.readouterr().out
 
 
-def test_rows_of_generate_keep_the_pictures(folder):
+def test_rows_from_rollouts_and_from_generate_keep_the_pictures(folder):
+    from postgrad.data.from_rollouts import select_rollouts
     from postgrad.evaluation.generate import output_row
+    from postgrad.training.log import RunLog
+    from postgrad.types import Batch, Trajectory
 
     (problem,) = load(folder, {"prompt": "Find <image>x.", "images": [RED_PATH]})
+    batch = Batch.of([Trajectory(problem.uid, [1], [2], images=problem.images)])
+    columns = {"text": "7", "question": "Find <image>x.", "reward": 1.0, "failure": ""}
+    batch.rows.update({name: [value] for name, value in columns.items()})
+    (folder / "run" / "rollouts").mkdir(parents=True)
+    (folder / "run" / "config.yaml").write_text(f"data: {{train: {folder}/rows.jsonl}}\n")
+    RunLog(folder / "run", 0).write_rollouts(1, [batch])
+    (row,) = select_rollouts(folder / "run", ())
     written = output_row(problem, [{"response": "7", "finish": "stop", "length": 1}])
-    for again in load(folder, json.loads(json.dumps(written))):
+    for again in load(folder, row) + load(folder, json.loads(json.dumps(written))):
         assert again.messages == problem.messages and again.images == problem.images

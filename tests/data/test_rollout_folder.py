@@ -9,6 +9,7 @@ from refused import refused
 
 import postgrad
 from postgrad.analysis.data import _rollout_file
+from postgrad.data.from_rollouts import select_rollouts
 from postgrad.data.rollout_folder import rollout_files
 from postgrad.training.log import RunLog
 from postgrad.view.folder import Folder
@@ -52,6 +53,7 @@ def test_every_reader_leaves_other_files_out(run):
         _rollout_file(run, 3)
     headings = [heading for heading, _ in read_sample_answers(run)]
     assert headings == ["sampled at step 2", "sampled at step 1000000"]
+    assert [row["uid"] for row in select_rollouts(run, [])] == ["p/2/0"]
     assert Rollouts().steps(Run(Folder(run.parent), "run")) == [2, 10, 1000000]
 
 

@@ -1,11 +1,25 @@
-"""Folders of data: the files of one split."""
+"""Folders of data: the files that datasets saved, and those of one split."""
 
+import datasets
 import pytest
 from tiny_runs import config_of
 
 from postgrad.data.problems import load_problems
 from postgrad.errors import ConfigError
 from postgrad.training.run import changed_inputs, record_inputs
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_cached_results_of_map_are_not_read(tmp_path, shards):
+    rows = [{"prompt": f"{i}+1=", "response": str(i + 1)} for i in range(4)]
+    folder = tmp_path / "saved"
+    datasets.Dataset.from_list(rows).save_to_disk(folder, num_shards=shards)
+    saved = datasets.load_from_disk(folder)
+    saved.map(lambda row: {"response": "other"})
+    saved.filter(lambda row: row["prompt"] != "0+1=")
+    assert len(list(folder.glob("cache-*.arrow"))) == 2
+    problems = load_problems(str(folder))
+    assert [problem.messages[0]["content"] for problem in problems] == [r["prompt"] for r in rows]
 
 
 @pytest.mark.parametrize("names", [("train.jsonl", "test.jsonl"), ("train-0.jsonl", "dev_a.jsonl")])

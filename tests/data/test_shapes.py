@@ -89,8 +89,10 @@ SENTENCE = "Question: Which?\nA. aa\nB. bb\nC. cc\nD. dd\nAnswer:"
 FOUR = ["aa", "bb", "cc", "dd"]
 CHOICES: list[tuple[Row, str, str]] = [
     ({**CHOICE, **dict(zip("ABCD", FOUR, strict=True))}, SENTENCE, "mmlu"),
+    ({**CHOICE, **{f"option_{text[0]}": text for text in FOUR}}, SENTENCE, "mmlu"),
     ({**CHOICE, "choices": FOUR, "answer": 1}, SENTENCE, "mmlu"),
     ({**CHOICE, "options": FOUR, "answer_index": 1}, SENTENCE, "mmlu_pro"),
+    ({**CHOICE, "options": {"A": "aa", "B": "bb"}, "answer": "bb"}, "B. bb\n", "mmlu_pro"),
 ]
 
 
@@ -167,6 +169,7 @@ REFUSED: list[tuple[Row, str]] = [
     ({"prompt": "Why?", "target": "2"}, "target must be a list"),
     ({**CHOICE, "options": ["aa"], "answer": 0}, "2 to 10 options"),
     ({**CHOICE, "choices": FOUR, "answer": "E"}, "answer must be an index"),
+    ({**CHOICE, "options": FOUR, "answer_idx": "C"}, "answer and answer_idx name different"),
 ]
 
 

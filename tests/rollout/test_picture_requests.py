@@ -1,7 +1,8 @@
-"""Requests with pictures: the server and the Python interface answer as the engine does."""
+"""Requests with pictures: the server, the Python interface and chat answer as the engine does."""
 
 import base64
 import io
+import sys
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ from serve_process import live
 from vision_models import picture_tokenizer, save_vision_model, square
 
 import postgrad
+from postgrad.cli.chat import chat
 
 QUESTION = {"type": "text", "text": "1+2="}
 
@@ -111,7 +113,7 @@ def test_a_model_of_text_refuses_pictures(tiny):
         assert ask(running)[0] == 200
 
 
-def test_generate_sees_the_picture(model, server, tmp_path):
+def test_generate_and_chat_see_the_picture(model, server, tmp_path, monkeypatch, capsys):
     file = tmp_path / "red.png"
     file.write_bytes(square("red").data)
     expected = picture_tokenizer("qwen").decode(
@@ -121,6 +123,11 @@ def test_generate_sees_the_picture(model, server, tmp_path):
     row = {"prompt": "1+2=", "images": [str(file)]}
     (text,) = postgrad.generate(str(model), [row], **settings)
     assert text == expected
+    lines = f"/image {tmp_path / 'gone.png'}\n/image {file}\n1+2=\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    options = [f"{name}={value}" for name, value in settings.items()]
+    assert chat(str(model), *options) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == expected
 
 
 def test_an_evaluation_sees_the_pictures(model, tmp_path):

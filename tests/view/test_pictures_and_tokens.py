@@ -1,30 +1,90 @@
-"""The demo's picture, and decoding of single tokens."""
+"""Charts as image files, and decoding of single tokens."""
 
 import json
+import math
 import re
 
 import pytest
 from view_runs import WORDS
 
+from postgrad.cli.main import main
 from postgrad.view.metrics import Metrics
-from postgrad.view.picture import draw_poster
+from postgrad.view.picture import arrange, draw_poster, isolated, smooth
 from postgrad.view.server import ASSETS
 from postgrad.view.tokens import load_decoder
 
 
-def test_the_demo_has_a_poster(runs, tmp_path):
-    draw_poster(runs / "finished", tmp_path / "poster.svg", "my words")
+@pytest.mark.slow
+def test_plot_draws_one_run_several_runs_and_a_poster(runs, tmp_path, capsys):
+    one, other = runs / "finished", runs / "group" / "failed"
+    assert main(["plot", str(one), str(tmp_path / "one.svg"), "--smoothing", "0"]) == 0
+    svg = (tmp_path / "one.svg").read_text()
+    assert svg.count("<!-- Reward -->") == 1 and "Step time by stage (s)" in svg
+    assert main(["plot", str(one), str(other), str(tmp_path / "two.svg")]) == 0
+    assert "group/failed" in (tmp_path / "two.svg").read_text()
+    draw_poster(one, tmp_path / "poster.svg", "my words")
     assert "<!-- my words -->" in (tmp_path / "poster.svg").read_text()
+    capsys.readouterr()
+    for arguments, part in (
+        (["nowhere"], "no run folder nowhere"),
+        ([str(tmp_path)], "has no metrics.jsonl"),
+        ([str(one), "x.gif"], "x.gif"),
+        ([str(one), str(tmp_path / "none" / "x.svg")], "x.svg cannot be written"),
+        ([str(one), "--smoothing", "2"], "--smoothing: 2"),
+        ([str(one), "--smooth", "0"], "did you mean --smoothing?"),
+    ):
+        assert main(["plot", *arguments]) == 2
+        err = capsys.readouterr().err
+        assert part in err and err.count("\n") == 1, err
 
 
-def test_series_leave_out_steps_that_lack_a_metric(tmp_path):
+def test_each_metric_is_in_one_panel_and_order_is_kept():
+    names = [
+        "reward/failures",
+        "reward/mean",
+        "reward/b",
+        "reward/a",
+        "stage/sample_s",
+        "stage/score_s",
+        "validation/loss",
+        "loss",
+        "own/thing",
+    ]
+    panels = {panel["title"]: panel_names for panel, panel_names in arrange(names)}
+    assert panels["Reward"] == ["reward/mean", "reward/b", "reward/a"]
+    assert panels["Loss"] == ["loss", "validation/loss"]
+    assert panels["Truncated and not scored"] == ["reward/failures"]
+    assert not any("own/thing" in panel_names for panel_names in panels.values())
+
+
+def test_curves_have_gaps_where_steps_lack_a_metric(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    values = [1.0, None, float("nan"), 4.0]
+    values = [1.0, 2.0, None, float("nan"), 5.0, float("inf"), 7.0, 8.0, None]
     for i, value in enumerate(values):
-        line = {"step": i} | ({} if value is None else {"reward/mean": value})
+        line = {"step": i, "loss": 0.1} | ({} if value is None else {"reward/mean": value})
+        validation = {"step": i, "validation/accuracy": 0.5, "watch/reward_rise": 0.2}
         with file.open("a") as stream:
-            stream.write(json.dumps(line) + "\n")
-    assert Metrics(file).refresh().series("reward/mean") == ([0, 3], [1.0, 4.0])
+            stream.write(json.dumps(line) + "\n" + (json.dumps(validation) + "\n") * (i % 4 == 0))
+    metrics = Metrics(file).refresh()
+    steps, curve = metrics.series("reward/mean")
+    assert steps == [0, 1, 3, 4, 5, 6, 7]
+    assert curve == pytest.approx([1, 2, math.nan, 5, math.nan, 7, 8], nan_ok=True)
+    assert isolated(curve) == [3]
+    assert metrics.series("loss")[0] == list(range(9))  # validations are no gaps
+    assert metrics.series("validation/accuracy") == ([0, 4, 8], [0.5] * 3)  # steps are no gaps
+    assert metrics.series("watch/reward_rise") == ([0, 4, 8], [0.2] * 3)
+    assert smooth(curve, 0.5)[3:5] == pytest.approx(
+        [(0.25 * 1 + 0.5 * 2 + 1 * 5) / 1.75, math.nan], nan_ok=True
+    )
+    with file.open("a") as stream:
+        stream.write('{"step": 9, "reward/mean": 9.0}\n')
+    assert metrics.refresh().series("reward/mean")[0][-3:] == [7, 8, 9]
+
+
+def test_smoothing_by_hand():
+    assert smooth([1.0, 3.0, 5.0], 0.5) == pytest.approx(
+        [1.0, (0.25 + 1.5) / 0.75, (0.125 + 0.75 + 2.5) / 0.875]
+    )
 
 
 def test_token_texts_join_to_the_text_even_if_a_character_has_several_tokens(tmp_path):

@@ -17,7 +17,7 @@ Row = dict[str, Any]
 TRAIN = ("train",)  # splits of a hub data set, the first one that exists
 HELD_OUT = ("validation", "test")
 PICTURES = ("image", "images")
-EXTENSIONS = ("parquet", "jsonl", "json", "csv", "gz")
+EXTENSIONS = ("parquet", "jsonl", "json", "csv", "arrow", "gz", "zst")
 
 
 def as_source(data: Any, label: str = "data", splits: Sequence[str] = TRAIN) -> str | list[Row]:

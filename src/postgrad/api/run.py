@@ -11,6 +11,7 @@ from postgrad.errors import Missing, NotInstalled, UnknownName, Unreadable
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
     from postgrad.api.page import Page
     from postgrad.api.sampler import Prompt, Sampler
@@ -121,6 +122,15 @@ class Run:
         return find_folder(str(self.folder), str(step))
 
     # ---- looking at it
+
+    def plot(self, file: str | Path | None = None, smoothing: float = 0.6) -> Figure:
+        """Draw the charts of the page; a notebook shows them. `file` also saves the picture."""
+        from postgrad.view.picture import panels_figure, save_figure
+
+        figure = panels_figure([self.folder], smoothing)
+        if file is not None:
+            save_figure(figure, Path(file))
+        return figure
 
     def view(self, port: int | None = None) -> Page:
         """Serve the page of this run in the background and return it.

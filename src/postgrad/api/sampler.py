@@ -1,25 +1,38 @@
 """Responses of a model to prompts, without scoring them."""
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from postgrad.api.rows import as_problems
 from postgrad.cluster.backends import open_engine
 from postgrad.config.overrides import Override
 from postgrad.data.encode.styles import stop_strings
-from postgrad.errors import Conflict, Unsupported, WrongValue
+from postgrad.errors import Conflict, RunError, Unsupported, WrongValue
 from postgrad.evaluation.model import find_model
 from postgrad.evaluation.plan import engine_config, make_encoder, resolve_engine_settings
 from postgrad.evaluation.settings import EvalConfig, read_settings
 from postgrad.model.threads import kept_threads, set_threads
 from postgrad.problem import Problem
 from postgrad.rollout.engine import (
+    Request,
+    Sampling,
+    check_requests,
     make_sampling,
+    max_row_tokens,
+    trajectory_seed,
 )
-from postgrad.rollout.respond import generate
+from postgrad.rollout.native.engine import NativeEngine
+from postgrad.rollout.native.sequence import Job
+from postgrad.rollout.respond import STEP, generate
+from postgrad.rollout.stops import make_stops
+from postgrad.serving.detokenizer import Detokenizer
 from postgrad.training.players import open_players
 
 # A prompt: a text, or messages such as [{"role": "user", "content": "2+2="}].
@@ -73,6 +86,24 @@ class Sampler:
         results = [group[0] if n == 1 else group for group in groups]
         return results[0] if is_single else results
 
+    def stream(self, prompt: Prompt, *, temperature: float = 0.0, seed: int = 0) -> Iterator[str]:
+        """Yield the response to one prompt in pieces, as the native engine samples it.
+
+        Together they are what `generate` returns, without a stop string. Other engines, and runs
+        with an environment, give one piece.
+        """
+        if self.turns is not None or not isinstance(self.engine, NativeEngine):
+            yield self.generate(prompt, temperature=temperature, seed=seed)
+            return
+        problems = as_problems([_as_row(prompt)], "prompts")
+        self.encoder.fit(problems)
+        seeds = [trajectory_seed(seed, STEP, problems[0].uid, 0)]
+        ids = self.encoder.prompt(problems[0])
+        request = Request(ids, seeds, images=problems[0].prompt_images)
+        sampling = make_sampling(self.config.rollout, temperature)
+        set_threads(self.config.model.threads)
+        yield from stream_response(self.engine, self.encoder.tokenizer, request, sampling)
+
     @kept_threads()
     def sample(
         self,
@@ -121,3 +152,31 @@ def _is_prompt(prompts: Any) -> bool:
 def _as_row(prompt: Any) -> dict[str, Any]:
     """Return a prompt as a row; a row with a prompt stays as it is."""
     return prompt if isinstance(prompt, dict) else {"prompt": prompt}
+
+
+def stream_response(
+    engine: NativeEngine, tokenizer: Any, request: Request, sampling: Sampling
+) -> Iterator[str]:
+    """Yield the text of a request with one seed, in pieces that hold no partial character.
+
+    Raises RunError if the row exceeds the model's context, or if its log-probs are not numbers.
+    """
+    check_requests([request], sampling, engine.max_context, engine.model.config)
+    text = Detokenizer(tokenizer, sampling.stop)
+    stop_ids = {*engine.stop_ids.tolist(), *sampling.stop_ids}
+    longest = max_row_tokens(request, sampling)
+    cache_bytes = engine.cache_bytes() if engine.decoder is not None else 0  # 0: slots
+    scheduler = engine.open_server(1, longest, cache_bytes)
+    job = Job(request, sampling, stops=make_stops(tokenizer, sampling), is_watched=True)
+    (row,) = scheduler.add(job).sequences
+    with closing(scheduler.store):
+        while scheduler.busy:
+            with torch.no_grad():
+                scheduler.step()
+            first = len(row.tokens) - row.read()
+            if any(map(math.isnan, row.logprobs[first:])):
+                raise RunError("the model's log-probs are not numbers; its weights are broken")
+            tokens = row.tokens[first:]
+            ends_with_stop_token = row.finish == "stop" and tokens[-1] in stop_ids
+            if piece := text.push(tokens, row.finish, ends_with_stop_token):
+                yield piece

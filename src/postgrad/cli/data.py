@@ -1,5 +1,6 @@
-"""`postgrad data prepare|show|check|add-uid|export ...`"""
+"""`postgrad data prepare|show|check|add-uid|export|from-rollouts ...`"""
 
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -298,10 +299,44 @@ def export(file: Path, *, out: Path, columns: str = "") -> int:
     return 0
 
 
+def from_rollouts(
+    run: Path, *, where: str = "reward>0", per_problem: Count = 0, out: Path | None = None
+) -> int:
+    """Write trajectories of a run as conversations for SFT: rejection sampling. Conditions compare
+    columns of the rollouts: where='reward>0.9 and finish=stop'. Further columns: step, length
+    (tokens), reward/PART.
+
+    Args:
+        run: folder of a run
+        where: what to keep
+        per_problem: most trajectories per problem; 0: all
+        out [FILE.jsonl]: default: RUN/rollouts-sft.jsonl
+    """
+    from postgrad.data.from_rollouts import parse_where, select_rollouts
+    from postgrad.data.tables import write_rows
+
+    run = run.expanduser()
+    out = out or run / "rollouts-sft.jsonl"
+    conditions = parse_where(where)
+    rows = list(select_rollouts(run, conditions, per_problem, _print_note))
+    if not rows:
+        raise Missing(f"no trajectory of {run} fulfills where={where!r}; relax it", at="where")
+    write_rows(out, rows)
+    problems = len({row["uid"].rpartition("/")[0].rpartition("/")[0] for row in rows})
+    print(f"{len(rows)} conversations of {problems} problems: {out}")
+    print(f"postgrad train sft model.path=MODEL data.train={out}")
+    return 0
+
+
+def _print_note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
 COMMANDS: dict[str, Callable[..., int]] = {
     "prepare": prepare,
     "show": show,
     "check": check,
     "add-uid": add_uid,
     "export": export,
+    "from-rollouts": from_rollouts,
 }

@@ -29,8 +29,8 @@ def load_problems(source: str, report: Report | None = None) -> list[Problem]:
     """Return all problems of a source, in file order, each with a unique and stable uid.
 
     Args:
-        source: a .parquet, .jsonl, .json, .csv or .tsv file, also .jsonl.gz, .json.gz, .csv.gz and
-            .tsv.gz; a folder of such files, read in order of their names;
+        source: a .parquet, .jsonl, .json, .csv, .tsv or .arrow file, also .jsonl.gz, .json.gz,
+            .csv.gz, .tsv.gz and .jsonl.zst; a folder of such files, read in order of their names;
             `file.py:load`, a function that returns rows or problems;
             `arithmetic:LEVEL[:STYLE[:SPLIT]]`; `seeds:N`; `reasoning_gym:NAME[:OPTION=VALUE]`;
             `hub:OWNER/NAME[:SPLIT[:COLUMN=COLUMN]]`; or several of these, separated by commas.

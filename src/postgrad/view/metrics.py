@@ -32,6 +32,7 @@ class Metrics:
 
     def _reset(self) -> None:
         self.columns: dict[str, array[float]] = {}
+        self.kinds: list[str] = []  # filled by _line_kinds
         self.num_lines = 0
         self.offset = 0
         self.stride = 1
@@ -60,6 +61,7 @@ class Metrics:
         return self
 
     def _read_appended(self) -> None:
+        self.kinds = []
         for raw in read_lines(self.file, self.offset):
             if not raw.endswith(b"\n"):
                 return  # the line is still being written
@@ -115,12 +117,48 @@ class Metrics:
                 f'"columns":{{{columns}}}}}'
             )
 
-    def series(self, name: str) -> tuple[list[float], list[float]]:
-        """Return (steps, values) of a column, without the lines that lack it."""
+    def last(self, name: str) -> float | None:
+        """Return the newest value of a column."""
         with self._lock:
-            pairs = zip(self.columns.get("step", ()), self.columns.get(name, ()), strict=False)
-            found = [(step, value) for step, value in pairs if math.isfinite(value)]
-        return [step for step, _ in found], [value for _, value in found]
+            for value in reversed(self.columns.get(name, ())):
+                if not math.isnan(value):
+                    return value
+            return None
+
+    def series(self, name: str) -> tuple[list[float], list[float]]:
+        """Return (steps, values) of a column, as the page draws it.
+
+        NaN stands for lines of the same kind, validations or steps, that lack it between others.
+        """
+        steps: list[float] = []
+        values: list[float] = []
+        with self._lock:
+            columns = self.columns.get("step", ()), self.columns.get(name, ())
+            own_kind = ""  # that of the first line with the metric
+            gap: list[float] = []
+            for step, value, kind in zip(*columns, self._line_kinds(), strict=False):
+                if math.isfinite(value):
+                    own_kind = own_kind or kind
+                    steps += [*gap, step]
+                    values += [*(NAN for _ in gap), value]
+                    gap = []
+                elif values and kind == own_kind:
+                    gap = [step]
+        return steps, values
+
+    def _line_kinds(self) -> list[str]:
+        """Whether each line is of a "validation" or of a "step"; "" for one without a number.
+
+        The line of a validation may also have metrics with other names, such as watch/reward_rise.
+        """
+        if not self.kinds:
+            self.kinds = [""] * self.num_lines
+            for name in sorted(set(self.columns) - {"step", "time"}, key=is_of_validation):
+                kind = "validation" if is_of_validation(name) else "step"
+                for i, value in enumerate(self.columns[name]):
+                    if math.isfinite(value):
+                        self.kinds[i] = kind
+        return self.kinds
 
 
 def parse_line(raw: bytes, file: Path) -> dict[str, Any] | None:
@@ -137,7 +175,11 @@ def parse_line(raw: bytes, file: Path) -> dict[str, Any] | None:
 
 def is_validation(line: dict[str, Any]) -> bool:
     """Whether a line holds validation metrics."""
-    return any(name.startswith("validation/") for name in line)
+    return any(map(is_of_validation, line))
+
+
+def is_of_validation(name: str) -> bool:
+    return name.startswith("validation/")
 
 
 def _format_numbers(column: "array[float]", start: int, end: int, exact: bool) -> str:

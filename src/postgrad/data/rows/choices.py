@@ -1,4 +1,4 @@
-"""Multiple-choice questions: reads the layouts of ARC, MMLU and MMLU-Pro into one form.
+"""Multiple-choice questions: reads the layouts of ARC, MMLU, MMLU-Pro and MedQA into one form.
 
 Also writes the two prompts in which Postgrad asks such a question.
 """
@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from postgrad.data.rows.values import Row, RowError, checked_text, text_of, type_name
+from postgrad.data.rows.values import Row, RowError, checked_text, is_missing, text_of, type_name
 
 LETTERS = "ABCDEFGHIJ"
+LETTERED_COLUMNS = ("option_a", "option_b", "option_c", "option_d")  # Global-MMLU's
+# Columns that name the answer once more: SuperGPQA's, MedQA's and MMLU-Pro's.
+SECOND_ANSWERS = ("answer_letter", "answer_idx", "answer_index")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Choices:
 
 
 def read_choices(row: Row, stem: str = "") -> Choices:
-    """Return the question of a row of ARC, MMLU (from the hub or a csv file) or MMLU-Pro.
+    """Return the question of a row of ARC, MMLU (from the hub or a csv file), MMLU-Pro or MedQA.
 
     Args:
         row: the columns by name.
@@ -60,9 +63,12 @@ def read_choices(row: Row, stem: str = "") -> Choices:
 
 
 def _read_lettered(row: Row) -> list[str]:
-    """Return the options in the columns A to D and on."""
-    filled = [i for i, name in enumerate(LETTERS, 1) if row.get(name) not in (None, "")]
-    return [text_of(row, name) for name in LETTERS[: max([4, *filled])]]
+    """Return the options in columns: A to D and on, or option_a to option_d and on."""
+    names = list(LETTERS)
+    if LETTERED_COLUMNS[0] in row:
+        names = [f"option_{letter}" for letter in LETTERS.lower()]
+    filled = [i for i, name in enumerate(names, 1) if row.get(name) not in (None, "")]
+    return [text_of(row, name) for name in names[: max([4, *filled])]]
 
 
 def sentence_prompt(item: Choices) -> str:
@@ -96,25 +102,37 @@ def _subject_of_file(stem: str) -> str:
 
 
 def _read_options(value: Any, name: str) -> list[str]:
+    if isinstance(value, dict):  # MedQA's options by their letters; parquet adds null ones
+        letters = [letter for letter, option in value.items() if option is not None]
+        if letters != list(LETTERS[: len(letters)]):
+            raise RowError(f"{name} must be a list of options, or an object with A, B, ...")
+        value = [value[letter] for letter in letters]
     if not isinstance(value, list):
         raise RowError(f"{name} must be a list of options, not {type_name(value)}")
     return [checked_text(option, f"{name}[{i}]") for i, option in enumerate(value)]
 
 
 def _answer_index(row: Row, options: Sequence[str]) -> int:
-    """Return the index of the one option that the answer names.
+    """Return the index of the one option that all columns of the answer name.
 
-    Where an option is a letter, too, MMLU-Pro's `answer_index` decides. Raises RowError for none.
+    Raises RowError if a column names no option, or if they leave none or several.
     """
-    named = _named_options(row.get("answer"), options)
-    if len(named) > 1:
-        named &= {row.get("answer_index")}
-    if len(named) != 1:
-        raise RowError(
-            f"answer must be an index from 0, a letter or the text of one of the {len(options)} "
-            f"options, not {row.get('answer')!r}, which names {len(named)}"
-        )
-    return named.pop()
+    possible = set(range(len(options)))
+    for name in ("answer", *SECOND_ANSWERS):
+        if name != "answer" and is_missing(row.get(name)):
+            continue
+        named = _named_options(row.get(name), options)
+        if not named:
+            raise RowError(
+                f"{name} must be an index from 0, a letter or the text of one of the "
+                f"{len(options)} options, not {row.get(name)!r}"
+            )
+        if not possible & named:
+            raise RowError(f"answer and {name} name different options; correct one of them")
+        possible &= named
+    if len(possible) > 1:
+        raise RowError(f"answer {row['answer']!r} names several options; write an index from 0")
+    return possible.pop()
 
 
 def _named_options(answer: Any, options: Sequence[str]) -> set[int]:

@@ -7,7 +7,7 @@ result are further columns for `problem.extra`.
 import re
 from typing import Any
 
-from postgrad.data.rows.choices import plain_prompt, read_choices, sentence_prompt
+from postgrad.data.rows.choices import SECOND_ANSWERS, plain_prompt, read_choices, sentence_prompt
 from postgrad.data.rows.messages import (
     ROLES,
     check_last_is_assistant,
@@ -92,7 +92,7 @@ def choice(row: Row, stem: str) -> Fields:
     """Return a multiple-choice question: the prompt has the options, the truth is a letter."""
     item = read_choices(row, stem)
     is_arc = "answerKey" in row
-    named = ("question", "category", "answer_index")
+    named = ("question", "category", *SECOND_ANSWERS)
     subject = {} if is_arc else {"subject": item.subject}
     return {
         "messages": _with_system(

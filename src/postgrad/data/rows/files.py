@@ -11,7 +11,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
@@ -33,7 +33,10 @@ Rows = Iterator[tuple[str, dict[str, Any]]]
 
 # PATH, then the columns to rename; a name has no slash, so that a URL or a folder is none.
 RENAMED = re.compile(r"(.+?)((?::[^:=/\\]+=[^:=/\\]+)+)", re.DOTALL)
+ARROW_FILE = b"ARROW1"  # the first bytes of an Arrow file; a stream has no such mark
 BATCH = 1000  # rows of a parquet file that are Python objects at the same time
+# Files beside the .arrow files that datasets' save_to_disk writes.
+DATASETS_FILES = ("dataset_info.json", "state.json", "dataset_dict.json")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 SPLIT_NAME = re.compile(rf"({'|'.join(SPLITS)})[-_.]")
 
@@ -127,11 +130,15 @@ def split_of(file: Path) -> str:
 def files_in(folder: Path) -> list[Path]:
     """Return the data files of a folder, sorted by name.
 
-    Raises ConfigError if there are none, if they are of several splits, or the same in two formats.
+    A folder that datasets saved names its files; others in it are cached results of `map`. Raises
+    ConfigError if there are none, if they are of several splits, or the same in two formats.
     """
+    if names := _saved_files(folder):
+        return [folder / name for name in names]
     files: list[Path] = []
     for path in sorted(folder.iterdir()):
-        if path.is_file() and extension(path) and not path.name.startswith("."):
+        is_data = path.is_file() and extension(path) and path.name not in DATASETS_FILES
+        if is_data and not path.name.startswith("."):
             files.append(path)
     splits = sorted({split_of(file) for file in files} - {""})
     if len(splits) > 1:
@@ -151,6 +158,15 @@ def files_in(folder: Path) -> list[Path]:
         advice = f"one of its folders ({', '.join(parts[:5])})" if parts else "a file"
         raise Missing(f"{folder}: the folder has no data files; give {advice}")
     return files
+
+
+def _saved_files(folder: Path) -> list[str]:
+    """Return the names of the files in the state.json of datasets' save_to_disk; [] without it."""
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        return [str(file["filename"]) for file in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def missing_file_message(path: Path) -> str:
@@ -173,11 +189,26 @@ def _read_parquet(path: Path) -> Rows:
     """Read in batches: a large file does not fit into memory as Python objects."""
     with parquet.ParquetFile(path) as file:
         _check_columns(path, file.schema_arrow.names)
-        number = 0
-        for batch in file.iter_batches(batch_size=BATCH):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"row {number}", row
+        yield from _rows_of(file.iter_batches(batch_size=BATCH))
+
+
+def _read_arrow(path: Path) -> Rows:
+    """Read a stream of record batches, as datasets writes it, or an Arrow file (Feather)."""
+    with pa.memory_map(str(path)) as source:
+        is_file = source.read(len(ARROW_FILE)) == ARROW_FILE
+        source.seek(0)
+        reader: Any = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+        _check_columns(path, reader.schema.names)
+        batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+        yield from _rows_of(batches)
+
+
+def _rows_of(batches: Iterable[Any]) -> Rows:
+    number = 0
+    for batch in batches:
+        for row in batch.to_pylist():
+            number += 1
+            yield f"row {number}", row
 
 
 def _check_columns(path: Path, names: list[str]) -> None:
@@ -192,6 +223,8 @@ def _open(path: Path) -> BinaryIO:
     name = path.name.lower()
     if name.endswith(".gz"):
         return cast(BinaryIO, gzip.open(path))
+    if name.endswith(".zst"):
+        return io.BufferedReader(pa.CompressedInputStream(str(path), "zstd"))
     return path.open("rb")
 
 
@@ -322,10 +355,12 @@ READERS: dict[str, Callable[[Path], Rows]] = {
     ".parquet": _read_parquet,
     ".jsonl": _read_jsonl,
     ".jsonl.gz": _read_jsonl,
+    ".jsonl.zst": _read_jsonl,
     ".json": _read_json,
     ".json.gz": _read_json,
     ".csv": _read_csv,
     ".csv.gz": _read_csv,
     ".tsv": _read_csv,
     ".tsv.gz": _read_csv,
+    ".arrow": _read_arrow,
 }

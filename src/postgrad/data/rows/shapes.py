@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.data.rows import fields
-from postgrad.data.rows.choices import LETTERS
+from postgrad.data.rows.choices import LETTERED_COLUMNS, LETTERS, SECOND_ANSWERS
 from postgrad.data.rows.columns import ALIASES, CONTEXT, canonical_names, is_media
 from postgrad.data.rows.messages import parse_nested
 from postgrad.data.rows.pictures import place_pictures
@@ -78,7 +78,8 @@ def _shape(
 
 def _choice(options: str, answer: str, data_source: str, more: str = "") -> Shape:
     """Return the shape of multiple-choice questions with these columns of options."""
-    needs, may_have = f"question {options} {answer}", f"{more} subject category answer_index"
+    may_have = " ".join((more, "subject category", *SECOND_ANSWERS))
+    needs = f"question {options} {answer}"
     return _shape("choice", needs, may_have, fields.choice, data_source=data_source, truth=answer)
 
 
@@ -96,6 +97,12 @@ SHAPES = (
     VERL,
     _shape("pair", "chosen rejected", "prompt input ground_truth", fields.pair),
     _choice("A B C D", "answer", "mmlu", " ".join(LETTERS[4:])),
+    _choice(
+        " ".join(LETTERED_COLUMNS),
+        "answer",
+        "mmlu",
+        " ".join(f"option_{letter}" for letter in LETTERS[4:].lower()),
+    ),
     _choice("choices", "answer", "mmlu"),
     _choice("options", "answer", "mmlu_pro"),
     _choice("choices", "answerKey", "arc_c"),

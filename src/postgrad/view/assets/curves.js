@@ -1,4 +1,4 @@
-// The charts of one run or of several runs.
+// The charts of one run or of several runs; `postgrad plot` draws the same panels.
 import { Axis, Chart } from "./chart.js";
 import { choice, fill, h } from "./dom.js";
 
