@@ -6,7 +6,6 @@ a problem or a request has pictures.
 
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from postgrad.errors import Unsupported, first_line
@@ -14,9 +13,6 @@ from postgrad.pictures import Picture
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-KEPT_PICTURES = 32  # whose tokens stay in memory; a server's clients may send large ones
 
 
 class PictureProcessor:
@@ -43,7 +39,7 @@ class PictureProcessor:
             )
         self.image_token_id = int(image_token_id)
         self.image_token: str = tokenizer.convert_ids_to_tokens(self.image_token_id)
-        self._replacements = lru_cache(KEPT_PICTURES)(self._compute_replacements)
+        self._by_size: dict[tuple[int, int], str] = {}  # the tokens of a picture
 
     def expand(self, text: str, pictures: Sequence[Picture]) -> str:
         """Return a rendered text with each placeholder replaced by the tokens of its picture.
@@ -61,12 +57,12 @@ class PictureProcessor:
                 f"a prompt with pictures has {self.image_token} in its text, which stands for a "
                 "part of a picture; leave it out"
             )
-        replacements = list(self._replacements(tuple(pictures))) if pictures else []
+        replacements = [self._tokens_of(picture) for picture in pictures]
         return self.stock.get_text_with_replacements([text], replacements)[0][0]
 
     def num_tokens(self, pictures: Sequence[Picture]) -> int:
         """Return how many image tokens the pictures of a row have."""
-        return sum(text.count(self.image_token) for text in self._replacements(tuple(pictures)))
+        return sum(self._tokens_of(picture).count(self.image_token) for picture in pictures)
 
     def pixels(self, picture: Picture) -> "dict[str, Tensor]":
         """Return what the vision tower reads: pixel_values, and image_grid_thw or the like."""
@@ -77,12 +73,17 @@ class PictureProcessor:
         images = [picture.open() for picture in pictures]
         return dict(self.stock.image_processor(images, **self.options, return_tensors="pt"))
 
-    def _compute_replacements(self, pictures: tuple[Picture, ...]) -> tuple[str, ...]:
-        images = [picture.open() for picture in pictures]
-        try:
-            return tuple(self.stock._process_images(images, **self.options)[1])
-        except ValueError as error:  # such as one that is 300 times as high as wide
-            raise Unsupported(f"the model cannot read a picture: {first_line(error)}") from error
+    def _tokens_of(self, picture: Picture) -> str:
+        """Return the tokens of a picture as text; they depend on its size only."""
+        if picture.size not in self._by_size:
+            try:
+                _, texts = self.stock._process_images([picture.open()], **self.options)[:2]
+            except ValueError as error:  # such as one that is 300 times as high as wide
+                raise Unsupported(
+                    f"the model cannot read a picture: {first_line(error)}"
+                ) from error
+            self._by_size[picture.size] = texts[0]
+        return self._by_size[picture.size]
 
 
 def _load_stock(tokenizer: Any) -> Any:

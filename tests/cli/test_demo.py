@@ -8,6 +8,7 @@ import preloaded
 import pytest
 
 from postgrad.cli.main import main
+from postgrad.view.picture import read_sample_answers
 
 # The demo with a quarter of its GRPO steps.
 SHORT_DEMO = f"""
@@ -63,6 +64,20 @@ def run_demo(program: str, tmp_path: Path) -> list[float]:
     ):
         assert text in done.stdout, text
     return greedy
+
+
+@pytest.mark.slow
+def test_a_demo_with_pictures_shows_them_beside_the_answers(tmp_path):
+    done = preloaded.run(
+        preloaded.COMMAND, "demo", "model=vision", "steps=2", f"runs={tmp_path}", timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    folder = tmp_path / "demo-vision-0"
+    assert (folder / "demo.png").stat().st_size > 20_000
+    first, last = read_sample_answers(folder / "2-grpo")
+    for text, _, picture in [*first[1], *last[1]]:
+        assert picture.is_file(), text
+    assert "postgrad view" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from postgrad.data.sources.arithmetic import (
 )
 from postgrad.errors import ConfigError
 from postgrad.problem import Problem
+from postgrad.verifiers.table import choose
 
 SPLITS = ("train", "validation", "test")
 NUM_PROBLEMS = {1: 100, 2: 10_000, 3: 10_000, 4: 1_000, 5: 10_000, 6: 10_000}
@@ -159,3 +160,18 @@ def test_source_defaults():
 def test_bad_sources(source: str, key: str):
     with pytest.raises(ConfigError, match=key):
         load_problems(source)
+
+
+def test_picture_example():
+    """The same problems in the same order, drawn; their answers hold what must be read."""
+    problems = arithmetic_problems(2, "picture", "test")
+    digits = arithmetic_problems(2, "digits", "test")
+    assert [p.ground_truth for p in problems] == [
+        p.messages[0]["content"] + p.ground_truth for p in digits
+    ]
+    for problem in problems[:20]:
+        (picture,) = problem.images
+        assert picture.size == (48, 32)  # " 37" above "+58", in cells of 16 pixels
+        assert problem.demonstrations == (problem.ground_truth,)
+        assert choose(problem) == "exact"
+    assert len({p.images[0].key for p in problems}) == len(problems)

@@ -115,7 +115,7 @@ def test_a_frozen_tower_sees_each_picture_once(tmp_path, monkeypatch):
     vision.kept.clear()
     seen = []
     compute = Vision._compute
-    monkeypatch.setattr(Vision, "_compute", lambda *args: seen.append(args[-1]) or compute(*args))
+    monkeypatch.setattr(Vision, "_compute", lambda *args: seen.extend(args[-1]) or compute(*args))
     for _ in range(3):
         policy.logprobs(batch)
     assert len(seen) == len(set(seen)) == 3

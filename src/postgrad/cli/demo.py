@@ -11,7 +11,11 @@ from postgrad.errors import Unwritable
 from postgrad.evaluation.report import align
 
 # model -> the two recipes it runs
-MODELS = {"tiny": ("demo_sft", "demo_grpo"), "smollm2": ("demo_smollm2_sft", "demo_smollm2_grpo")}
+MODELS = {
+    "tiny": ("demo_sft", "demo_grpo"),
+    "smollm2": ("demo_smollm2_sft", "demo_smollm2_grpo"),
+    "vision": ("demo_vision_sft", "demo_vision_grpo"),
+}
 MAX_DEMOS = 1000
 # label, metric, format
 MEASURED = (
@@ -23,7 +27,7 @@ MEASURED = (
 
 def demo(
     *,
-    model: Literal["tiny", "smollm2"] = "tiny",
+    model: Literal["tiny", "smollm2", "vision"] = "tiny",
     seed: Count = 0,
     runs: str = "runs",
     steps: CountFrom1 | None = None,
@@ -41,6 +45,7 @@ def demo(
     models:
       tiny     a 0.3M-parameter transformer made in code; a few minutes on a CPU, no download
       smollm2  SmolLM2-135M-Instruct, which learns to box its answers; the README has times
+      vision   a 0.5M-parameter model made in code, which reads the sums from pictures
     """
     print("loading torch and transformers ...", flush=True)
     from postgrad.methods import find_method
@@ -112,7 +117,7 @@ def _print_answers(folder: Path) -> None:
     console = Console()
     for heading, rows in read_sample_answers(folder):
         console.print(heading, style="bold")
-        for text, reward in rows:
+        for text, reward, _ in rows:
             is_right = reward is not None and reward > 0
             label = "right" if is_right else "wrong"
             style = "green" if is_right else "red"
@@ -126,6 +131,7 @@ def _print_next_steps(model: str, folder: Path, picture: Path) -> None:
     print(f"  postgrad view {folder.parent.parent}    see the curves and every answer in a browser")
     if model == "tiny":
         print("  postgrad demo model=smollm2    the same with a language model")
+        print("  postgrad demo model=vision     the same with sums in pictures")
     else:
         print(f"  postgrad serve {folder}    ask the model through any OpenAI client")
     print(

@@ -6,6 +6,7 @@ The number has six digits or more.
 import re
 from pathlib import Path
 
+PICTURES = "pictures"  # the folder of a run's pictures, files KEY.png, beside `rollouts`
 FILE_NAME = re.compile(r"step-([0-9]{6,})\.parquet")
 
 

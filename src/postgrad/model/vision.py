@@ -10,7 +10,7 @@ added after the first blocks (Qwen3), and image tokens that attend to each other
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -129,29 +129,49 @@ class Vision:
 
     # ---- the tower
 
-    def features(self, model: Any, picture: Picture) -> Features:
-        """Return the features of a picture. Those of a frozen tower are computed once."""
-        if self.trained:
-            return self._compute(model, picture)
-        if picture in self.kept:
-            return self.kept[picture]
-        with torch.no_grad():
-            features = self._compute(model, picture)
-        size = len(picture.data) + sum(layer.nbytes for layer in features.layers)
-        _make_room(self.kept, size, KEPT_FEATURE_BYTES)
-        self.kept[picture] = features
-        return features
+    def features(self, model: Any, pictures: Iterable[Picture]) -> dict[Picture, Features]:
+        """Return the features of pictures. Those of a frozen tower are computed once.
 
-    def _compute(self, model: Any, picture: Picture) -> Features:
+        A frozen tower computes one picture at a time, so that the values depend on no other.
+        """
+        if self.trained:
+            return self._compute(model, pictures)
+        found: dict[Picture, Features] = {}
+        for picture in pictures:
+            if picture not in self.kept:
+                with torch.no_grad():
+                    (features,) = self._compute(model, [picture]).values()
+                size = len(picture.data) + sum(layer.nbytes for layer in features.layers)
+                _make_room(self.kept, size, KEPT_FEATURE_BYTES)
+                self.kept[picture] = features
+            found[picture] = self.kept[picture]
+        return found
+
+    def _compute(self, model: Any, pictures: Iterable[Picture]) -> dict[Picture, Features]:
         device = model.get_input_embeddings().weight.device
-        pixels = {
-            name: value.to(device)
-            for name, value in self.pixels(picture).items()
-            if name in self.inputs and isinstance(value, Tensor)
-        }
-        output = model.base_model.get_image_features(**pixels, return_dict=True)
-        deep = getattr(output, "deepstack_features", None) or ()
-        return Features(_lines(output.pooler_output), tuple(map(_lines, deep)))
+        groups: dict[Any, list[Picture]] = {}  # of pictures that the tower reads at once
+        for picture in pictures:
+            pixels = self._tower_inputs(picture)
+            shapes = tuple(value.shape[1:] for value in pixels.values())
+            groups.setdefault(shapes, []).append(picture)
+        found: dict[Picture, Features] = {}
+        for group in groups.values():
+            inputs = [self._tower_inputs(picture) for picture in group]
+            joined = {name: torch.cat([one[name] for one in inputs]) for name in inputs[0]}
+            joined = {name: value.to(device) for name, value in joined.items()}
+            output = model.base_model.get_image_features(**joined, return_dict=True)
+            deep = getattr(output, "deepstack_features", None) or ()
+            counts = [self.processor.num_tokens([picture]) for picture in group]
+            layers = [_lines(layer).split(counts) for layer in (output.pooler_output, *deep)]
+            for picture, (embeddings, *others) in zip(
+                group, zip(*layers, strict=True), strict=True
+            ):
+                found[picture] = Features(embeddings, tuple(others))
+        return found
+
+    def _tower_inputs(self, picture: Picture) -> dict[str, Tensor]:
+        pixels = self.pixels(picture).items()
+        return {n: v for n, v in pixels if n in self.inputs and isinstance(v, Tensor)}
 
     # ---- where pictures are
 
@@ -190,9 +210,18 @@ class Vision:
         prompts = batch.prompt.split()
         responses = batch.response.split()
         rows: dict[int, RowPictures] = {}
+        of_prompts: dict[tuple[Any, ...], RowPictures] = {}  # which the rows of a group share
         for row in {span.row for span in spans}:
-            tokens = torch.cat([prompts[row], responses[row]])
-            rows[row] = self.read_row(model, tokens, batch.rows["images"][row])
+            prompt, response = prompts[row], responses[row]
+            pictures = tuple(batch.rows["images"][row])
+            num_places = int((prompt == self.processor.image_token_id).sum())
+            if num_places < self.processor.num_tokens(pictures):  # the others are in the response
+                rows[row] = self.read_row(model, torch.cat([prompt, response]), pictures)
+                continue
+            key = (*prompt.tolist(), *pictures)
+            if key not in of_prompts:
+                of_prompts[key] = self.read_row(model, prompt, pictures)
+            rows[row] = of_prompts[key].longer(len(prompt) + len(response))
         return self.join(spans, rows, size)
 
     def join(
@@ -257,7 +286,7 @@ class Vision:
     def _features_of(self, model: Any, parts: Sequence[Part]) -> Features:
         """Return the features of all places of a pass; each picture is computed once."""
         shown = dict.fromkeys(picture for part in parts for picture in part.pictures)
-        by_picture = {picture: self.features(model, picture) for picture in shown}
+        by_picture = self.features(model, shown)
         layers: list[list[Tensor]] = []
         for pictures, first, length, total in parts:
             found = [by_picture[picture] for picture in pictures]

@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from postgrad.data.rollout_folder import rollout_files
+from postgrad.data.rollout_folder import PICTURES, rollout_files
 from postgrad.errors import RunError
 from postgrad.files import (
     atomic_file,
-    atomic_write_bytes,
     atomic_write_text,
     fsync_path,
     remove_folder,
@@ -31,7 +30,6 @@ from postgrad.types import SOURCE_NAMES, Batch
 # Small row groups let a reader load one problem's rows from a large file.
 TOKENS_PER_ROW_GROUP = 1 << 16
 MIN_ROWS_PER_ROW_GROUP = 64
-PICTURES = "pictures"  # the folder of a run's pictures
 ANSWER_FOLDER = re.compile(r"validation-([0-9]{6,})")
 TIMING_METRICS = ("time", "tokens_per_second", "memory_gib", "step_s")
 
@@ -107,7 +105,9 @@ class RunLog:
             file = self.folder / PICTURES / f"{picture.key}.{picture.kind}"
             if not file.exists():
                 file.parent.mkdir(exist_ok=True)
-                atomic_write_bytes(file, picture.data)
+                with atomic_file(file, fsync=False) as temporary:
+                    temporary.write_bytes(picture.data)
+                self.unsynced.append(file)
 
     def sync(self) -> None:
         """Wait until the disk has everything written so far.

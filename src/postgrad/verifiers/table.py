@@ -67,6 +67,7 @@ VERIFIERS: dict[str, VerifierSpec] = {
 SOURCES: tuple[tuple[str, str], ...] = (
     ("reasoning_gym/*", "reasoning_gym"),
     ("arithmetic/digits", "exact"),
+    ("arithmetic/picture", "exact"),
     ("arithmetic/boxed", "boxed"),
     ("*gsm8k*", "gsm8k"),
     ("*mmlu*", "choice"),

@@ -6,9 +6,9 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from postgrad.data.rollout_folder import rollout_files
+from postgrad.data.rollout_folder import PICTURES, rollout_files
 from postgrad.errors import Unreadable, Unwritable, first_line
 from postgrad.view.metrics import Metrics
 
@@ -35,8 +35,17 @@ MAX_MARKED = 40  # points that are drawn with markers
 
 # (label, steps, values) of each curve of a chart.
 Series = list[tuple[str, list[float], list[float]]]
-# (heading, [(question and answer, reward)])
-Answers = list[tuple[str, list[tuple[str, float | None]]]]
+
+
+class Answer(NamedTuple):
+    """A question and the model's answer in one line, its reward, and the question's picture."""
+
+    text: str
+    reward: float | None
+    picture: Path | None
+
+
+Answers = list[tuple[str, list[Answer]]]  # heading, answers
 
 
 def draw_panels(folders: Sequence[Path], file: Path, smoothing: float = 0.6) -> Path:
@@ -224,7 +233,7 @@ def read_metrics(folder: Path) -> Metrics:
 
 
 def read_sample_answers(folder: Path, count: int = 6) -> Answers:
-    """Return sampled answers of the first and the last step: [(heading, [(text, reward)])]."""
+    """Return sampled answers of the first and the last step."""
     import pyarrow.parquet as pq
 
     files = rollout_files(folder / "rollouts")
@@ -235,15 +244,19 @@ def read_sample_answers(folder: Path, count: int = 6) -> Answers:
         table = pq.read_table(files[step])
         if "text" not in table.column_names:
             return []
-        rows = table.select(["group", "question", "text", "reward"]).to_pylist()
+        names = {"group", "question", "text", "reward", "images"} & {*table.column_names}
+        rows = table.select(sorted(names)).to_pylist()
         first_of_group = {row["group"]: row for row in reversed(rows)}
         picked = [first_of_group[group] for group in sorted(first_of_group)][:count]
-        texts: list[tuple[str, float | None]] = []
+        found: list[Answer] = []
         for row in picked:
             question = one_line(row["question"], 30)
             answer = one_line(row["text"], 34)
-            texts.append((f"{question} {answer}", row["reward"]))
-        answers.append((f"sampled at step {step}", texts))
+            keys = row.get("images") or []
+            pictures = [file for key in keys[:1] for file in folder.glob(f"{PICTURES}/{key}.*")]
+            text = f"{question} {answer}"
+            found.append(Answer(text, row["reward"], pictures[0] if pictures else None))
+        answers.append((f"sampled at step {step}", found))
     return answers
 
 
@@ -253,13 +266,26 @@ def _draw_answers(axis: Any, answers: Answers) -> None:
         x = 0.02 + 0.5 * column
         place = {"va": "top", "transform": axis.transAxes}
         axis.text(x, 0.97, heading, fontsize=10, fontweight="bold", **place)
-        for i, (text, reward) in enumerate(rows):
+        for i, (text, reward, picture) in enumerate(rows):
             is_correct = reward is not None and reward > 0
             verdict = "correct" if is_correct else "wrong  "
             line = f"{verdict}   {text}".replace("$", r"\$")
             color = "tab:green" if is_correct else "tab:red"
             y = 0.82 - 0.14 * i
-            axis.text(x, y, line, fontsize=9, family="monospace", color=color, **place)
+            if picture is not None:
+                _draw_picture(axis, picture, x, y)
+            left = x if picture is None else x + 0.07
+            axis.text(left, y, line, fontsize=9, family="monospace", color=color, **place)
+
+
+def _draw_picture(axis: Any, file: Path, x: float, y: float) -> None:
+    """Draw a picture of an answer, with its upper left corner in the axis's units."""
+    from PIL import Image
+
+    with Image.open(file) as image:
+        box = axis.inset_axes((x, y - 0.11, 0.06, 0.13))
+        box.imshow(image.convert("RGB"))
+    box.axis("off")
 
 
 def one_line(text: str, width: int) -> str:

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from postgrad.data.rollout_folder import rollout_files
+from postgrad.data.rollout_folder import PICTURES, rollout_files
 from postgrad.pictures import FIRST_BYTES, Picture, PictureError, read_regular_file
 from postgrad.view.cache import Cache, file_stamp
 from postgrad.view.folder import NotFound
@@ -30,7 +30,6 @@ from postgrad.view.tokens import TokenDecoder, find_tokenizer_file, load_decoder
 # Names of the numbers in the column token_source.
 SOURCES = ("policy", "demonstration", "replay", "classmate", "tool")
 KEY = re.compile("[0-9a-f]{16}")  # of a picture
-PICTURES = "pictures"  # a folder of the run
 MAX_REPEATED = 8  # equal tokens of a picture that are shown one by one
 MAX_STEPS = 6  # in the cache
 MAX_INDEXES = 3  # in the cache

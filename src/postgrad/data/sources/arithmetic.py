@@ -19,6 +19,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from postgrad.data.sources.drawn import draw_lines
 from postgrad.data.uid import content_uid
 from postgrad.errors import UnknownName, WrongValue, did_you_mean
 from postgrad.problem import Problem
@@ -158,7 +159,23 @@ def _boxed(expression: Expression, level: int) -> Problem:
     return _problem("arithmetic/boxed", question, answer, demonstration, expression, level)
 
 
-STYLES = {"digits": _digits, "boxed": _boxed}
+def _picture(expression: Expression, level: int) -> Problem:
+    """Return a problem for a tiny model that sees: one operand above the other in a picture.
+
+    The answer is the expression and its result as in style `digits`: `37+58=590`.
+    """
+    widths = LEVELS[level]
+    left, right = (_operand(side, widths.width) for side in (expression.left, expression.right))
+    images = (draw_lines([left, expression.op + right]),)
+    problem = _digits(expression, level)
+    text = f"{problem.messages[0]['content']}{problem.ground_truth}"
+    messages = ({"role": "user", "content": [{"type": "image"}]},)
+    source = "arithmetic/picture"
+    uid = content_uid(source, messages, text, images)
+    return Problem(uid, messages, text, source, (text,), problem.extra, images=images)
+
+
+STYLES = {"digits": _digits, "boxed": _boxed, "picture": _picture}
 
 
 def _problem(

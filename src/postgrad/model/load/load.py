@@ -298,11 +298,12 @@ def resolve_path(path: str, seed: int) -> str:
 
     Raises: ConfigError for a local path that does not exist.
     """
-    if path == "tiny":
-        from postgrad.model.load.tiny import make_tiny
+    if path in ("tiny", "tiny_vision"):
+        from postgrad.model.load.tiny import make_tiny, make_tiny_vision
 
-        folder = cache_folder() / f"tiny-{seed}"
-        return str(create_folder_once(folder, lambda new_folder: make_tiny(new_folder, seed)))
+        make = make_tiny if path == "tiny" else make_tiny_vision
+        folder = cache_folder() / f"{path}-{seed}"
+        return str(create_folder_once(folder, lambda new_folder: make(new_folder, seed)))
     if path == "smollm2":
         return str(create_folder_once(cache_folder() / "smollm2-135m-instruct", _make_smollm2))
     is_gguf = path.endswith(".gguf")
@@ -408,7 +409,7 @@ def _explain_load_error(path: str, kind: Any, error: Exception) -> str:
 
 def _explain_unknown_name(path: str) -> str:
     local_folders = [entry.name for entry in Path().iterdir() if entry.is_dir()]
-    suggestion = did_you_mean(path, ["tiny", "smollm2", *local_folders])
+    suggestion = did_you_mean(path, ["tiny", "tiny_vision", "smollm2", *local_folders])
     hint = f"; {suggestion}" if suggestion.startswith("did") else ""
     return (
         "there is no such folder, no model hub is reachable, and it was not downloaded before"
