@@ -33,7 +33,7 @@ def run(seed: int, device: str, runs: Path, overrides: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
