@@ -42,8 +42,16 @@ SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, ti
     "1.7b": (2048, 6144, 28, 16, 8, True),
     "4b": (2560, 9728, 36, 32, 8, True),
     "8b": (4096, 12288, 36, 32, 8, False),
+    "vl-2b": (2048, 6144, 28, 16, 8, True),  # of Qwen3-VL-2B, which also has a vision tower
     "tiny": (64, 128, 2, 2, 1, True),  # to try a row on a CPU
+    "vl-tiny": (64, 128, 2, 2, 1, True),
 }
+TOWERS = {  # depth, hidden size, intermediate size, heads, blocks whose states are added
+    "vl-2b": (24, 1024, 4096, 16, [5, 11, 17]),
+    "vl-tiny": (2, 32, 64, 2, [0, 1]),
+}
+PICTURE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+PATCH = 16  # pixels of a patch's side; four patches are one token
 HEAD_DIM = 128
 LORA = "model.lora.rank=16"
 
@@ -58,6 +66,7 @@ class Row:
             prompts of 100 to `prompt`), "tail" (one in twenty has all, the others 20 to 200),
             "log-normal" (median a quarter of `tokens`).
         settings: of Postgrad's run.
+        picture: pixels of the side of the picture that each prompt begins with; 0: none.
         peers: systems of peers.py that do the same work.
     """
 
@@ -72,6 +81,7 @@ class Row:
     settings: tuple[str, ...] = ()
     peers: tuple[str, ...] = ()
     steps: int = 2
+    picture: int = 0
 
     @property
     def rows(self) -> int:
@@ -108,6 +118,11 @@ ROWS = {
         settings=(OFFLOADED,),
         peers=("trl", "verl"),
     ),
+    "step-vl-2b": Row(
+        "GRPO step, Qwen3-VL-2B, a picture of 512 x 512", "grpo", "vl-2b", 32, 8, 512, picture=512
+    ),
+    # As many tokens as with the picture: 256 of it, and two beside it.
+    "step-vl-2b-text": Row("GRPO step, Qwen3-VL-2B", "grpo", "vl-2b", 32, 8, 512, 358),
     "row-0.6b-16k": Row(
         "training, 0.6B, LoRA 16", "sft", "0.6b", 1, 1, 16_284, settings=(LORA, RECOMPUTE)
     ),
@@ -121,6 +136,7 @@ TRY_ROWS = {  # seconds on a CPU
     "try-rollout": Row("rollout, tiny", "rollout", "tiny", 2, 4, 8, 10, peers=("vllm",)),
     "try-tail": Row("rollout, tiny", "rollout", "tiny", 2, 4, 32, 10, "tail"),
     "try-step": Row("GRPO step, tiny", "grpo", "tiny", 2, 2, 8, 10, peers=("trl",), steps=1),
+    "try-step-vl": Row("GRPO step, tiny", "grpo", "vl-tiny", 2, 2, 8, 10, steps=1, picture=256),
     "try-row": Row("training, tiny", "sft", "tiny", 1, 1, 64, 10, settings=(LORA,), steps=1),
 }
 ALL_ROWS = ROWS | TRY_ROWS
@@ -137,7 +153,7 @@ PUBLISHED = {  # what other projects say of one H100
 
 def vocabulary_size(shape: str) -> int:
     """Return the number of tokens that a model of this shape knows."""
-    return {"tiny": 512, "smollm2": 40_000}.get(shape, VOCABULARY)
+    return {"tiny": 512, "vl-tiny": 512, "smollm2": 40_000}.get(shape, VOCABULARY)
 
 
 def make_model(folder: Path, shape: str, with_weights: bool = True) -> Path:
@@ -148,20 +164,22 @@ def make_model(folder: Path, shape: str, with_weights: bool = True) -> Path:
     if (target / "tokenizer.json").is_file():
         return target
     import torch
-    from transformers import Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM, Qwen3VLForConditionalGeneration
 
-    config = make_config(shape)
+    sees = shape.startswith("vl-")
+    config = make_vision_config(shape) if sees else make_config(shape)
     if with_weights:
         torch.manual_seed(0)
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            torch.set_default_dtype(torch.float32 if shape == "tiny" else torch.bfloat16)
-            Qwen3ForCausalLM(config).save_pretrained(target)
+            torch.set_default_dtype(torch.float32 if "tiny" in shape else torch.bfloat16)
+            model = Qwen3VLForConditionalGeneration if sees else Qwen3ForCausalLM
+            model(config).save_pretrained(target)
             torch.set_default_dtype(torch.float32)
     else:
         config.architectures = ["Qwen3ForCausalLM"]
         config.dtype = "bfloat16"
         config.save_pretrained(target)
-    write_tokenizer(target, vocabulary_size(shape))
+    write_tokenizer(target, vocabulary_size(shape), sees)
     return target
 
 
@@ -186,25 +204,84 @@ def make_config(shape: str) -> Any:
     )
 
 
-def write_tokenizer(target: Path, size: int) -> None:
-    """Write a word-level tokenizer of this many words: one word is one token."""
+def make_vision_config(shape: str) -> Any:
+    """Return the transformers configuration of Qwen3-VL with the tower of its small sizes."""
+    from transformers import Qwen3VLConfig
+
+    text = make_config(shape).to_dict() | {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 5e6,
+            "mrope_section": [24, 20, 20],
+        }
+    }
+    for name in ("model_type", "architectures", "dtype", "tie_word_embeddings"):
+        text.pop(name, None)
+    depth, hidden, intermediate, heads, added = TOWERS[shape]
+    tower = {
+        "depth": depth,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_heads": heads,
+        "patch_size": PATCH,
+        "out_hidden_size": SHAPES[shape][0],
+        "deepstack_visual_indexes": added,
+        "num_position_embeddings": 2304,
+    }
+    first = vocabulary_size(shape) - len(PICTURE_TOKENS)
+    names = ("vision_start_token_id", "image_token_id", "vision_end_token_id", "video_token_id")
+    ids = {name: first + number for number, name in enumerate(names)}
+    tied = SHAPES[shape][5]
+    return Qwen3VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=tied, **ids)
+
+
+def write_tokenizer(target: Path, size: int, sees: bool = False) -> None:
+    """Write a word-level tokenizer of this many words: one word is one token.
+
+    One that `sees` places pictures, and stands beside the files of a processor.
+    """
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {"<pad>": 0, "<end>": 1} | {f"w{i}": i for i in range(2, size)}
+    words = ["<pad>", "<end>", *(f"w{i}" for i in range(2, size))]
+    start, image, end, video = PICTURE_TOKENS
+    named: dict[str, str] = {}
+    template = None
+    if sees:
+        words[-len(PICTURE_TOKENS) :] = PICTURE_TOKENS
+        named = {"image_token": image, "video_token": video}
+        template = (
+            "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+            f"{{% for p in m.content %}}{{% if p.type == 'image' %}}{start}{image}{end}"
+            "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+        )
+        pixels = {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "patch_size": PATCH,
+            "merge_size": 2,
+            "temporal_patch_size": 2,
+            "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216},
+        }
+        (target / "preprocessor_config.json").write_text(json.dumps(pixels))
+        (target / "processor_config.json").write_text("{}")
+    vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()  # type: ignore[assignment]
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>"
-    ).save_pretrained(target)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>", extra_special_tokens=named
+    )
+    if sees:
+        fast.add_tokens([start, end], special_tokens=True)
+        fast.chat_template = template
+    fast.save_pretrained(target)
 
 
 def make_prompts(row: Row, count: int) -> list[list[int]]:
     """Return random prompts as token ids."""
     rng = random.Random(0)
-    size = vocabulary_size(row.shape)
+    size = vocabulary_size(row.shape) - len(PICTURE_TOKENS)
     lengths = [
         rng.randint(100, row.prompt) if row.lengths == "uniform" else row.prompt
         for _ in range(count)
@@ -326,8 +403,8 @@ def run_settings(row: Row, folder: Path, runs: Path) -> list[str]:
     common = [
         f"model.path={make_model(folder, row.shape)}",
         f"data.train={write_problems(row, folder)}",
-        "data.template=plain",
-        f"data.max_prompt_tokens={row.prompt}",
+        f"data.template={'chat' if row.shape.startswith('vl-') else 'plain'}",
+        f"data.max_prompt_tokens={row.prompt + picture_tokens(row)}",
         f"training.problems_per_step={row.problems}",
         "training.steps=1000",
         "training.checkpoint_every=1000",
@@ -347,20 +424,39 @@ def run_settings(row: Row, folder: Path, runs: Path) -> list[str]:
 
 
 def write_problems(row: Row, folder: Path) -> Path:
-    """Write problems of random words: four steps of them, with responses for SFT."""
+    """Write problems of random words: four steps of them, with responses for SFT, or pictures."""
     count = (row.steps + 2) * row.problems
-    file = folder / f"{row.work}-{row.shape}-{count}-{row.prompt}-{row.tokens}.jsonl"
+    name = f"{row.work}-{row.shape}-{count}-{row.prompt}-{row.tokens}-{row.picture}"
+    file = folder / f"{name}.jsonl"
     rng = random.Random(2)
     size = vocabulary_size(row.shape)
     with file.open("w") as out:
-        for prompt in make_prompts(row, count):
-            line = {"prompt": " ".join(f"w{i}" for i in prompt), "ground_truth": "0"}
+        for number, prompt in enumerate(make_prompts(row, count)):
+            words = " ".join(f"w{i}" for i in prompt)
+            line: dict[str, Any] = {"prompt": words, "ground_truth": "0"}
+            if row.picture:
+                line["prompt"] = f"<image>{words}"
+                line["images"] = [str(draw_picture(folder / f"{name}-{number}.png", row, rng))]
             if row.work == "sft":
                 # The end-of-text token is the last one of the response.
-                words = (f"w{rng.randrange(2, size)}" for _ in range(row.tokens - 1))
-                line = {"prompt": line["prompt"], "completion": " ".join(words)}
+                reply = (f"w{rng.randrange(2, size)}" for _ in range(row.tokens - 1))
+                line = {"prompt": line["prompt"], "completion": " ".join(reply)}
             out.write(json.dumps(line) + "\n")
     return file
+
+
+def draw_picture(file: Path, row: Row, rng: random.Random) -> Path:
+    """Write a picture of colored squares."""
+    from PIL import Image
+
+    squares = Image.frombytes("RGB", (8, 8), rng.randbytes(3 * 64))
+    squares.resize((row.picture, row.picture), Image.Resampling.NEAREST).save(file)
+    return file
+
+
+def picture_tokens(row: Row) -> int:
+    """Return the tokens of a prompt's picture, with the two beside it."""
+    return (row.picture // (2 * PATCH)) ** 2 + 2 if row.picture else 0
 
 
 def read_steps(file: Path) -> list[dict[str, Any]]:

@@ -78,6 +78,9 @@ class RecordingDecoder:
         self.keys = self.values = torch.zeros(1, sizes.pages, PAGE, 1, 1)
         self.memory: dict[int, tuple[int, int]] = {}
 
+    def get_decoder(self):
+        return self.base_model
+
     def base_model(self, input_ids, position_ids, past_key_values, packing, **_) -> SimpleNamespace:
         """Write the tokens of a pass; the last hidden state of each is its digest."""
         tokens = input_ids[0].tolist()

@@ -13,7 +13,13 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
 
+from postgrad.config.schema import ModelConfig
+from postgrad.model.load.formats import Loaded
+from postgrad.model.load.load import load
+from postgrad.model.load.picture_gate import picture_rows
+from postgrad.model.vision import vision_of
 from postgrad.pictures import Picture
+from postgrad.rollout.engine import Request
 
 COLORS = {"r": "red", "g": "green", "b": "blue", "y": "yellow"}
 CHARACTERS = "0123456789+-*()=?rgby"
@@ -196,3 +202,17 @@ def square(color: str, width: int = 32, height: int = 32, count: int = 1) -> Pic
     file = io.BytesIO()
     image.save(file, "PNG")
     return Picture(file.getvalue())
+
+
+def load_vision_model(folder: Path, model_type: str, device: str = "cpu") -> Loaded:
+    """Write a model and load it in float32."""
+    save_vision_model(folder, model_type)
+    config = ModelConfig(path=str(folder), device=device, dtype="float32")
+    return load(config, torch.device(device))
+
+
+def requests_with_pictures(loaded: Loaded) -> list[Request]:
+    """Return requests with one, two and no pictures; two have equal ids and other pictures."""
+    rows = picture_rows(vision_of(loaded.model).processor, loaded.tokenizer).trajectories()
+    prompts = dict.fromkeys((tuple(row.prompt), row.images) for row in rows)
+    return [Request(list(prompt), [1, 2, 3], images=images) for prompt, images in prompts]

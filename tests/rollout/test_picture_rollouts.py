@@ -5,13 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny_runs import config_of
-from vision_models import FAMILIES, save_vision_model, square
+from vision_models import (
+    FAMILIES,
+    load_vision_model,
+    requests_with_pictures,
+    square,
+)
 
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.errors import ConfigError
 from postgrad.model.load.load import load
-from postgrad.model.load.picture_gate import picture_rows
 from postgrad.model.parallel.sharded import ShardedModel
 from postgrad.model.policy import FrozenPolicy
 from postgrad.model.vision import Vision, vision_of
@@ -25,23 +29,11 @@ from postgrad.types import Batch, Trajectory
 SAMPLING = Sampling(1.0, 8)
 
 
-def loaded_model(folder, model_type: str):
-    save_vision_model(folder, model_type)
-    config = ModelConfig(path=str(folder), device="cpu", dtype="float32")
-    return load(config, torch.device("cpu"))
-
-
-def requests_with_pictures(loaded) -> list[Request]:
-    rows = picture_rows(vision_of(loaded.model).processor, loaded.tokenizer).trajectories()
-    prompts = dict.fromkeys((tuple(row.prompt), row.images) for row in rows)
-    return [Request(list(prompt), [1, 2, 3], images=images) for prompt, images in prompts]
-
-
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_tokens_and_log_probs_are_those_of_the_stock_generate_and_of_the_trainer(
     model_type, tmp_path
 ):
-    loaded = loaded_model(tmp_path, model_type)
+    loaded = load_vision_model(tmp_path, model_type)
     requests = requests_with_pictures(loaded)
     native = NativeEngine(loaded, RolloutConfig())
     assert (native.stock_engine is None) == (model_type != "qwen3_5")
@@ -65,7 +57,7 @@ def test_tokens_and_log_probs_are_those_of_the_stock_generate_and_of_the_trainer
 
 
 def test_few_slots_and_a_stream_give_the_same_tokens(tmp_path):
-    loaded = loaded_model(tmp_path, "qwen3_vl")
+    loaded = load_vision_model(tmp_path, "qwen3_vl")
     requests = requests_with_pictures(loaded)
     engine = NativeEngine(loaded, RolloutConfig())
     expected = [[c.tokens for c in group] for group in engine.generate(requests, SAMPLING)]
@@ -81,12 +73,12 @@ def test_few_slots_and_a_stream_give_the_same_tokens(tmp_path):
 
 
 def test_only_prefill_sees_pictures_and_each_once(tmp_path, monkeypatch):
-    loaded = loaded_model(tmp_path, "qwen2_5_vl")
+    loaded = load_vision_model(tmp_path, "qwen2_5_vl")
     engine = NativeEngine(loaded, RolloutConfig())
     vision_of(loaded.model).kept.clear()
     seen = []
     compute = Vision._compute
-    monkeypatch.setattr(Vision, "_compute", lambda *args: seen.append(args[-1]) or compute(*args))
+    monkeypatch.setattr(Vision, "_compute", lambda *args: seen.extend(args[-1]) or compute(*args))
     engine.generate(requests_with_pictures(loaded), SAMPLING)
     assert len(seen) == len(set(seen)) == 3
 

@@ -83,7 +83,7 @@ def embed(model: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rot
 
 def rotary_values(model: nn.Module, like: Tensor, positions: Tensor) -> Rotary:
     """Return the rotary cosines and sines of the positions, by kind, in the type of `like`."""
-    decoder: Any = model.base_model
+    decoder: Any = cast(Any, model).get_decoder()
     values: Rotary = {}
     for kind in dict.fromkeys(rotary_kinds(model)):
         layer_type = {"layer_type": kind} if kind else {}
@@ -93,7 +93,7 @@ def rotary_values(model: nn.Module, like: Tensor, positions: Tensor) -> Rotary:
 
 def rotary_kinds(model: nn.Module) -> list[str]:
     """Return the kind of rotary positions of each block: its layer type, or "" if all are equal."""
-    decoder: Any = model.base_model
+    decoder: Any = cast(Any, model).get_decoder()
     if isinstance(getattr(decoder.rotary_emb, "rope_type", None), dict):
         return list(decoder.config.layer_types)
     return [""] * len(decoder.layers)

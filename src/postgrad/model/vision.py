@@ -224,6 +224,21 @@ class Vision:
             rows[row] = of_prompts[key].longer(len(prompt) + len(response))
         return self.join(spans, rows, size)
 
+    def place_spans(
+        self,
+        model: Any,
+        spans: Sequence[RowSpan],
+        rows: Sequence[RowPictures | None],
+        size: int,
+    ) -> PlacedPictures:
+        """Return the pictures of a pass of `size` tokens; `rows` has those of each span's row."""
+        text = self.read_row(model, torch.zeros(1, dtype=torch.int64), ())
+        placed = {
+            span.row: (pictures or text).longer(span.first + span.end - span.start)
+            for span, pictures in zip(spans, rows, strict=True)
+        }
+        return self.join(spans, placed, size)
+
     def join(
         self, spans: Sequence[RowSpan], rows: Mapping[int, RowPictures], size: int
     ) -> PlacedPictures:

@@ -30,8 +30,17 @@ ATTENTION_CLASSES = (
     "Qwen2Attention",
     "Qwen3Attention",
     "Qwen3MoeAttention",
+    "Qwen3VLTextAttention",
 )
-MLP_CLASSES = ("Gemma3MLP", "LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP", "Qwen3MoeMLP")
+MLP_CLASSES = (
+    "Gemma3MLP",
+    "LlamaMLP",
+    "MistralMLP",
+    "Qwen2MLP",
+    "Qwen3MLP",
+    "Qwen3MoeMLP",
+    "Qwen3VLTextMLP",
+)
 ACTIVATIONS = (GELUTanh, SiLUActivation, nn.SiLU)
 CENTERED_NORMS = ("Gemma3RMSNorm",)  # they multiply by 1 + weight
 

@@ -261,6 +261,8 @@ def uncaptured_reason(model: Any) -> str:
         return "the passes are not packed"
     if problem := capture_problem(model):
         return problem
+    if model.base_model is not model.get_decoder():
+        return f"{type(model).__name__} is more than a text model"
     if adapter_parameters(model):
         return "LoRA adapters are switched on and off between passes"
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):

@@ -12,7 +12,15 @@ PassKind = Literal["packed", "shared", "rows"]
 PASS_KINDS: tuple[PassKind, ...] = ("packed", "shared", "rows")
 STOCK_ATTENTION = "sdpa"  # of transformers, for the stock forward pass
 # Model types whose blocks the captured graphs and the paged decoder know.
-CAPTURED_FAMILIES = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+CAPTURED_FAMILIES = (
+    "gemma3_text",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_vl_text",
+)
 
 
 @dataclass(frozen=True)
@@ -91,17 +99,17 @@ def family_problem(model: Any) -> str:
     model_type = model.config.get_text_config().model_type
     if model_type not in CAPTURED_FAMILIES:
         return f"model type {model_type} is not one of {', '.join(CAPTURED_FAMILIES)}"
-    if not hasattr(model.base_model, "layers"):
-        return f"{type(model).__name__} is more than a text model"
+    if not hasattr(model.get_decoder(), "layers"):
+        return f"{type(model).__name__} has no list of blocks"
     return ""
 
 
 def capture_problem(model: Any) -> str:
-    """Return why the model's passes cannot be captured as graphs; empty when they can."""
+    """Return why passes through the model's blocks cannot be captured; empty when they can."""
     if problem := family_problem(model):
         return problem
     parameter = next(model.parameters())
-    has_experts = any(hasattr(block.mlp, "experts") for block in model.base_model.layers)
+    has_experts = any(hasattr(block.mlp, "experts") for block in model.get_decoder().layers)
     if has_experts and not supports_captured_experts(parameter.device, parameter.dtype):
         return "products of experts wait for the host here; in bfloat16 on Hopper they do not"
     return ""

@@ -30,6 +30,7 @@ from postgrad.model.passes.support import (
     NO_TRANSFORM,
     capture_problem,
     family_problem,
+    sees_pictures,
     support_of,
 )
 from postgrad.model.views import rotary_kinds, rotary_values
@@ -59,17 +60,25 @@ def unsupported_reason(model: Any) -> str:
         return "; ".join(support_of(model).reasons) or "its passes are not packed"
     if problem := family_problem(model):
         return problem
-    for block in model.base_model.layers:
+    for block in model.get_decoder().layers:
         if not hasattr(block.self_attn, "fused_params"):
             return "the kernels are not installed"
         if not hasattr(block.mlp, "fused_params") and not hasattr(block.mlp, "experts"):
             return f"activation {type(block.mlp.act_fn).__name__} has no kernel"
+    if sees_pictures(model) and not _packs_pictures(model):
+        return "its passes with pictures are not packed"
     if support_of(model).transform != NO_TRANSFORM:
         return "the model scales or caps its logits"
     for rope_type in rotary_types(config):
         if rope_type not in STATIC_ROTARY:
             return f"rotary positions of type {rope_type} change with the length"
     return ""
+
+
+def _packs_pictures(model: Any) -> bool:
+    from postgrad.model.vision import vision_of
+
+    return vision_of(model).passes == "packed"
 
 
 def rotary_types(config: Any) -> list[str]:
@@ -110,8 +119,8 @@ class Decoder:
         embedding = model.get_input_embeddings()
         self.embedding = embedding.weight
         self.head = head_of(model)
-        self.norm = known_norm(model.base_model.norm)
-        blocks = model.base_model.layers
+        self.norm = known_norm(model.get_decoder().norm)
+        blocks = model.get_decoder().layers
         self.layers = [Layer(*pair) for pair in zip(blocks, rotary_kinds(model), strict=True)]
         self.device = self.embedding.device
         self.dtype = self.embedding.dtype

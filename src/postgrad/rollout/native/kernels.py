@@ -30,6 +30,7 @@ SLOT = tl.constexpr(4)
 LIMIT = tl.constexpr(5)
 ALIVE = tl.constexpr(6)
 NUM_EARLIER = tl.constexpr(7)
+ROTARY_OFFSET = tl.constexpr(8)
 
 
 @triton.jit
@@ -120,7 +121,8 @@ def write_cache(
         low, high = norm_halves(
             low, high, is_query, q_weight, k_weight, half, in_half, eps, D, CENTERED
         )
-    position = (tl.load(state + NUM_SHARED * rows + row) + own).to(tl.int64)
+    offset = tl.load(state + ROTARY_OFFSET * rows + row)
+    position = (tl.load(state + NUM_SHARED * rows + row) + own + offset).to(tl.int64)
     cos_at = cos_base + position * D + half
     sin_at = sin_base + position * D + half
     cos_low = tl.load(cos_at, mask=in_half, other=0.0).to(tl.float32)[None, :]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from postgrad.model.passes.packing import BLOCK_N as PAGE
-from postgrad.model.passes.packing import Segment, make_packing
+from postgrad.model.passes.packing import RowSpan, Segment, make_packing
 from postgrad.rollout.native.pages import num_pages
 from postgrad.rollout.native.tables import (
     ALIVE,
@@ -27,6 +27,7 @@ from postgrad.rollout.native.tables import (
 )
 
 if TYPE_CHECKING:
+    from postgrad.model.vision import RowPictures
     from postgrad.rollout.native.decoder import Decoder
 
 # Tokens per pass; whole pages, so that a prompt in several passes meets the same blocks of keys.
@@ -70,8 +71,9 @@ class Span(NamedTuple):
     """Consecutive tokens of one row that a pass computes.
 
     `pages` are the row's: `num_shared_pages` with the `num_shared` tokens of its prompt, then its
-    own, which have `num_own` tokens before these. `on_states` is called with the last hidden states
-    (tokens, width), in the order of the tokens: once per pass, if the span takes several.
+    own, which have `num_own` tokens before these. `pictures` are those of the row. `on_states` is
+    called with the last hidden states (tokens, width), in the order of the tokens: once per pass,
+    if the span takes several.
     """
 
     tokens: list[int]
@@ -80,6 +82,7 @@ class Span(NamedTuple):
     num_shared: int = 0
     num_own: int = 0
     on_states: Callable[[Tensor], None] | None = None
+    pictures: "RowPictures | None" = None
 
     @property
     def lines(self) -> np.ndarray:
@@ -94,6 +97,11 @@ class Span(NamedTuple):
         own_pages = self.pages[self.num_shared_pages :]
         shared = page_lines(shared_pages, self.num_shared)
         return np.concatenate([shared, page_lines(own_pages, self.num_own)])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its tokens are text whose hidden states nobody needs."""
+        return self.on_states is None and self.pictures is None
 
     @property
     def num_earlier(self) -> int:
@@ -115,14 +123,14 @@ def prefill(decoder: "Decoder", spans: Sequence[Span], captured: bool = False) -
 
     A pass has at most PREFILL_TOKENS tokens, so one long prompt takes several. Keys that a pass
     reads from pages count as its tokens where several spans share it. With `captured`, decode steps
-    compute spans of a few tokens whose hidden states nobody needs.
+    compute spans of a few tokens of text whose hidden states nobody needs.
     """
-    by_rows = [span for span in spans if span.on_states is None] if captured else []
+    by_rows = [span for span in spans if captured and span.is_plain]
     num_tokens = sum(len(span.tokens) for span in by_rows)
     num_read = sum(len(span.tokens) * span.num_keys for span in by_rows)
     if num_tokens > MAX_CAPTURED_TOKENS or num_read > MAX_CAPTURED_KEYS:
         by_rows = []
-    by_passes = [span for span in spans if span.on_states is not None or not by_rows]
+    by_passes = [span for span in spans if not (by_rows and span.is_plain)]
     parts = [part for span in by_passes for part in split_span(span, PREFILL_TOKENS)]
     for passed in split_by_total([part.num_keys for part in parts], PREFILL_TOKENS):
         _prefill_pass(decoder, parts[passed])
@@ -205,9 +213,8 @@ def _prefill_pass(decoder: "Decoder", spans: Sequence[Span]) -> None:
         torch.from_numpy(np.concatenate([span.lines for span in spans])).to(device),
         torch.from_numpy(np.concatenate([span.earlier for span in spans])).to(device),
     )
-    outputs = decoder.model.base_model(
-        input_ids=torch.tensor([tokens], device=device),
-        position_ids=packing.positions.to(device, torch.int64)[None],
+    outputs = decoder.model.get_decoder()(
+        **_language_inputs(decoder.model, spans, segments, tokens, packing.positions.to(device)),
         attention_mask=unused_mask,
         past_key_values=cache,
         packing=replace(packing, positions=positions).to(device),
@@ -216,6 +223,31 @@ def _prefill_pass(decoder: "Decoder", spans: Sequence[Span]) -> None:
     for span, (start, end, *_) in zip(spans, segments, strict=True):
         if span.on_states is not None:
             span.on_states(outputs.last_hidden_state[0, start:end])
+
+
+def _language_inputs(
+    model: Any,
+    spans: Sequence[Span],
+    segments: Sequence[Segment],
+    tokens: list[int],
+    positions: Tensor,
+) -> dict[str, Tensor]:
+    """Return the tokens of a pass and their positions as the language model reads them."""
+    ids = torch.tensor([tokens], device=positions.device)
+    inputs = {"input_ids": ids, "position_ids": positions.long()[None]}
+    pictures = [span.pictures for span in spans]
+    if not any(pictures):
+        return inputs
+    from postgrad.model.vision import vision_of
+
+    rows = [
+        RowSpan(start, end, number, span.num_earlier)
+        for number, (span, (start, end, *_)) in enumerate(zip(spans, segments, strict=True))
+    ]
+    vision = vision_of(model)
+    placed = vision.place_spans(model, rows, pictures, len(tokens)).to(ids.device)
+    inputs.pop("input_ids")
+    return inputs | vision.language_inputs(model, ids, placed)
 
 
 def split_by_total(lengths: list[int], max_total: int) -> list[slice]:

@@ -36,7 +36,7 @@ class Job:
         is_watched: somebody reads the tokens while they are sampled.
         owner: whose job it is; for the caller.
         num_waiting: sequences that do not decode yet; their store may share the prompt.
-        pictures: where the prompt's pictures are; the store sets it (model/vision.py).
+        pictures: where the prompt's pictures are; see find_pictures.
     """
 
     request: Request
@@ -86,6 +86,14 @@ class Job:
             logprobs = logprobs_at(logits, self.sampling.temperature)
             self.prompt_logprobs += logprobs.gather(1, chunk[:, None])[:, 0].tolist()
             self.prompt_top_tokens += find_top_tokens(logprobs, self.num_top)
+
+    def find_pictures(self, model: Any) -> None:
+        """Note where the pictures of the prompt are. Raises ConfigError if the model sees none."""
+        if self.request.images and self.pictures is None:
+            from postgrad.model.vision import vision_of
+
+            prompt = torch.tensor(self.request.prompt)
+            self.pictures = vision_of(model).read_row(model, prompt, self.request.images)
 
     def forget_prompt(self) -> None:
         """Forget the log-probs of the prompt, which other weights will compute again."""

@@ -114,8 +114,8 @@ class PageStore:
     def _reserve_for(self, waiting: Collection[Sequence]) -> None:
         """Reserve buffers for all waiting sequences. Raises CacheMemoryError."""
         jobs = {sequence.job for sequence in waiting}
-        prompts = {tuple(job.request.prompt) for job in jobs}
-        lengths = [len(prompt) for prompt in prompts]
+        prompts = {_prompt_key(job): len(job.request.prompt) for job in jobs}
+        lengths = list(prompts.values())
         self._reserve_buffers(max(job.limit for job in jobs), max(lengths), lengths)
 
     def _reserve_buffers(self, limit: int, longest_prompt: int, prompts: Collection[int]) -> None:
@@ -185,6 +185,7 @@ class PageStore:
             self._reserve_for(waiting)
         if len(self.rooms) == self.capacity:
             return False
+        sequence.job.find_pictures(self.decoder.model)
         room = self._continue_turn(sequence) or self._begin(sequence)
         if room is None:
             return False
@@ -214,8 +215,7 @@ class PageStore:
     def _begin(self, sequence: Sequence) -> Room | None:
         """Return pages for a sequence that shares its job's prompt; None if there are too few."""
         job = sequence.job
-        key = job if job.scores_prompt else tuple(job.request.prompt)
-        room = Room(self.pool.share(key, job.request.prompt))
+        room = Room(self.pool.share(_prompt_key(job), job.request.prompt))
         if not self._take_pages(sequence, room):
             self.pool.release(room)
             return None
@@ -240,7 +240,7 @@ class PageStore:
         return True
 
     def _prompt_span(self, job: Job, pages: list[int]) -> Span:
-        span = Span(job.request.prompt[:-1], pages)
+        span = Span(job.request.prompt[:-1], pages, pictures=job.pictures)
         if not job.scores_prompt or job.prompt_logprobs:
             return span
         compute_logits = self.decoder.compute_logits
@@ -266,6 +266,7 @@ class PageStore:
             job.limit,  # LIMIT
             1,  # ALIVE
             len(job.request.prompt) - len(prompt.tokens),  # NUM_EARLIER
+            job.pictures.offset if job.pictures else 0,  # ROTARY_OFFSET
         )
         self.host[:, column] = (
             len(room.pages),  # NUM_PAGES
@@ -429,12 +430,19 @@ class PageStore:
         return slots, (first + torch.arange(count, device=self.decoder.device)) % length
 
 
+def _prompt_key(job: Job) -> Hashable:
+    """Return what jobs have in common that share the pages of their prompt."""
+    return job if job.scores_prompt else (tuple(job.request.prompt), job.request.images)
+
+
 def _own_span(sequence: Sequence, room: Room) -> Span:
     """Return a sequence's tokens before the last one that are neither shared nor computed."""
     prompt = room.prompt
     tokens = sequence.text[sequence.num_computed : -1]
     num_own = sequence.num_computed - prompt.num_shared
-    return Span(tokens, prompt.pages + room.pages, len(prompt.pages), prompt.num_shared, num_own)
+    pages = prompt.pages + room.pages
+    pictures = sequence.job.pictures
+    return Span(tokens, pages, len(prompt.pages), prompt.num_shared, num_own, pictures=pictures)
 
 
 def _sampling_fields(sampling: Sampling) -> list[float]:

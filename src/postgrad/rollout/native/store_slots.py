@@ -15,6 +15,7 @@ from torch import Tensor
 
 from postgrad.model.passes.attention import with_blocks
 from postgrad.model.passes.head import Head, head_of, upcast_head, upcast_logits
+from postgrad.model.passes.packing import RowSpan
 from postgrad.model.passes.support import LogitTransform, has_window
 from postgrad.rollout.native.sampling import (
     DRAW,
@@ -24,10 +25,10 @@ from postgrad.rollout.native.sampling import (
     sample_mixed_tokens,
     truncate,
 )
-from postgrad.rollout.native.sequence import Job, Sequence
+from postgrad.rollout.native.sequence import Sequence
 
 if TYPE_CHECKING:  # imported by runs with pictures
-    from postgrad.model.vision import PlacedPictures, RowPictures
+    from postgrad.model.vision import PlacedPictures
 
 PREFILL_TOKENS = 8192  # padded prompt tokens per prefill pass
 # Tokens of a long prompt that a CPU computes between two tokens of a server's running sequences.
@@ -198,7 +199,7 @@ class SlotStore:
         if len(self.rows) == self.capacity:
             return False
         sequence = next(iter(waiting))
-        self._find_pictures(sequence.job)
+        sequence.job.find_pictures(self.engine.model)
         self.cache.grow(len(sequence.job.request.prompt) + sequence.job.limit)
         sequence.slot = len(self.rows)
         self.rows.append(sequence)
@@ -361,35 +362,21 @@ class SlotStore:
         hidden = self._forward(list(range(size)), ids, positions, offsets=offsets)[:, 0]
         return self._compute_logits(hidden)[:num_rows]
 
-    def _find_pictures(self, job: Job) -> None:
-        """Note where the pictures of a job's prompt are. Raises ConfigError if none can be."""
-        if job.request.images and job.pictures is None:
-            from postgrad.model.vision import vision_of
-
-            model = self.engine.model
-            prompt = torch.tensor(job.request.prompt)
-            job.pictures = vision_of(model).read_row(model, prompt, job.request.images)
-
     def _place_pictures(
         self, rows: list[Sequence], counts: list[int], width: int
     ) -> "PlacedPictures | None":
         """Return the pictures of a pass whose lines have the next `counts` tokens of rows."""
-        if all(row.job.pictures is None for row in rows):
+        pictures = [row.job.pictures for row in rows]
+        if not any(pictures):
             return None
-        from postgrad.model.passes.packing import RowSpan
         from postgrad.model.vision import vision_of
 
+        spans = [
+            RowSpan(line * width, line * width + count, line, row.num_computed)
+            for line, (row, count) in enumerate(zip(rows, counts, strict=True))
+        ]
         model = self.engine.model
-        vision = vision_of(model)
-        spans: list[RowSpan] = []
-        pictures: dict[int, RowPictures] = {}
-        for line, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            first = row.num_computed
-            prompt = torch.tensor(row.job.request.prompt)
-            of_prompt = row.job.pictures or vision.read_row(model, prompt, ())
-            spans.append(RowSpan(line * width, line * width + count, line, first))
-            pictures[line] = of_prompt.longer(first + count)
-        return vision.join(spans, pictures, len(rows) * width)
+        return vision_of(model).place_spans(model, spans, pictures, len(rows) * width)
 
     def _forward(
         self,

@@ -14,7 +14,8 @@ SLOT = 4  # the line of `tokens`, `logprobs` and `uniforms` that belongs to the 
 LIMIT = 5  # largest number of response tokens
 ALIVE = 6  # 0: the row has ended
 NUM_EARLIER = 7  # tokens in the row's own pages before those of this turn
-FIELDS = 8
+ROTARY_OFFSET = 8  # what a rotary position after pictures has more than its place in the row
+FIELDS = 9
 
 # Columns of the sampling table (slots, SAMPLING_FIELDS); kernels.py reads the first.
 INVERSE_TEMPERATURE = 0  # 0: greedy
