@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from refused import refused
+from tables import table
 from tiny_runs import config_of, random_batch, rows_of, stock_model, stock_outputs, tree
 
 from postgrad.analysis.data import evenly_spaced
@@ -429,29 +430,7 @@ def test_evaluation_results_are_read(no_figures, tiny, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [
-        (["entropy"], "MODEL"),
-        (["entrpy", "tiny"], "entropy?"),
-        (["entropy", "MODEL"], "data"),
-        (["entropy", "MODEL", "data=nothing.parquet"], "nothing.parquet"),
-        (["entropy", "MODEL", "data=RUN", "step=7"], "step=7: "),
-        (["entropy", "MODEL", "data=RUN", "tolerance=2"], "tolerance=2.0"),
-        (
-            ["entropy", "MODEL", "data=RUN", "tolerence=0.1"],
-            "tolerance?",
-        ),
-        (
-            ["entropy", "MODEL", "data=FOREIGN"],
-            "has token 99",
-        ),
-        (["entropy", "MODEL", "data=EMPTY"], "has no response"),
-        (["entropy", "MODEL", "data=RUN", "out=FOREIGN"], "out=FOLDER"),
-        (["entropy", "/no/such/model", "data=RUN"], "no such folder"),
-        (
-            ["entropy", "MODEL", "data=arithmetic:1", "max_response_tokens=1000"],
-            "set max_response_tokens=",
-        ),
-    ],
+    table(__file__, "bad_input_gives_one_line_and_writes_nothing"),
 )
 def test_bad_input_gives_one_line_and_writes_nothing(
     overrides, message, tiny, run_folder, tmp_path, monkeypatch, capsys

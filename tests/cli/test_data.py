@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
+from tables import table
 
 from postgrad.cli.main import main
 from postgrad.data.problems import load_problems
@@ -154,29 +155,7 @@ def test_help_and_the_list_of_data_sets(folder: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(
     ("arguments", "key"),
-    [
-        (["prepar"], "did you mean prepare?"),
-        (["prepare", "gsm8k", "from=nowhere.jsonl"], "nowhere.jsonl"),
-        (["prepare", "gsm8k", "mmlu"], "mmlu"),
-        (["prepare", "split=test"], "data set is missing"),
-        (["prepare", "gsm8k", "from=train.jsonl", "out=x.csv"], "out=x.csv"),
-        (["prepare", "gsm8k", "from=train.jsonl", "overwrite=yes"], "overwrite: yes"),
-        (["prepare", "openr1-math", "from=train.jsonl", "max_tokens=9"], "add tokenizer=MODEL"),
-        (["prepare", "gsm8k", "from="], "from="),
-        (["prepare", "gsm8k", "split="], "split="),
-        (["show"], "FILE"),
-        (["show", "train.jsonl", "m=3"], "m=3"),
-        (["show", "train.jsonl", "n=x"], "n: x"),
-        (["show", "train.jsonl", "uid=x"], "uid x"),
-        (["show", "train.jsonl", "style=qwen"], "add model=MODEL"),
-        (["check"], "FILE"),
-        (["check", "train.jsonl", "verifier=gsm9k"], "reward.verifier=gsm9k"),
-        (["check", "train.jsonl", "timeout_s=x"], "timeout_s: x"),
-        (["export", "train.jsonl"], "out="),
-        (["export", "train.jsonl", "out=x.xml"], "out=x.xml"),
-        (["export", "train.jsonl", "out=x.csv", "columns=questio"], "did you mean question?"),
-        (["add-uid", "train.jsonl", "out=no/x.jsonl"], "out=no/x.jsonl"),
-    ],
+    table(__file__, "bad_input_is_one_line_and_writes_nothing"),
 )
 def test_bad_input_is_one_line_and_writes_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], key: str

@@ -5,6 +5,7 @@ import sys
 
 import preloaded
 import pytest
+from tables import table
 from tiny_runs import tree
 
 from postgrad.cli.main import main
@@ -13,26 +14,7 @@ from postgrad.cli.main import main
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "command"),
-    [
-        (
-            ["my_method"],
-            "postgrad train grpo method=my_method.py:MyMethod model.path=MODEL data.train=FILE",
-        ),
-        (
-            ["my_loss", "--loss"],
-            "postgrad train grpo method.loss=my_loss.py:my_loss model.path=MODEL data.train=FILE",
-        ),
-        (
-            ["my_game", "--environment"],
-            "postgrad train grpo environment=my_game.py:MyGame "
-            "model.path=MODEL data.train=seeds:1000",
-        ),
-        (
-            ["my_verifier", "--verifier"],
-            "postgrad train grpo reward.verifier=my_verifier.py:my_verifier "
-            "model.path=MODEL data.train=FILE",
-        ),
-    ],
+    table(__file__, "the_written_files_pass_their_own_test"),
 )
 def test_the_written_files_pass_their_own_test(arguments, command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -55,19 +37,7 @@ def test_the_written_files_pass_their_own_test(arguments, command, tmp_path, mon
 
 @pytest.mark.parametrize(
     ("arguments", "key"),
-    [
-        (["there"], "there.py"),
-        (["half"], "test_half.py"),
-        (["there", "--verifier"], "there.py"),
-        (["a", "--loss", "--verifier"], "write one at a time"),
-        (["my-method"], "my-method"),
-        (["class"], "class"),
-        (["../up"], "../up"),
-        (["torch"], "my_torch"),
-        (["a", "b"], "unexpected argument b"),
-        (["--verifyer", "a"], "did you mean --verifier?"),
-        (["--verifier"], "NAME"),
-    ],
+    table(__file__, "a_wrong_name_is_one_line_and_nothing_is_written"),
 )
 def test_a_wrong_name_is_one_line_and_nothing_is_written(
     arguments, key, tmp_path, monkeypatch, capsys

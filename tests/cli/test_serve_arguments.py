@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 from tiny_runs import postgrad
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence, Strip
@@ -34,21 +35,7 @@ from postgrad.serving.worker import RowUpdate
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
-    [
-        ([], "MODEL"),
-        (["tiny", "--prot", "1"], "unknown option --prot; did you mean --port?"),
-        (["tiny", "--port"], "--port: "),
-        (["tiny", "--port", "70000"], "--port: 70000"),
-        (["tiny", "--queue", "-1"], "--queue: -1"),
-        (["tiny", "--name", "a,b"], "--name: "),
-        (["tiny", "tiny"], "--name: "),
-        (["tiny", "--token-file", "/no/such"], "--token-file /no/such cannot be read"),
-        (["tiny", "--reload-below", "/no/such"], "--reload-below /no/such: no such folder"),
-        (["tiny", "--servers", "/no/such/servers.json"], "cannot be written"),
-        (["/no/such/model", "--port", "0"], "no such folder"),
-        (["tiny", "--port", "0", "--context", "513"], "--context 513 is more than the model's 512"),
-        (["tiny", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
-    ],
+    table(__file__, "bad_arguments_are_one_line_and_exit_code_2"),
 )
 def test_bad_arguments_are_one_line_and_exit_code_2(overrides, says, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))

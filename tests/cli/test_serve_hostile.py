@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from serve_process import live
 from starlette.testclient import TestClient
+from tables import table
 from tiny_runs import config_of
 from waiting import wait_for
 
@@ -148,23 +149,7 @@ def test_a_server_of_two_models_needs_a_known_name(tiny):
 
 @pytest.mark.parametrize(
     ("change", "param"),
-    [
-        ({"messages": [3]}, "messages[0]"),
-        ({"messages": [{"content": "a"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content",
-        ),
-        ({"messages": [{"role": "user", "content": ""}]}, "messages"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "messages"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": 3}]}]},
-            "messages[0].tool_calls",
-        ),
-    ],
+    table(__file__, "chats_with_a_wrong_field_are_refused"),
 )
 def test_chats_with_a_wrong_field_are_refused(server, change, param):
     assert_refused(post(server, CHAT | change, "/v1/chat/completions"), 400, param=param)
@@ -172,23 +157,7 @@ def test_chats_with_a_wrong_field_are_refused(server, change, param):
 
 @pytest.mark.parametrize(
     ("path", "body", "param", "says"),
-    [
-        (
-            "responses",
-            {"input": "1", "max_output_tokens": 600},
-            "input",
-            "lower max_output_tokens",
-        ),
-        ("completions", GOOD | {"max_tokens": 600}, "prompt", "lower max_tokens"),
-        ("completions", GOOD | {"prompt": ["1", ""]}, "prompt", "at least one token"),
-        ("responses", {"input": ""}, "input", "at least one token"),
-        (
-            "chat/completions",
-            CHAT | {"tools": [{"function": {"name": "look"}}]},
-            "tools",
-            "chat template, which 'tiny' has not",
-        ),
-    ],
+    table(__file__, "errors_name_the_fields_of_the_request_and_no_path"),
 )
 def test_errors_name_the_fields_of_the_request_and_no_path(server, tiny, path, body, param, says):
     answer = post(server, {"model": "tiny"} | body, f"/v1/{path}")

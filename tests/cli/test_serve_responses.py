@@ -4,6 +4,7 @@ import json
 
 import pytest
 from serve_process import openai_client
+from tables import table
 from tool_model import KNOWS_TOOLS, chat_model
 
 from postgrad.serving.requests import ApiError
@@ -148,19 +149,7 @@ def test_token_ids_are_returned_on_request(client):
 
 @pytest.mark.parametrize(
     ("fields", "param"),
-    [
-        ({"text": {"format": {"type": "json_object"}}}, "text"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
-        ({"include": ["file_search_call.results"]}, "include[0]"),
-        ({"tools": [{"type": "web_search", "name": "x"}]}, "tools[0].type"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"input": []}, "input"),
-        ({"input": None}, "input"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
-        ({"input": [{"role": "robot", "content": "x"}]}, "input[0]"),
-        ({"input": ["x"]}, "input[0]"),
-    ],
+    table(__file__, "what_is_not_supported_is_refused_with_its_field"),
 )
 def test_what_is_not_supported_is_refused_with_its_field(fields, param):
     """Wrong types and bounds are in test_serve_fields.py."""

@@ -11,6 +11,7 @@ import tempfile
 import preloaded
 import pytest
 from refused import refused
+from tables import table
 from tiny_runs import config_of, overrides_of, toy_run, tree
 from waiting import wait_for
 
@@ -55,15 +56,7 @@ def test_a_pool_without_workers_is_refused(tiny):
 
 @pytest.mark.parametrize(
     ("recipe", "overrides", "message"),
-    [
-        ("grpo", ["cluster=ray"], r"rollout\.staleness=1.*cluster\.engines=1"),
-        (
-            "grpo",
-            ["cluster=ray", "cluster.engines=1", "method.correction=none"],
-            r"method\.correction=none",
-        ),
-        ("sft", ["cluster=ray", "cluster.engines=1"], r"rollout\.staleness=1"),
-    ],
+    table(__file__, "staleness_is_refused_where_it_cannot_be_corrected"),
 )
 def test_staleness_is_refused_where_it_cannot_be_corrected(recipe, overrides, message, tiny):
     from postgrad.methods import find_method

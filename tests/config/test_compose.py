@@ -113,16 +113,7 @@ def test_betas_that_adam_cannot_use_are_refused(override):
 
 @pytest.mark.parametrize(
     ("override", "value"),
-    [
-        ("reward.verifier=my_rewards.py:brief(limit=100)", "my_rewards.py:brief(limit=100)"),
-        (
-            "reward.verifier=auto - 0.2*overlong(limit=8000, buffer=2000)",
-            "auto - 0.2*overlong(limit=8000, buffer=2000)",
-        ),
-        ("warmup.recipe=servers.json#mate", "servers.json#mate"),
-        ("data.validation=easy=a.jsonl,hard=b.jsonl", "easy=a.jsonl,hard=b.jsonl"),
-        ("rollout.stop=[a#b, c]", ["a#b", "c"]),
-    ],
+    table(__file__, "texts_need_no_quotes"),
 )
 def test_texts_need_no_quotes(override, value):
     section, key = override.partition("=")[0].rsplit(".", 1)
@@ -416,18 +407,7 @@ def test_an_unknown_key_gets_a_hint_also_from_names_of_other_trainers(override, 
 
 @pytest.mark.parametrize(
     ("override", "hint"),
-    [
-        ("method.kl_estimator=kl", "the nearest here is k1"),  # not k3, which is spelled alike
-        ("method.kl_estimator=low_var_kl", "the nearest here is k3"),
-        ("method.loss=vanilla", "the nearest here is ppo_clip"),
-        ("method.loss=grpo", "the nearest here is ppo_clip"),
-        ("method.advantage=reinforce_plus_plus", "the nearest here is reinforce_pp"),
-        ("method.aggregation=dr_grpo", "the nearest here is seq-mean-token-sum-norm"),
-        ("data.overlong=truncate", "left, right or middle"),
-        ("track=none", "wandb, or empty"),
-        ("track=wanddb", "did you mean wandb, or empty?"),
-        ("track=[tensorboard,wanddb]", "track=wanddb is not one of its values; did you mean wandb"),
-    ],
+    table(__file__, "values_of_other_trainers_get_a_hint"),
 )
 def test_values_of_other_trainers_get_a_hint(override, hint):
     assert hint in error_of(override)
@@ -435,16 +415,7 @@ def test_values_of_other_trainers_get_a_hint(override, hint):
 
 @pytest.mark.parametrize(
     ("text", "trackers"),
-    [
-        ("wandb", ["wandb"]),
-        ("wandb,tensorboard", ["wandb", "tensorboard"]),
-        ("[wandb, tensorboard]", ["wandb", "tensorboard"]),
-        ("'wandb,mine.py:Csv'", ["wandb", "mine.py:Csv"]),
-        ("[wandb,wandb]", ["wandb"]),
-        ("", []),
-        ("null", []),
-        ("[]", []),
-    ],
+    table(__file__, "track_is_one_tracker_or_several"),
 )
 def test_track_is_one_tracker_or_several(text, trackers):
     config = compose("grpo", [*REQUIRED, f"track={text}"], find_settings)
@@ -524,15 +495,7 @@ def test_nothing_of_the_environment_is_read(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("text", "part"),
-    [
-        ("seed: 1\nseed: 2\n", "seed is given twice"),
-        ("model: &m {path: tiny}\ndata: *m\n", "aliases"),
-        ("defaults: [mine, _self_]\n", "unknown recipe mine"),
-        ("defaults: grpo\n", "defaults: [RECIPE, _self_]"),
-        ("defaults: [grpo, _self_]\ndata: {train: null}\n", "data.train is not set"),
-        ("defaults: [grpo, _self_]\ntraining: {steps: 1.5}\n", "training.steps=1.5"),
-        ("defaults: [grpo, _self_]\ntraining: {steps: yes}\n", "training.steps=yes"),
-    ],
+    table(__file__, "a_recipe_file_that_would_be_misread_is_refused"),
 )
 def test_a_recipe_file_that_would_be_misread_is_refused(text, part, tmp_path):
     file = tmp_path / "mine.yaml"

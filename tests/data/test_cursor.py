@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused import refused
+from tables import table
 
 from postgrad.data.cursor import Cursor
 from postgrad.errors import ConfigError, RunError
@@ -103,15 +104,7 @@ def test_too_few_items():
 
 @pytest.mark.parametrize(
     ("change", "key"),
-    [
-        ({"num_items": 6}, r"num_items.*data\.train"),
-        ({"seed": 1}, "seed"),
-        ({"shuffle": False}, r"data\.shuffle"),
-        ({"position": 6}, "position 6"),
-        ({"epoch": -1}, "epoch -1"),
-        ({"retired": [9]}, "retired"),
-        ({"other": 1}, "'other'"),
-    ],
+    table(__file__, "state_of_other_data_is_refused"),
 )
 def test_state_of_other_data_is_refused(change: dict[str, object], key: str):
     cursor = Cursor(5)

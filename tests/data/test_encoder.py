@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from refused import refused
+from tables import table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -186,15 +187,7 @@ def truncating(
 
 @pytest.mark.parametrize(
     ("limit", "left", "middle", "right"),
-    [
-        (1, "g", "g", "a"),
-        (2, "fg", "ag", "ab"),
-        (3, "efg", "afg", "abc"),
-        (5, "cdefg", "abefg", "abcde"),
-        (6, "bcdefg", "abcefg", "abcdef"),
-        (7, *["abcdefg"] * 3),
-        (8, *["abcdefg"] * 3),
-    ],
+    table(__file__, "long_prompt_is_truncated_to_the_limit"),
 )
 def test_long_prompt_is_truncated_to_the_limit(limit: int, left: str, middle: str, right: str):
     """With an odd limit, `middle` keeps one more token at the end."""

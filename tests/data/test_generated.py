@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from refused import refused
+from tables import table
 
 from postgrad.data.problems import load_problems
 from postgrad.data.sources import hub as hub_data
@@ -83,18 +84,7 @@ def test_a_generator_has_options_seeds_and_levels():
 
 @pytest.mark.parametrize(
     ("source", "key"),
-    [
-        ("seeds:none", "seeds:N"),
-        ("seeds:3:start", "seeds:N"),
-        ("seeds:0", "seeds:N"),
-        ("reasoning_gym:countdow", "countdow"),
-        ("reasoning_gym:countdown:sise=3", "sise"),
-        ("reasoning_gym:countdown:size", "OPTION=VALUE"),
-        ("reasoning_gym:countdown:level=99", "level=99"),
-        ("reasoning_gym:countdown:min_numbers=-1", "reasoning_gym:countdown"),
-        ("hub:gsm8k", "names no data set"),
-        ("hub:a/b:train:question", "COLUMN=NEW_NAME"),
-    ],
+    table(__file__, "sources_that_cannot_be_had_are_refused"),
 )
 def test_sources_that_cannot_be_had_are_refused(source, key):
     if source.startswith("reasoning_gym"):

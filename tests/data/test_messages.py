@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from chat_templates import CHATML, GEMMA, QWEN25, make_tokenizer
+from jsonl import write_jsonl
 from refused import refused
 
 from postgrad.api.rows import as_problems
 from postgrad.data.encode.encoder import Encoder
 from postgrad.data.problems import load_problems
 from postgrad.data.rows.messages import conversation_of
-from postgrad.errors import ConfigError
 from postgrad.problem import Conversation
 
 USER = {"role": "user", "content": "Weather in Rome?"}
@@ -30,29 +30,16 @@ TOOL = {
 
 
 def load(tmp_path: Path, row: dict[str, Any]) -> Any:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(row) + "\n")
-    return load_problems(str(path))[0]
-
-
-def refusal_of(tmp_path: Path, row: dict[str, Any]) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load(tmp_path, row)
-    return str(caught.value)
+    return load_problems(str(write_jsonl(tmp_path / "rows.jsonl", row)))[0]
 
 
 @pytest.mark.parametrize("column", ["completion", "response"])
 def test_completion_keeps_all_its_messages(tmp_path: Path, column: str):
+    assert load(tmp_path, {"prompt": [USER], column: [ANSWER]}).demonstrations == ("It is sunny.",)
     problem = load(tmp_path, {"prompt": [USER], column: [CALLING, RESULT, ANSWER]})
     assert problem.messages == (USER,)
     assert problem.conversation == Conversation((USER, CALLING, RESULT, ANSWER), (), num_prompt=1)
     assert problem.demonstrations == (), "a demonstration is one text"
-
-
-def test_completion_of_one_message_is_also_a_demonstration(tmp_path: Path):
-    problem = load(tmp_path, {"prompt": [USER], "completion": [ANSWER]})
-    assert problem.demonstrations == ("It is sunny.",)
-    assert problem.conversation == Conversation((USER, ANSWER), (), num_prompt=1)
 
 
 def test_chat_keeps_all_turns(tmp_path: Path):
@@ -91,34 +78,6 @@ def test_null_fields_of_parquet_are_left_out(tmp_path: Path):
     assert problem.conversation.messages == tuple(messages)
 
 
-@pytest.mark.parametrize(
-    ("row", "key"),
-    [
-        ({"messages": [USER, {"role": "assistant", "content": None}]}, "messages[1].content"),
-        ({"messages": [USER, {"role": "assistant"}]}, "messages[1]"),
-        ({"messages": [USER, {**CALLING, "tool_calls": "x"}]}, "messages[1].tool_calls"),
-        ({"messages": [USER, {**CALLING, "tool_calls": [{}]}]}, "messages[1].tool_calls[0]"),
-        (
-            {"messages": [USER, {**CALLING, "tool_calls": [{"name": "a", "arguments": "["}]}]},
-            "messages[1].tool_calls[0].arguments",
-        ),
-        ({"messages": [USER, ANSWER], "tools": 3}, "tools"),
-        ({"messages": [USER, ANSWER], "tools": ["["]}, "tools[0]"),
-        ({"prompt": [USER], "completion": [ANSWER, USER]}, "completion"),
-        ({"prompt": [USER], "completion": []}, "completion"),
-        (
-            {"prompt": [USER], "chosen": [CALLING, RESULT, ANSWER], "rejected": [ANSWER]},
-            "chosen",
-        ),
-        ({"prompt": [USER], "chosen": [THOUGHT], "rejected": [ANSWER]}, "chosen"),
-        ({"chosen": [USER, ANSWER], "rejected": [USER, THOUGHT]}, "rejected"),
-        ({"prompt": [USER], "target": [THOUGHT]}, "target[0]"),
-    ],
-)
-def test_invalid_conversations(tmp_path: Path, row: dict[str, Any], key: str):
-    assert f"line 1: {key} " in refusal_of(tmp_path, row)
-
-
 def test_pair_may_repeat_its_prompt(tmp_path: Path):
     problem = load(tmp_path, {"prompt": [USER], "chosen": [USER, ANSWER], "rejected": [ANSWER]})
     assert problem.extra["chosen"] == problem.extra["rejected"] == "It is sunny."
@@ -146,17 +105,11 @@ def test_tools_of_every_schema_are_in_the_prompt(tmp_path: Path, row: dict[str, 
             Encoder(make_tokenizer(template)).prompt(problem)
 
 
-def test_tools_of_a_demonstration_are_in_the_row_of_sft(tmp_path: Path):
-    row = {"instruction": "Weather in Rome?", "output": "It is sunny.", "tools": [TOOL]}
+def test_tools_are_in_the_row_of_sft_and_kept_by_train(tmp_path: Path):
+    problem = load(tmp_path, {"prompt": [USER], "output": "It is sunny.", "tools": [TOOL]})
     prompts = Encoder(make_tokenizer(QWEN25))
-    encoded = prompts.conversation(load(tmp_path, row))
-    assert json.dumps(TOOL) in prompts.decode_raw(encoded.prompt)
-
-
-def test_tools_of_a_problem_are_kept_by_train(tmp_path: Path):
-    problem = load(tmp_path, {"prompt": [USER], "ground_truth": "sunny", "tools": [TOOL]})
-    (same,) = as_problems([problem])
-    assert same.tools == (TOOL,)
+    assert json.dumps(TOOL) in prompts.decode_raw(prompts.conversation(problem).prompt)
+    assert as_problems([problem])[0].tools == (TOOL,)
 
 
 @pytest.mark.parametrize("role", ["Assistant", "bot", "model", "ai", "human", "prompter", "gpt"])
@@ -177,19 +130,8 @@ def test_unknown_roles_are_refused(tmp_path: Path, role: str, template: str):
         if conversation_of(problem):
             with refused("wrong_value", "messages", shows=key):
                 prompts.conversation(problem)
-    assert role in refusal_of(tmp_path, {"messages": [USER, odd]})
-
-
-def test_unknown_speakers_of_sharegpt_are_refused(tmp_path: Path):
-    turns = [
-        {"from": "human", "value": "a"},
-        {"from": "bing", "value": "b"},
-        {"from": "human", "value": "c"},
-        {"from": "gpt", "value": "d"},
-    ]
-    problem = load(tmp_path, {"conversations": turns})
-    with refused("wrong_value", "messages"):
-        Encoder(make_tokenizer(CHATML)).conversation(problem)
+    with refused("damaged", tmp_path / "rows.jsonl", shows=role):
+        load(tmp_path, {"messages": [USER, odd]})
 
 
 @pytest.mark.parametrize("weight", [0, 0.0, False])
@@ -211,19 +153,7 @@ def test_a_reply_of_weight_0_is_no_demonstration(tmp_path: Path):
     assert problem.demonstrations == () and conversation_of(problem) is None
 
 
-@pytest.mark.parametrize(
-    ("message", "key"),
-    [
-        ({**ANSWER, "weight": 0.5}, r"messages\[1\].weight is 0.5"),
-        ({**ANSWER, "weight": "0"}, r"messages\[1\].weight is '0'"),
-        ({**USER, "weight": 1}, r"messages\[1\].weight is 1, but its role is user"),
-    ],
-)
-def test_other_weights_are_refused(tmp_path: Path, message: dict[str, Any], key: str):
-    with pytest.raises(ConfigError, match=key):
-        load(tmp_path, {"messages": [USER, message, ANSWER]})
-
-
 def test_a_target_of_weight_0_is_refused(tmp_path: Path):
     row = {"prompt": "Hi", "ground_truth": "1", "target": [{**ANSWER, "weight": 0}]}
-    assert "weight 0" in refusal_of(tmp_path, row)
+    with refused("damaged", tmp_path / "rows.jsonl", shows="weight 0"):
+        load(tmp_path, row)

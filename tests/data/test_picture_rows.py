@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
+from tables import table
 
 from postgrad.api.rows import as_problems, as_rows, to_jsonl
 from postgrad.data.problems import load_problems, problems_of_rows
@@ -135,20 +136,7 @@ def test_the_picture_is_a_part_of_the_uid_and_texts_alone_are_as_before(folder):
 
 @pytest.mark.parametrize(
     ("row", "sentence"),
-    [
-        ({"prompt": "<image><image>x", "images": [RED_PATH]}, "2 places"),
-        ({"prompt": "<image>x", "images": [RED_PATH, RED_PATH]}, "1 places"),
-        ({"prompt": "<image>x", "images": None}, "0 in images"),
-        ({"prompt": [user(PARTS)], "images": [RED_PATH] * 2}, "1 places"),
-        ({"prompt": [user(PARTS)]}, "0 in images"),
-        ({"prompt": [user([{**IMAGE, "image": RED_PATH}, IMAGE])]}, "in the messages and some"),
-        ({"prompt": "x", "images": ["images/gone.png"]}, "picture 1: "),
-        ({"prompt": "x", "images": ["https://host/a.png"]}, "not fetched"),
-        ({"prompt": "x", "images": ["rows.jsonl"]}, "not a picture"),
-        ({"prompt": [user([{"type": "video"}])]}, "of type video"),
-        ({"messages": [user("x"), {"role": "assistant", "content": PARTS}]}, "assistant"),
-        ({"prompt": "x", "image": RED_PATH, "images": [RED_PATH]}, "column image: "),
-    ],
+    table(__file__, "what_is_refused_names_file_and_row"),
 )
 def test_what_is_refused_names_file_and_row(folder, row, sentence):
     with pytest.raises(ConfigError) as caught:

@@ -217,15 +217,7 @@ def test_existing_file_is_replaced_only_with_overwrite(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("name", "overrides", "key", "suggestion"),
-    [
-        ("gsm9k", {}, "gsm9k", "gsm8k"),
-        ("gsm8k", {"split": "tset"}, "split tset", "test"),
-        ("gsm8k", {"stile": "boxed"}, "option stile", "style"),
-        ("gsm8k", {"style": "boxd"}, "style=boxd", "boxed"),
-        ("gsm8k", {"n": "-1"}, "n=-1", ""),
-        ("openr1-math", {"kind": "stf"}, "kind=stf", "sft"),
-        ("gsm8k", {"kind": "sft"}, "option kind", ""),
-    ],
+    table(__file__, "wrong_options"),
 )
 def test_wrong_options(
     name: str, overrides: dict[str, str], key: str, suggestion: str, tmp_path: Path

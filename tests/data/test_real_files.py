@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
+from tables import table
 
 from postgrad.data.prepare.output import read_provenance
 from postgrad.data.prepare.request import find_files, parse_request
@@ -31,20 +32,7 @@ pytestmark = [
 ]
 
 # file, rows, data source of the first, its ground truth, distinct contents
-FILES = [
-    ("gsm8k/train.jsonl", 7473, "openai/gsm8k", "72", 7473),
-    ("gsm8k/test.jsonl", 1319, "openai/gsm8k", "18", 1319),
-    ("bupo/deepmath-5k.parquet", 5000, "math_dapo", "\\infty", 4999),
-    ("bupo/math500.parquet", 500, "qwen_math500", "\\left( 3, \\frac{\\pi}{2} \\right)", 500),
-    ("bupo/aime_2024.parquet", 30, "qwen_aime_2024", "540", 30),
-    ("bupo/amc2023.parquet", 40, "qwen_amc2023", "27", 40),
-    ("luffy/valid.parquet", 2019, "aime", "204", 1560),
-    ("luffy/valid.arc_c.parquet", 1172, "arc_c", "C", 1172),
-    ("cs336/math500.jsonl", 500, "math500", "\\left( 3, \\frac{\\pi}{2} \\right)", 500),
-    ("cs336/mmlu_abstract_algebra.csv", 100, "mmlu", "B", 100),
-    ("cs336/mmlu_high_school_statistics.csv", 216, "mmlu", "B", 216),
-    ("cs336/mmlu_nutrition.csv", 306, "mmlu", "C", 306),
-]
+FILES = table(__file__, "files")
 
 
 @pytest.mark.parametrize(("name", "num_rows", "data_source", "truth", "num_distinct"), FILES)
@@ -82,24 +70,7 @@ def test_every_file_is_tested():
 
 
 # data set, location of the rows, overrides, problems kept, rows read
-PREPARED = [
-    ("gsm8k", "gsm8k", {}, 7473, 7473),
-    ("gsm8k", "gsm8k", {"split": "test"}, 1319, 1319),
-    ("deepmath", "bupo", {}, 4999, 5000),
-    ("math500", "bupo", {}, 500, 500),
-    ("math500", "cs336", {}, 500, 500),
-    ("aime24", "bupo", {}, 30, 30),
-    ("amc23", "bupo", {}, 40, 40),
-    ("aime24", "luffy/valid.parquet", {"source": "aime"}, 30, 2019),
-    ("amc23", "luffy/valid.parquet", {"source": "amc"}, 83, 2019),
-    ("math500", "luffy/valid.parquet", {"source": "math"}, 500, 2019),
-    ("minerva", "luffy/valid.parquet", {"source": "minerva"}, 272, 2019),
-    ("olympiadbench", "luffy/valid.parquet", {"source": "olympiad_bench"}, 675, 2019),
-    ("arc_c", "luffy", {}, 1172, 1172),
-    ("mmlu", "cs336", {}, 622, 622),
-    ("mmlu_sycophancy_new", "cs336", {"split": "train"}, 498, 622),
-    ("alpaca_eval", "cs336", {}, 805, 805),
-]
+PREPARED = table(__file__, "prepared")
 
 
 @pytest.mark.parametrize(("name", "source", "overrides", "num_kept", "num_read"), PREPARED)

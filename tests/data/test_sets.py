@@ -1,6 +1,7 @@
 """Several data sets in one setting: their names, and how a test set is detected."""
 
 import pytest
+from tables import table
 
 from postgrad.data.sets import find_test_set_evidence, split_sets
 from postgrad.errors import ConfigError
@@ -45,17 +46,7 @@ def problem(**extra) -> Problem:
 
 @pytest.mark.parametrize(
     ("source", "extra", "evidence"),
-    [
-        ("gsm8k/test.jsonl", {}, "test.jsonl"),
-        ("mmlu_algebra_test.csv", {}, "mmlu_algebra_test.csv"),
-        ("arithmetic:1:digits:test", {}, "is the split test"),
-        ("held_out.parquet", {"extra_info": {"split": "Test"}}, "the split of problem p1 is test"),
-        ("held_out.jsonl", {"split": "test"}, "the split of problem p1 is test"),
-        ("held_out.parquet", {"extra_info": {"split": "validation"}}, ""),
-        ("arithmetic:1:digits:validation", {}, ""),
-        ("contest.jsonl", {}, ""),
-        ("latest.jsonl", {"extra_info": None}, ""),
-    ],
+    table(__file__, "test_sets_are_detected"),
 )
 def test_test_sets_are_detected(source, extra, evidence):
     detected = find_test_set_evidence(source, [problem(), problem(**extra)])

@@ -1,11 +1,14 @@
 """Rows of each shape: what is read, what the run says about it, and what is refused."""
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_templates import CHATML, make_tokenizer
+from jsonl import read_jsonl, write_jsonl
+from refused import refused
+from tables import table
 
 from postgrad.data.encode.encoder import Encoder
 from postgrad.data.problems import load_problems
@@ -26,14 +29,13 @@ GSM8K = "It is <<1000+234=1234>>1,234.\n#### 1,234"
 
 
 def load(folder: Path, *rows: Row, columns: str = "", lines: list[str] | None = None) -> Any:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_jsonl(folder / "rows.jsonl", *rows)
     return load_problems(f"{path}{columns}", None if lines is None else lines.append)
 
 
 def refusal_of(folder: Path, *rows: Row) -> str:
     """Return the line that refuses the rows."""
-    with pytest.raises(ConfigError) as caught:
+    with refused("damaged", folder / "rows.jsonl") as caught:
         load(folder, *rows)
     message = str(caught.value).partition("rows.jsonl: ")[2]
     assert "\n" not in message and len(message) < 500
@@ -136,61 +138,20 @@ def test_both_replies_of_a_pair_have_one_prompt(
         assert prompts.decode_raw(row.response).startswith(f"{reply}<|im_end|>")
 
 
-REFUSED: list[tuple[Row, str]] = [
-    ({"color": "blue", "size": 3}, "no known shape has the columns color, size"),
-    ({"promt": "Why?", "ground_truth": "4"}, "(FILE:promt=prompt)"),
-    ({"prompt ": "Why?"}, "did you mean prompt instead of 'prompt '"),
-    ({"Problem": "Why?", "Answer": "2"}, "(FILE:Problem=problem)"),
-    ({"prompt": "Why?", "rejected": "No.", "chosen": None}, "chosen must be a string, not null"),
-    ({"question": "Why?", "problem": "How?"}, "question and problem may both be the prompt"),
-    ({"prompt": "Why?", "answer": "2", "final_answer": "3"}, "may both be the ground_truth"),
-    ({"text": "Why?", "answer": "3"}, "FILE:answer=unused"),
-    ({"text": " "}, "text is empty"),
-    ({"prompt": "Why?", "response": None}, "completion must be a string, not null; fill it"),
-    ({"question": 4, "answer": "4"}, "not int (prompt is the column question)"),
-    ({"instruction": "Double it.", "input": 0, "output": "0"}, "input must be a string"),
-    ({"messages": [ASK, {**YES, "content": " "}]}, "message 2 of 2 is an empty reply"),
-    ({"prompt": [ASK], "completion": [{**YES, "content": ""}]}, "message 1 of 1 is an empty"),
-    ({"messages": [YES]}, "at least one message before"),
-    ({"messages": [ASK, CALL, {"role": "tool", "content": "2"}]}, "end in an assistant message"),
-    ({"messages": "[{'role': 'user', 'content': 'a'}]"}, "as Python prints it"),
-    ({"messages": [ASK, {**YES, "function_call": {"name": "f"}}]}, "tool_calls"),
-    ({"messages": [ASK, {**YES, "loss": 0.5}]}, "loss"),
-    ({"conversations": [HUMAN, {"from": "gpt"}]}, "messages[1].content"),
-    ({"chosen": "Human: a", "rejected": "Human: b"}, "prepare hh_rlhf"),
-    ({"chosen": [ASK, YES], "rejected": [SYSTEM, ASK, NO]}, "up to the last reply"),
-    ({"prompt": "Other", "chosen": [ASK, YES], "rejected": [ASK, NO]}, "FILE:prompt=unused"),
-    ({"question": "Who?", "chosen": [ASK, YES], "rejected": NO}, "prompt is the column question"),
-    ({"chosen": [ASK, YES], "rejected": NO}, "one of chosen and rejected is a reply alone"),
-    ({"chosen": [ASK, YES], "rejected": [ASK, {**NO, "content": " "}]}, "rejected is empty"),
-    ({"prompt": "Why?", "chosen": [ASK], "rejected": [ASK]}, "chosen must end in"),
-    ({"prompt": "Why?", "chosen": {**YES, "weight": 0}, "rejected": NO}, "chosen has weight 0"),
-    ({"prompt": "Why?", "chosen": CALL, "rejected": NO}, "chosen calls a tool"),
-    ({"prompt": "Why?", "target": "2"}, "target must be a list"),
-    ({**CHOICE, "options": ["aa"], "answer": 0}, "2 to 10 options"),
-    ({**CHOICE, "choices": FOUR, "answer": "E"}, "answer must be an index"),
-    ({**CHOICE, "options": FOUR, "answer_idx": "C"}, "answer and answer_idx name different"),
-]
+REFUSED = read_jsonl(Path(__file__).with_name("refused_rows.jsonl"))
 
 
-@pytest.mark.parametrize(("row", "key"), REFUSED)
-def test_refused_rows(tmp_path: Path, row: Row, key: str) -> None:
-    message = refusal_of(tmp_path, row)
-    assert message.startswith("line 1: ") and key in message
+@pytest.mark.parametrize("case", REFUSED, ids=[str(case["says"]) for case in REFUSED])
+def test_refused_rows(tmp_path: Path, case: Row) -> None:
+    """One row, or several of which the last is wrong; each part of `says` is in the line."""
+    rows, says = (one if isinstance(one, list) else [one] for one in case.values())
+    message = refusal_of(tmp_path, *rows)
+    assert all(part in message for part in says), message
 
 
 @pytest.mark.parametrize(
     ("row", "name"),
-    [
-        ({"question": "Why?", "answer": "2"}, "context"),
-        ({"question": "Why?", "answer": "2"}, "Passage"),
-        ({"prompt": "Which?", "answer": "B"}, "options"),
-        ({"instruction": "Why?", "output": "2"}, "history"),
-        ({"messages": [ASK, YES]}, "functions"),
-        ({"prompt": "Why?"}, "__rollout_n__"),
-        ({"text": "Why?"}, "tools"),
-        ({"chosen": [ASK, YES], "rejected": [ASK, NO]}, "image_1"),
-    ],
+    table(__file__, "a_column_that_the_model_should_see_is_not_lost"),
 )
 def test_a_column_that_the_model_should_see_is_not_lost(
     tmp_path: Path, row: Row, name: str
@@ -211,7 +172,7 @@ def test_a_run_says_which_columns_are_read(tmp_path: Path) -> None:
     load(tmp_path, *rows, lines=lines)
     read = "problem rows: reads question as prompt, answer as ground_truth; not used: level"
     assert lines == [f"{tmp_path / 'rows.jsonl'}: {read}"]
-    (tmp_path / "more.jsonl").write_text(json.dumps(rows[1]) + "\n")
+    write_jsonl(tmp_path / "more.jsonl", rows[1])
     load_problems(f"{tmp_path},arithmetic:1", lines.append)
     assert lines[1:] == [f"{tmp_path}: {read}"], "alike files of a folder share a line"
 
@@ -266,6 +227,5 @@ def test_a_function_of_the_user_loads_rows_or_problems(tmp_path: Path) -> None:
     assert load_problems(f"{file}:load:question=prompt:answer=unused")[0].ground_truth == ""
     refusals = {"broken": "KeyError: 'x' (mine.py, line 13)", "texts": "row 1 is str"}
     for name, key in (refusals | {"nothing": "no rows", "laod": "did you mean load?"}).items():
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match=f"mine.py.*{re.escape(key)}"):
             load_problems(f"{file}:{name}")
-        assert key in str(caught.value) and "mine.py" in str(caught.value)

@@ -2,6 +2,7 @@
 
 import pytest
 from refused import refused
+from tables import table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -153,26 +154,7 @@ def test_style_from_a_text_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("overrides", "code", "at"),
-    [
-        ({"style": "qwem"}, "unknown_name", "data.prompt_style"),
-        ({"style": "qwen", "template": "chat"}, "conflict", "data.prompt_style"),
-        (
-            {"options": {"enable_thinkin": 0}},
-            "unknown_name",
-            "data.template_options.enable_thinkin",
-        ),
-        ({"options": {"messages": []}}, "conflict", "data.template_options.messages"),
-        (
-            {"options": {"enable_thinking": 0}, "template": "plain"},
-            "no_effect",
-            "data.template_options.enable_thinking",
-        ),
-        (
-            {"options": {"enable_thinking": 0}, "style": "no"},
-            "no_effect",
-            "data.template_options.enable_thinking",
-        ),
-    ],
+    table(__file__, "wrong_settings"),
 )
 def test_wrong_settings(overrides: dict, code: str, at: str):
     with refused(code, at):

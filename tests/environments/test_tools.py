@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
+from tables import table
 from tool_model import CALL, KNOWS_TOOLS, PLAIN_CHAT, TOOLS, chat_tokenizer
 
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
@@ -195,16 +196,7 @@ def test_what_the_policy_is_shown_of_a_tool(mine):
 
 @pytest.mark.parametrize(
     ("names", "says"),
-    [
-        (["calculater"], "calculater is not a tool; did you mean calculator?"),
-        (
-            ["{mine}:bare"],
-            "cannot be described to the model: .*type hints and a docstring with Args:",
-        ),
-        (["{mine}:nothing"], "has no function nothing"),
-        (["/no/such.py:f"], "tool /no/such.py:f cannot be imported"),
-        (["{mine}:add", "{mine}:add"], "two tools named add"),
-    ],
+    table(__file__, "tools_that_cannot_be_had_are_refused"),
 )
 def test_tools_that_cannot_be_had_are_refused(names, says, mine):
     with pytest.raises(ConfigError, match=says):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from refused import refused
+from tables import table
 
 from postgrad.cli.main import main
 from postgrad.evaluation.compare import bootstrap_interval, compare_set, sign_test
@@ -104,15 +105,7 @@ def test_damaged_settings_give_one_line(content, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [
-        (["a"], "compare"),
-        (
-            ["a", "bb"],
-            "did you mean b?",
-        ),
-        (["a", "b"], "x and y"),
-        (["a", "b", "seed=3"], "seed=3"),
-    ],
+    table(__file__, "bad_input_gives_one_line"),
 )
 def test_bad_input_gives_one_line(overrides, message, tmp_path, capsys, monkeypatch):
     write_folder(tmp_path / "a", 0.0, x=[True])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from refused import refused
+from tables import table
 from tiny_runs import config_of, forkserver, run_words, tree
 
 from postgrad.cli.main import main
@@ -346,33 +347,7 @@ def test_result_file_of_another_set_is_refused(reference, tiny, verifier, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [
-        (["data=missing.jsonl"], "missing.jsonl"),
-        (["data=arithmetic:1", "tempreture=1"], "rollout.temperature?"),
-        (["data=arithmetic:1", "rollout.temprature=1"], "rollout.temperature?"),
-        (["data=arithmetic:1", "temperature=-1"], "rollout.temperature=-1.0"),
-        (["data=arithmetic:1", "n=4", "greedy=true"], "n=4 with temperature=0"),
-        (["data=arithmetic:1", "n=many"], "rollout.samples"),
-        (["data=arithmetic:1", "engine=magic"], "rollout.engine=magic"),
-        (
-            ["data=arithmetic:1", "max_response_tokens=600"],
-            "rollout.max_response_tokens=600",
-        ),
-        (["data=arithmetic:1", "max_prompt_tokens=2"], "data.max_prompt_tokens="),
-        (["data=arithmetic:1", "verifier=gsm9k"], "did you mean gsm8k?"),
-        (["data=arithmetic:1", "template=chat"], "chat template"),
-        (["data=arithmetic:1", "model.path=x"], "model.path=x"),
-        (["data=arithmetic:1", "out=plain.txt"], "out=plain.txt"),
-        (["data=arithmetic:1,arithmetic:1"], "arithmetic-1"),
-        (["data=arithmetic:1", "cluster.workers=4"], "cluster.workers"),
-        (["data=arithmetic:1", "model.lora.rank=4"], "model.lora.rank=4"),
-        (["data=arithmetic:1", "rollout.staleness=2"], "rollout.staleness=2"),
-        (["data=arithmetic:1", "rollout.stream=true"], "rollout.stream"),
-        (["data=arithmetic:1", "reward.judge.monitor=tiny"], "reward.judge.monitor=tiny"),
-        (["data=arithmetic:1", "reward.judge.model=tiny"], "reward.verifier=llm_judge"),
-        (["n=4"], "data=FILE"),
-        (["data"], "data.sets"),
-    ],
+    table(__file__, "bad_input_gives_one_line_run"),
 )
 def test_bad_input_gives_one_line(overrides, message, tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -594,17 +569,7 @@ def test_prompts_equal_those_of_training(tiny, tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "expected"),
-    [
-        ("n", "rollout.samples"),
-        ("data", "data.sets"),
-        ("temperature", "rollout.temperature"),
-        ("verifier", "reward.verifier"),
-        ("dtype", "model.dtype"),
-        ("limit", "data.limit"),
-        ("out", "out"),
-        ("rollout.top_p", "rollout.top_p"),
-        ("odd", "odd"),
-    ],
+    table(__file__, "keys_without_section_are_completed"),
 )
 def test_keys_without_section_are_completed(key, expected):
     assert full_key(key) == expected

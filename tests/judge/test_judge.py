@@ -4,6 +4,7 @@ import json
 
 import pytest
 from refused import refused
+from tables import table
 
 from postgrad.config.schema import JudgeConfig, RewardConfig
 from postgrad.errors import RunError
@@ -18,25 +19,7 @@ from postgrad.verifiers.scorer import Scorer
 
 @pytest.mark.parametrize(
     ("reply", "rating"),
-    [
-        ("RATING: 7\nEXPLANATION: ok", 7),
-        ("rating: 15", 10),
-        ("RATING: [8]", 8),
-        ("RATING: 7.9", 7),
-        ("RATING: 0", 1),
-        ("EXPLANATION: one RATING: 2 inline\nRATING: 9", 9),
-        ("I count 12 praises; 4 overall", None),
-        ("EXPLANATION: 3 compliments\nRATING: n/a", None),
-        ("no digits", None),
-        ("7", 7),
-        ("(7)", 7),
-        ("**Rating:** 6/10", 6),
-        ("RATING: -3", 1),
-        ("RATING: 4\nRATING: unsure", None),
-        ("<think>RATING: 2?</think>\nRATING: 5", 5),
-        ("7 of them", None),
-        ("", None),
-    ],
+    table(__file__, "parse_rating"),
 )
 def test_parse_rating(reply, rating):
     assert parse_rating(reply, 1, 10) == rating

@@ -2,9 +2,10 @@
 
 import pytest
 from refused import refused
+from tables import table
 
 from postgrad.config.schema import JudgeConfig, RewardConfig
-from postgrad.judge.pairwise import FIRST, SECOND, TIE, PairJudge, answer_of, parse_ranking
+from postgrad.judge.pairwise import PairJudge, answer_of, parse_ranking
 from postgrad.judge.templates import is_pairwise, template_text
 from postgrad.methods.support.judging import check_judge, check_references
 from postgrad.problem import Failure, Problem, Score
@@ -12,30 +13,7 @@ from postgrad.problem import Failure, Problem, Score
 
 @pytest.mark.parametrize(
     ("reply", "ranking"),
-    [
-        ("RANKING: A > B", FIRST),
-        ("RANKING: B > A", SECOND),
-        ("RANKING: A = B", TIE),
-        ("RANKING: B = A", TIE),
-        ("A is shorter, but right.\n\n**RANKING:** A>B\n", FIRST),
-        ("> ranking: `b > a`.", SECOND),
-        ("RANKING: A > B\nOn reflection:\nRANKING: B > A", SECOND),
-        ("<think>RANKING: A > B?</think>\nRANKING: B > A", SECOND),
-        ("B > A", SECOND),
-        ("**A = B**", TIE),
-        ("RANKING: A > B\nRANKING: unsure", None),
-        ("RANKING: A > B or B > A", None),
-        ("RANKING: A > A", None),
-        ("RANKING: A < B", None),
-        ("RANKING: A", None),
-        ("RANKING: 1 > 2", None),
-        ("I would say A > B here", None),
-        ("The RANKING: A > B", None),
-        ("A", None),
-        ("A is better", None),
-        ("RATING: 7", None),
-        ("", None),
-    ],
+    table(__file__, "parse_ranking"),
 )
 def test_parse_ranking(reply, ranking):
     assert parse_ranking(reply) is ranking

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from tables import table
 from tiny_runs import config_of, toy_run, tree
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -406,20 +407,7 @@ def test_adapter_is_kept_or_merged(adapted_run, tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["{run}"], "OUT"),
-        (["{run}", "{out}", "step=9"], "has no checkpoint step=9; it has steps 1, 2"),
-        (["{run}", "{out}", "step=best"], "training.keep_best keeps the best"),
-        (["{run}", "{out}", "dtype=bflot16"], "dtype: "),
-        (["{run}", "{out}", "lora=no"], "lora: "),
-        (["{run}", "{out}", "shard_gib=small"], "shard_gib: small"),
-        (["{run}", "{out}", "dtpe=float32"], "did you mean dtype?"),
-        (["{run}", "{run}"], "exists already"),
-        (["/no/such", "{out}"], "/no/such: no such folder"),
-        (["{model}", "{out}", "lora=keep"], "has no adapter"),
-        (["{model}", "{out}", "step=3"], "is not a run folder"),
-        (["{empty}", "{out}"], "has no model*.safetensors"),
-    ],
+    table(__file__, "wrong_arguments_are_one_line"),
 )
 def test_wrong_arguments_are_one_line(adapted_run, tiny, tmp_path, capsys, arguments, message):
     (tmp_path / "empty").mkdir()

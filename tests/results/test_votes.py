@@ -2,6 +2,7 @@
 
 import pytest
 from refused import refused
+from tables import table
 
 import postgrad
 from postgrad.problem import Problem
@@ -15,24 +16,7 @@ def problem(truth: str) -> Problem:
 
 @pytest.mark.parametrize(
     ("verifier", "truth", "responses", "expected"),
-    [
-        ("gsm8k", "1234", ["#### 1,234", "so it is 1234.0", "#### $1234"], "1234"),
-        ("math", "1/2", ["\\boxed{\\dfrac12}", "\\boxed{0.5}", "\\boxed{\\frac{1}{2}}"], "1/2"),
-        ("math", "5", ["\\boxed{5}", "\\boxed{x = 5}", "\\boxed{5\\text{ cm}}"], "5"),
-        ("math", "y", ["\\boxed{y}"], "y"),
-        ("oat", "4", ["\\boxed{3}</think> \\boxed{4}", "\\boxed{4}"], "4"),
-        ("choice", "B", ["The answer is B.", "\\boxed{B}", "(B)"], "B"),
-        ("choice", "2", ["The answer is 2.", "\\boxed{2}"], "2"),
-        ("exact", "590", ["590", " 590 "], "590"),
-        (
-            "r1_zero",
-            "7",
-            ["x </think> <answer>7</answer>", "</think>\n<answer> 7.0 </answer>"],
-            "7",
-        ),
-        ("think_math", "5", ["hm 3 </think> \\boxed{5}", "</think> the answer is 5."], "5"),
-        ("numeric", "3", ["about 3", "1, 2, 3."], "3"),
-    ],
+    table(__file__, "equal_answers_give_equal_votes"),
 )
 def test_equal_answers_give_equal_votes(verifier, truth, responses, expected):
     for response in responses:

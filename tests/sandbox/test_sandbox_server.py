@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
+from tables import table
 from waiting import wait_for
 
 from postgrad.cli.main import main
@@ -285,19 +286,7 @@ def test_a_client_that_disconnects_frees_its_place(server):
 @needs_sandbox
 @pytest.mark.parametrize(
     ("path", "body"),
-    [
-        ("/test_program", {"program": LOOP, "tests": ["f()"] * 4, "max_execution_time": 60}),
-        (
-            "/test_program",
-            {"program": "while True: pass", "tests": ["1"], "max_execution_time": 60},
-        ),
-        (
-            "/test_program_stdio",
-            {"program": "while True: pass", "tests": [{"input": "", "output": ""}] * 4}
-            | {"max_execution_time": 60},
-        ),
-        ("/run_code", {"code": "while True: pass", "language": "python", "run_timeout": 60}),
-    ],
+    table(__file__, "the_jobs_of_clients_that_are_gone_end_at_once"),
 )
 def test_the_jobs_of_clients_that_are_gone_end_at_once(server, children, path, body):
     """One runs, one is queued; both would hold the only worker for minutes."""

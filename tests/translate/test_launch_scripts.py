@@ -4,6 +4,7 @@ import shlex
 import subprocess
 
 import pytest
+from tables import table
 
 from postgrad.cli.main import main
 from postgrad.config.compose import compose
@@ -132,15 +133,7 @@ def test_warm_ups_and_baselines_of_classmate(program, project, dataset, verifier
 
 @pytest.mark.parametrize(
     ("value", "printed"),
-    [
-        ("$HOME/a.parquet", "$HOME/a.parquet"),
-        ("${HOME}/a.parquet", "$HOME/a.parquet"),
-        ('"$HOME/my data"', '"$HOME/my data"'),
-        ("${oc.env:SECRET}", "'${oc.env:SECRET}'"),
-        ("`id`", "'`id`'"),
-        ("$HOME/`id`", "'$HOME/`id`'"),
-        ("$HOME;id", '"$HOME;id"'),
-    ],
+    table(__file__, "only_variables_of_the_shell_are_filled_in_when_the_command_is_pasted"),
 )
 def test_only_variables_of_the_shell_are_filled_in_when_the_command_is_pasted(value, printed):
     script = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo "

@@ -15,15 +15,7 @@ MAIN_PPO = "python3 -m verl.trainer.main_ppo"
 
 @pytest.mark.parametrize(
     "script",
-    [
-        "echo hello",
-        "python3 -m verl.trainer.main_generation data.path=a rollout.temperature=1",
-        "python3 -m verl.trainer.main_eval data.path=a",
-        "python3 src/inference_main_model.py model_args.name=a",
-        f"{MAIN_PPO} {RL}\n{MAIN_PPO} {RL}",
-        f"python3 -m verl.experimental.vla.main_ppo {RL}",
-        "GRPOConfig(beta=0.1)\nSFTConfig(learning_rate=1.0)",
-    ],
+    table(__file__, "what_is_no_single_training_is_refused"),
 )
 def test_what_is_no_single_training_is_refused(script, tmp_path, capsys):
     with pytest.raises(ConfigError):

@@ -43,24 +43,7 @@ def test_boxed_answer_finds_any_balanced_content(content):
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [
-        ("48+24 = 72 clips", "72"),
-        ("the answer is -5", "-5"),
-        ("it costs -$5.", "-$5"),
-        ("10-5", "5"),
-        ("x-5", "5"),
-        ("(-5)", "-5"),
-        ("1,234,567", "1,234,567"),
-        ("first 1,234, then", "1,234"),
-        ("10,20", "20"),
-        ("1,2345", "2345"),
-        (".5", ".5"),
-        ("5.", "5"),
-        ("is 3/4.", "3/4"),
-        ("50%", "50%"),
-        ("five", None),
-        ("", None),
-    ],
+    table(__file__, "last_number"),
 )
 def test_last_number(text, found):
     assert answers.last_number(text) == found

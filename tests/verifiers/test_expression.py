@@ -5,6 +5,7 @@ import re
 
 import pytest
 from refused import refused
+from tables import table
 
 from postgrad.api.rewards import as_verifier_setting
 from postgrad.errors import ConfigError
@@ -57,21 +58,7 @@ def test_plain_names_are_not_sums(name):
 
 @pytest.mark.parametrize(
     ("text", "culprit"),
-    [
-        ("mth + 0.1*format", "mth"),
-        ("math + 0.1*fromat", "fromat"),
-        ("math + ", "math +"),
-        ("math * 0.1", "math * 0.1"),
-        ("math + x y", "x y"),
-        ("overlong(4)", "4"),
-        ("overlong(limit=many)", "limit=many"),
-        ("overlong(limitt=4)", "limitt"),
-        ("exact(limit=4)", "limit"),
-        ("math + math", "math"),
-        ("2 - 1", "2 - 1"),
-        ("math + nowhere.py:right", "nowhere.py:right"),
-        ("1e30*exact", "1e30"),
-    ],
+    table(__file__, "malformed_sums_are_refused_in_one_line"),
 )
 def test_malformed_sums_are_refused_in_one_line(text, culprit):
     with pytest.raises(ConfigError, match=re.escape(culprit)) as error:
@@ -223,16 +210,7 @@ def test_rows_tried_are_spaced_over_the_set():
 
 @pytest.mark.parametrize(
     ("verifier", "part", "known"),
-    [
-        ("gsm8k", "format", True),
-        ("exact", "format", False),
-        ("auto", "format", False),  # the rows of `exact` have none
-        ("exact + 0.5*length", "length.characters", True),
-        ("exact + 0.5*length", "answer", False),  # of a sum it is exact.answer
-        ("environment", "anything", True),  # known with the first scores
-        ("llm_judge", "anything", True),
-        ("code", "anything", True),  # which can score no row
-    ],
+    table(__file__, "part_that_no_built_in_verifier_reports_is_refused_before_the_run"),
 )
 def test_part_that_no_built_in_verifier_reports_is_refused_before_the_run(verifier, part, known):
     sums = [Problem("c", (), "#### 3", "gsm8k"), SUM]

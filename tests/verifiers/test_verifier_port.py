@@ -159,15 +159,7 @@ def test_an_async_function_of_verl_given_as_an_object_is_awaited(problem):
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        "completions, **columns",
-        "completions, ground_truth, **columns",
-        "prompts, completions, **columns",
-        "completion, answer",
-        "queries, prompts, labels",
-        "response",
-        "*, response, problem",
-    ],
+    table(__file__, "a_function_with_other_arguments_is_refused"),
 )
 def test_a_function_with_other_arguments_is_refused(arguments, tmp_path):
     (tmp_path / "odd.py").write_text(f"def odd({arguments}):\n    return 1.0\n")
@@ -186,20 +178,7 @@ def test_an_argument_without_a_default_must_be_given(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [
-        ("mth", "did you mean math?"),
-        ("gsm8", "did you mean gsm8k?"),
-        ("", "known: bold"),
-        (":right", "is not a verifier"),
-        ("mine.py", "reward.verifier=mine.py:FUNCTION"),
-        ("builtins:eval", "is a function of Python itself"),
-        ("os:system", "is a function of Python itself"),
-        ("postgrad.verifiers.grading.answers:exactly", "did you mean exact?"),
-        ("postgrad.nowhere:exact", "cannot be imported"),
-        ("nowhere.py:right", "there is no such file"),
-        ("HERE/hostile_verifiers.py:not_a_function", "has no function not_a_function"),
-        ("BROKEN:right", "ZeroDivisionError: division by zero (broken.py, line 1)"),
-    ],
+    table(__file__, "wrong_names_are_refused_in_one_line"),
 )
 def test_wrong_names_are_refused_in_one_line(name, message, hostile, tmp_path):
     broken = tmp_path / "broken.py"
