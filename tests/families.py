@@ -18,11 +18,7 @@ COMMON: dict[str, Any] = {
     "max_position_embeddings": 512,
     "bos_token_id": None,
 }
-MOE: dict[str, Any] = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
+MOE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 SHARED_EXPERT: dict[str, Any] = {**MOE, "shared_expert_intermediate_size": 32}
 LINEAR: dict[str, Any] = {  # three recurrent layers, then one of attention
     "num_hidden_layers": 4,

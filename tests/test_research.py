@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from waiting import wait_for
+from waiting import wait_for_end
 
 from postgrad.config.compose import compose
 from postgrad.methods import find_method
@@ -588,12 +588,4 @@ def test_runs_end_when_the_benchmark_is_killed(tmp_path):
     pid = next(int(line) for line in lines if line.strip().isdigit())
     parent.kill()
     parent.wait()
-    wait_for(lambda: not is_running(pid), "the run to end with its benchmark")
-
-
-def is_running(pid: int) -> bool:
-    """Return whether the process exists and is not a zombie that nobody has waited for."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    wait_for_end(pid)

@@ -86,38 +86,6 @@ def test_tokenize_edge_cases(letters):
         toolkit.tokenize_prompt_and_output(["a"], ["a"], bare)
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (2, 300, 7), (1, 128, 3), (4,)])
-def test_entropy_equals_its_definition(shape):
-    logits = draw(torch.randn, *shape).double() * 3
-    p = logits.softmax(-1)
-    torch.testing.assert_close(
-        toolkit.compute_entropy(logits), -(p * p.log()).sum(-1), rtol=1e-12, atol=1e-12
-    )
-
-
-def test_entropy_stays_finite_and_in_bounds():
-    assert torch.allclose(
-        toolkit.compute_entropy(torch.zeros(2, 3, 50)), torch.tensor(math.log(50))
-    )
-    assert toolkit.compute_entropy(torch.tensor([[1e4, -1e4, 0.0]])).tolist() == [0.0]
-    half = toolkit.compute_entropy(draw(torch.randn, 2, 4, 9).bfloat16())
-    assert half.dtype == torch.float32
-    assert torch.equal(half, toolkit.compute_entropy(draw(torch.randn, 2, 4, 9).bfloat16().float()))
-
-
-def test_selective_log_softmax_does_not_depend_on_the_chunk():
-    logits = draw(torch.randn, 3, 77, 11).requires_grad_()
-    index = torch.randint(0, 11, (3, 77), generator=torch.Generator().manual_seed(1))
-    expected = logits.log_softmax(-1).gather(-1, index[..., None])[..., 0]
-    (gradient,) = torch.autograd.grad((expected * expected).sum(), logits)
-    for chunk in (1, 7, 128, 1000):
-        out = toolkit.selective_log_softmax(logits, index, chunk)
-        torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
-        torch.testing.assert_close(
-            torch.autograd.grad((out * out).sum(), logits)[0], gradient, rtol=0, atol=1e-5
-        )
-
-
 def test_response_log_probs_take_one_forward_pass(letters):
     model = gpt2(0, letters)
     ids = torch.randint(0, len(letters), (2, 9), generator=torch.Generator().manual_seed(0))
@@ -141,28 +109,6 @@ def test_response_log_probs_take_one_forward_pass(letters):
     with torch.no_grad():
         detached = toolkit.get_response_log_probs(model, ids[:, :-1], ids[:, 1:])
     assert not detached["log_probs"].requires_grad
-
-
-def test_masked_sums_and_means():
-    values = torch.full((2, 7), 2.0)
-    mask = torch.ones(2, 7)
-    mask[0, 4:] = 0
-    assert toolkit.masked_mean(values, mask, dim=1).tolist() == [2, 2]
-    normalized_sums = toolkit.masked_normalize(values, mask, dim=1, normalize_constant=7.0)
-    assert normalized_sums.tolist() == pytest.approx([8 / 7, 2])
-    assert toolkit.masked_normalize(values, mask) == 22 and toolkit.masked_mean(values, mask) == 2
-    values[0, 5] = math.nan
-    assert toolkit.masked_normalize(values, mask) == 22
-    assert toolkit.masked_mean(values, mask, -1).tolist() == [2, 2]
-    tensor = draw(torch.randn, 2, 10, 100)
-    chosen = draw(torch.rand, 2, 10, 100) > 0.5
-    out = toolkit.masked_mean(tensor=tensor, mask=chosen, dim=0)
-    assert (
-        int(out.isnan().sum()) == 260
-    )  # as in the assignment's snapshot: an empty selection is NaN
-    assert toolkit.masked_mean(tensor, chosen, None) == pytest.approx(
-        float(tensor[chosen].mean()), abs=1e-6
-    )
 
 
 # ---- steps
@@ -313,13 +259,6 @@ def test_clip_loss_matches_values_computed_by_hand(advantage, ratio, loss, grad,
     assert values.tolist()[0] == pytest.approx([loss] * 3)
     assert new.grad.tolist()[0] == pytest.approx([grad] * 3)
     assert old.grad is None and metadata["clipped"].tolist() == [[clipped] * 3]
-
-
-def test_clip_loss_has_no_dual_clip():
-    new = torch.zeros(1, 1)
-    old = torch.full((1, 1), -math.log(10))
-    loss, _ = toolkit.compute_grpo_clip_loss(torch.tensor([[-1.0]]), new, old, 0.2)
-    assert loss.item() == pytest.approx(10)
 
 
 def test_loss_types_and_their_required_arguments():

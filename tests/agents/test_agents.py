@@ -139,11 +139,7 @@ def test_a_refused_call_is_in_no_trajectory():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "replies"),
-    [
-        ("crash", "exit", ["x"]),
-        ("silent", "no calls", []),
-        ("answer_only", "no reward", ["x"]),
-    ],
+    [("crash", "exit", ["x"]), ("silent", "no calls", []), ("answer_only", "no reward", ["x"])],
 )
 def test_a_program_that_fails_is_a_failure(name, kind, replies):
     agents, prompts = make_agents(name)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from refused import refused
-from tables import table
+from tables import tabled
 from tiny_runs import config_of, random_batch, rows_of, stock_model, stock_outputs, tree
 
 from postgrad.analysis.data import evenly_spaced
@@ -428,10 +428,7 @@ def test_evaluation_results_are_read(no_figures, tiny, tmp_path, capsys):
     assert not (tmp_path / "no").exists()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    table(__file__, "bad_input_gives_one_line_and_writes_nothing"),
-)
+@tabled("overrides, message")
 def test_bad_input_gives_one_line_and_writes_nothing(
     overrides, message, tiny, run_folder, tmp_path, monkeypatch, capsys
 ):

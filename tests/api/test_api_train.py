@@ -168,10 +168,7 @@ def test_a_reopened_trainer_reports_the_learning_rate_of_its_checkpoint(small):
 
 @pytest.mark.parametrize("lr", ["x", None, True, 0, -1e-5, float("nan")])
 def test_a_learning_rate_that_is_no_number_above_0_is_refused(small, lr):
-    with (
-        postgrad.Trainer(**small) as trainer,
-        refused("wrong_value", "optimizer.lr"),
-    ):
+    with postgrad.Trainer(**small) as trainer, refused("wrong_value", "optimizer.lr"):
         trainer.lr = lr
 
 

@@ -38,12 +38,7 @@ RUNS = {
     ),
     "b": (
         {"good": "02468", "scale": 3.0},
-        {
-            "recipe": "ppo",
-            "seed": 2,
-            "loss": "mine.py:loss",
-            "weight_decay": 0.1,
-        },
+        {"recipe": "ppo", "seed": 2, "loss": "mine.py:loss", "weight_decay": 0.1},
     ),
 }
 

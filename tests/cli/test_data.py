@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
-from tables import table
+from tables import tabled
 
 from postgrad.cli.main import main
 from postgrad.data.problems import load_problems
@@ -105,9 +105,8 @@ def test_add_uid_writes_the_uids_of_a_run_and_never_replaces_them(
     code, _, err = run(capsys, "add-uid", "train.uid.jsonl")
     assert code == 2
     assert "uid" in err
-    assert (folder / "train.uid.jsonl").read_bytes() == before and not (
-        folder / "train.uid.uid.jsonl"
-    ).exists()
+    assert (folder / "train.uid.jsonl").read_bytes() == before
+    assert not (folder / "train.uid.uid.jsonl").exists()
     run(capsys, "export", "train.jsonl", "out=plain.parquet")
     run(capsys, "add-uid", "plain.parquet", "out=named.parquet")
     assert parquet.read_table("named.parquet").column_names == ["uid", "question", "answer"]
@@ -153,10 +152,7 @@ def test_help_and_the_list_of_data_sets(folder: Path, capsys: pytest.CaptureFixt
     assert "postgrad data check FILE" in run(capsys, "check", "--help")[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    table(__file__, "bad_input_is_one_line_and_writes_nothing"),
-)
+@tabled("arguments, key")
 def test_bad_input_is_one_line_and_writes_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], key: str
 ):

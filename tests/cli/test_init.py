@@ -5,17 +5,14 @@ import sys
 
 import preloaded
 import pytest
-from tables import table
+from tables import tabled
 from tiny_runs import tree
 
 from postgrad.cli.main import main
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "command"),
-    table(__file__, "the_written_files_pass_their_own_test"),
-)
+@tabled("arguments, command")
 def test_the_written_files_pass_their_own_test(arguments, command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["init", *arguments]) == 0
@@ -35,10 +32,7 @@ def test_the_written_files_pass_their_own_test(arguments, command, tmp_path, mon
     assert lint.returncode == 0, lint.stdout + lint.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    table(__file__, "a_wrong_name_is_one_line_and_nothing_is_written"),
-)
+@tabled("arguments, key")
 def test_a_wrong_name_is_one_line_and_nothing_is_written(
     arguments, key, tmp_path, monkeypatch, capsys
 ):

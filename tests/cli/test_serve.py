@@ -9,11 +9,13 @@ import json
 import shutil
 import threading
 import time
+from functools import partial
 
 import openai
 import pytest
-from serve_process import live, wait_for
+from serve_process import live
 from tiny_runs import END, config_of, stock_model, stock_row
+from waiting import in_threads, join, wait_for
 
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError
@@ -33,18 +35,6 @@ def native(tiny):
     return build_host(config_of("grpo", tiny)).engine
 
 
-@pytest.fixture(scope="module")
-def server(tiny):
-    with live(tiny) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=600) as made:
-        yield made
-
-
 def said(native, prompts, seed, limit=12, temperature=1.0, prompt=PROMPT):
     done = native.generate([Request(prompt, [seed])], Sampling(temperature, limit))[0][0]
     return done, prompts.decode(done.tokens)
@@ -62,12 +52,6 @@ def seed_of(native, wanted, limit=12):
 # ---- what is said
 
 
-def test_models_are_listed(client):
-    card = client.models.list().data[0]
-    assert card.id == "tiny" and card.max_model_len == 512
-    assert client.models.retrieve("tiny").id == "tiny"
-
-
 @pytest.mark.parametrize("seed", [3, 2**63 - 1, -5])
 def test_completions_are_the_native_engine_s(client, native, prompts, seed):
     done, text = said(native, prompts, seed % 2**64)
@@ -75,14 +59,11 @@ def test_completions_are_the_native_engine_s(client, native, prompts, seed):
         model="tiny", prompt="1+2=", max_tokens=12, seed=seed, logprobs=0, extra_body=IDS
     )
     choice = answer.choices[0]
-    assert (
-        choice.text == text
-        and choice.token_ids == done.tokens
-        and choice.finish_reason == done.finish
-    )
-    assert choice.prompt_token_ids == PROMPT and choice.logprobs.token_logprobs == pytest.approx(
-        done.logprobs, abs=1e-5
-    )
+    assert choice.text == text
+    assert choice.token_ids == done.tokens
+    assert choice.finish_reason == done.finish
+    assert choice.prompt_token_ids == PROMPT
+    assert choice.logprobs.token_logprobs == pytest.approx(done.logprobs, abs=1e-5)
     assert answer.usage.prompt_tokens == 4 and answer.usage.completion_tokens == len(done.tokens)
 
 
@@ -96,9 +77,8 @@ def test_several_prompts_and_choices_come_in_order(client, native, prompts):
         for seed in (9, 10)
     ]
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    assert [choice.token_ids for choice in answer.choices] == truth and len(
-        {tuple(t) for t in truth}
-    ) > 2
+    assert [choice.token_ids for choice in answer.choices] == truth
+    assert len({tuple(t) for t in truth}) > 2
     texts = client.completions.create(
         model="tiny", prompt=["1+2=", "1+2="], max_tokens=6, temperature=0
     )
@@ -142,13 +122,8 @@ def test_each_has_its_own_sampling_in_one_batch(client, native, prompts):
             .token_ids
         )
 
-    threads = [
-        threading.Thread(target=ask, args=(i, seed)) for i in range(len(kinds)) for seed in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    pairs = [(i, seed) for i in range(len(kinds)) for seed in range(4)]
+    join(in_threads(*(partial(ask, *pair) for pair in pairs)))
     for (i, seed), tokens in found.items():
         assert tokens == native.generate([Request(PROMPT, [seed])], truth[i])[0][0].tokens, kinds[i]
     assert len(found) == 20
@@ -166,22 +141,18 @@ def test_chat_goes_through_the_template_and_tells_log_probs(client, native, prom
         extra_body=IDS,
     )
     choice = answer.choices[0]
-    assert (
-        choice.message.content == text
-        and choice.message.role == "assistant"
-        and choice.token_ids == done.tokens
-    )
+    assert choice.message.content == text
+    assert choice.message.role == "assistant"
+    assert choice.token_ids == done.tokens
     assert answer.prompt_token_ids == PROMPT
     entries = choice.logprobs.content
     exact = stock_row(stock_model(tiny), PROMPT, done.tokens)[0].tolist()
     assert [entry.logprob for entry in entries] == pytest.approx(exact, abs=1e-4)
     for entry in entries:
         values = [top.logprob for top in entry.top_logprobs]
-        assert (
-            len(values) == 3
-            and values == sorted(values, reverse=True)
-            and entry.logprob <= values[0] + 1e-6
-        )
+        assert len(values) == 3
+        assert values == sorted(values, reverse=True)
+        assert entry.logprob <= values[0] + 1e-6
         assert entry.bytes == list(entry.token.encode())
     parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "2="}]
     again = client.chat.completions.create(
@@ -201,9 +172,8 @@ def test_top_log_probs_are_those_of_the_distribution(client, tiny):
     overrides = [load_tokenizer(config_of("grpo", tiny).model).decode([i]) for i in range(18)]
     exact = dict(zip(overrides, logits.log_softmax(-1).tolist(), strict=True))
     top_logprobs = answer.choices[0].logprobs.top_logprobs[0]
-    assert set(top_logprobs) == set(exact) and all(
-        top_logprobs[word] == pytest.approx(exact[word], abs=1e-4) for word in exact
-    )
+    assert set(top_logprobs) == set(exact)
+    assert all(top_logprobs[word] == pytest.approx(exact[word], abs=1e-4) for word in exact)
     named = client.completions.create(
         model="tiny",
         prompt=PROMPT,
@@ -287,9 +257,8 @@ def test_stream_gives_the_same_text_as_one_response(client, native, prompts):
     assert [p for choice in choices for p in choice.logprobs.token_logprobs] == pytest.approx(
         done.logprobs, abs=1e-5
     )
-    assert (
-        choices[0].prompt_token_ids == PROMPT and [c.finish_reason for c in choices][-1] == "stop"
-    )
+    assert choices[0].prompt_token_ids == PROMPT
+    assert [c.finish_reason for c in choices][-1] == "stop"
     assert all(choice.finish_reason is None for choice in choices[:-1])
     assert pieces[-1].choices == [] and pieces[-1].usage.completion_tokens == len(done.tokens)
     assert all(piece.usage is None for piece in pieces[:-1])
@@ -323,11 +292,9 @@ def test_the_bytes_of_a_stream(server):
     answer = connection.getresponse()
     events = answer.read().decode().split("\n\n")
     assert answer.getheader("content-type").startswith("text/event-stream")
-    assert (
-        events[-1] == ""
-        and events[-2] == "data: [DONE]"
-        and all(json.loads(e.removeprefix("data: ")) for e in events[:-2])
-    )
+    assert events[-1] == ""
+    assert events[-2] == "data: [DONE]"
+    assert all(json.loads(e.removeprefix("data: ")) for e in events[:-2])
 
 
 # ---- stop strings
@@ -346,9 +313,9 @@ def test_stop_strings_end_text_and_row_and_tokens_stay(client, native, prompts):
         "stop": [stop, "no such"],
     }
     choice = client.completions.create(**ask, extra_body=IDS).choices[0]
-    assert (
-        choice.text == text[:at] and choice.finish_reason == "stop" and choice.stop_reason == stop
-    )
+    assert choice.text == text[:at]
+    assert choice.finish_reason == "stop"
+    assert choice.stop_reason == stop
     assert choice.token_ids == done.tokens[: at + 2], (
         "one token a character: those of the string belong to the row"
     )
@@ -398,25 +365,16 @@ LONG = {"model": "tiny", "prompt": [1], "max_tokens": 200, "temperature": 0}
 
 
 @pytest.mark.slow
-def test_the_long_answer_of_these_tests_is_long(native):
-    assert len(native.generate([Request([1], [0])], Sampling(0.0, 200))[0][0].tokens) == 200
-
-
-@pytest.mark.slow
 def test_requests_join_those_that_decode(server, client, monkeypatch):
     """The short request arrives at step 3 of the long one, and ends before step 60."""
     pauses = pause_at(monkeypatch, 3, 60)
     stream = client.completions.create(**LONG, stream=True)
     next(stream)
-    short = threading.Thread(
-        target=client.completions.create,
-        kwargs={"model": "tiny", "prompt": PROMPT, "max_tokens": 2, "seed": 1},
-    )
-    short.start()
+    ask = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2, "seed": 1}
+    short = in_threads(partial(client.completions.create, **ask))
     wait_for(lambda: server.rows() == 2, "the short request to arrive")
     pauses[3].set()
-    short.join(50)
-    assert not short.is_alive(), "the short answer waits for the long one"
+    join(short, 50)  # it does not wait for the long answer
     pauses[60].set()
     assert sum(1 for _ in stream) > 20
 
@@ -441,23 +399,16 @@ def test_a_client_that_leaves_frees_its_rows(server, monkeypatch, stream):
 def test_a_full_queue_says_so_and_when_to_come_again(tiny, monkeypatch):
     with live(tiny, rows=1, queue=1) as small:
         pauses = pause_at(monkeypatch, 3)
-        threads = [
-            threading.Thread(target=small.ask, args=("/v1/completions", LONG)) for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
+        threads = in_threads(*[partial(small.ask, "/v1/completions", LONG)] * 2)
         wait_for(lambda: small.rows() == 2, "both places to be taken")
         status, answer, headers = small.ask("/v1/completions", LONG)
-        assert (
-            status == 429
-            and headers["retry-after"] == "1"
-            and "all 2 places are taken" in answer["error"]["message"]
-        )
+        assert status == 429
+        assert headers["retry-after"] == "1"
+        assert "all 2 places are taken" in answer["error"]["message"]
         status, answer, _ = small.ask("/v1/completions", LONG | {"n": 3})
         assert status == 400 and "3 completions" in answer["error"]["message"]
         pauses[3].set()
-        for thread in threads:
-            thread.join()
+        join(threads)
         assert small.ask("/v1/completions", LONG)[0] == 200
 
 
@@ -481,21 +432,15 @@ def test_a_waiting_request_starts_with_the_new_weights(tiny, tmp_path, monkeypat
             found[name] = server.ask(path, body)[1]
 
         threads = []
-        for number, (name, body) in enumerate(
-            [("running", running), ("short", short), ("echo", echo)], start=1
-        ):
-            threads.append(threading.Thread(target=ask, args=(name, body)))
-            threads[-1].start()
-            wait_for(lambda number=number: server.rows() == number, f"{name} to arrive")
+        for name, body in (("running", running), ("short", short), ("echo", echo)):
+            threads.extend(in_threads(partial(ask, name, body)))
+            wait_for(lambda: server.rows() == len(threads), f"{name} to arrive")
         pauses[3].set()
-        arguments = ("reload", {"folder": "other"}, "/v1/reload")
-        threads.append(threading.Thread(target=ask, args=arguments))
-        threads[-1].start()
+        threads.extend(in_threads(partial(ask, "reload", {"folder": "other"}, "/v1/reload")))
         assert server.served is not None
         wait_for(lambda: server.served.worker._tasks, "the reload to arrive")
         pauses[5].set()
-        for thread in threads:
-            thread.join(60)
+        join(threads, 60)
     assert found["reload"]["version"] == 1
     choices = [found[name]["choices"][0] for name in ("running", "short", "echo")]
     assert choices[0] == truth["old"][0] and choices[1:] == truth["new"][1:]
@@ -517,13 +462,11 @@ def test_requests_get_an_error_when_the_server_stops_before_they_end(tiny, monke
         kinds = [("running", False), ("running stream", True), ("waiting", False)]
         threads = []
         for name, stream in [*kinds, ("waiting stream", True)]:
-            threads.append(threading.Thread(target=ask, args=(name, stream)))
-            threads[-1].start()
+            threads.extend(in_threads(partial(ask, name, stream)))
             wait_for(lambda: server.rows() == len(threads), f"{name} to arrive")
         num_steps = len(steps)
         wait_for(lambda: len(steps) > num_steps + 3, "both rows to have tokens")
-    for thread in threads:
-        thread.join(60)
+    join(threads, 60)
     status, stream = found.pop("running stream")
     events = stream.strip().split("\n\n")
     last = json.loads(events[-1].removeprefix("data: "))
@@ -551,10 +494,8 @@ def test_failed_engine_call_is_reported_and_the_server_continues(
     with pytest.raises(openai.InternalServerError, match="the engine failed: ZeroDivisionError"):
         client.completions.create(model="tiny", prompt=PROMPT, max_tokens=50, seed=3, n=4)
     monkeypatch.setattr(Scheduler, "step", real)
-    assert (
-        client.completions.create(model="tiny", prompt=PROMPT, max_tokens=3).choices
-        and server.rows() == 0
-    )
+    assert client.completions.create(model="tiny", prompt=PROMPT, max_tokens=3).choices
+    assert server.rows() == 0
 
 
 @pytest.mark.slow
@@ -605,11 +546,9 @@ def test_our_engine_over_http_is_the_native_engine(server, native, prompts):
             for a, b in zip(one, two, strict=True)
         ):
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
-    assert (
-        engine.takes_ids
-        and engine.max_context == 512
-        and {c.tokens[-1] == END for g in ours for c in g} == {True, False}
-    )
+    assert engine.takes_ids
+    assert engine.max_context == 512
+    assert {c.tokens[-1] == END for g in ours for c in g} == {True, False}
 
 
 def test_our_chat_client_and_its_errors(server, native, prompts):

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tables import table
+from tables import tabled
 from tiny_runs import postgrad
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence, Strip
@@ -33,10 +33,7 @@ from postgrad.serving.worker import RowUpdate
 # ---- arguments, mapping, tokens
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    table(__file__, "bad_arguments_are_one_line_and_exit_code_2"),
-)
+@tabled("overrides, says")
 def test_bad_arguments_are_one_line_and_exit_code_2(overrides, says, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
     assert main(["serve", *(overrides or ["--port=0"])]) == 2

@@ -2,27 +2,13 @@
 
 import threading
 
-import openai
 import pytest
 import torch
-from serve_process import live
 from tiny_runs import stock_model
 
 from postgrad.serving.model_text import ModelText
 
 PROMPT = [1, 10, 2, 15]  # "1+2="
-
-
-@pytest.fixture(scope="module")
-def server(tiny):
-    with live(tiny) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=600) as made:
-        yield made
 
 
 def exact_logprobs(tiny, ids, temperature=1.0):

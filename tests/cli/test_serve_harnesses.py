@@ -9,16 +9,9 @@ import json
 
 import pytest
 import torch
-from serve_process import live
 from tiny_runs import stock_model
 
 SUMS = [("1+2=", "3", "7"), ("2+2=", "9", "4"), ("3+4=", "7", "1")]
-
-
-@pytest.fixture(scope="module")
-def server(tiny):
-    with live(tiny) as running:
-        yield running
 
 
 def exact_loglikelihood(tiny, tokenizer, context, continuation):

@@ -3,13 +3,14 @@
 import http.client
 import json
 import signal
-import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-from serve_process import command, wait_for
+from serve_process import command
 from tiny_runs import config_of
+from waiting import in_threads, join, wait_for
 
 from postgrad.cluster.host import build_host
 from postgrad.rollout.engine import Request, Sampling
@@ -35,13 +36,7 @@ def test_two_hundred_clients_at_once_all_answered_with_bounded_memory(tiny):
         assert server.process is not None
 
         def round_trip(found: dict[int, list[int]]) -> None:
-            threads = [
-                threading.Thread(target=client, args=(seed, found)) for seed in range(CLIENTS)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(300)
+            join(in_threads(*(partial(client, seed, found) for seed in range(CLIENTS))))
 
         def client(seed: int, found: dict[int, list[int]]) -> None:
             body = {
@@ -72,8 +67,6 @@ def test_two_hundred_clients_at_once_all_answered_with_bounded_memory(tiny):
 
 
 def streamed(port: int, body: dict) -> list[int]:
-    import http.client
-
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     connection.request(
         "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
@@ -135,17 +128,12 @@ def test_stopping_ends_running_requests_and_answers_waiting_ones(tiny, number, h
             status, answer, _ = server.ask("/v1/completions", body | {"n": 8})
             answers.append((status, len(answer.get("choices", []))))
 
-        threads = [threading.Thread(target=client, args=(100 * i,)) for i in range(20)]
-        for thread in threads:
-            thread.start()
+        threads = in_threads(*(partial(client, 100 * i) for i in range(20)))
         wait_for(lambda: server.rows() > 100, "requests to pile up")
         server.process.send_signal(number)
-        for thread in threads:
-            thread.join(300)
+        join(threads)
         assert server.process.wait(300) == 0
-        assert (
-            len(answers) == 20
-            and {status for status, _ in answers} <= {200, 503}
-            and (503, 0) in answers
-        )
+        assert len(answers) == 20
+        assert {status for status, _ in answers} <= {200, 503}
+        assert (503, 0) in answers
         assert all(choices == 8 for status, choices in answers if status == 200)

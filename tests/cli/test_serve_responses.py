@@ -4,7 +4,7 @@ import json
 
 import pytest
 from serve_process import openai_client
-from tables import table
+from tables import tabled
 from tool_model import KNOWS_TOOLS, chat_model
 
 from postgrad.serving.requests import ApiError
@@ -147,10 +147,7 @@ def test_token_ids_are_returned_on_request(client):
     assert made.usage.input_tokens == len(made.prompt_token_ids)
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    table(__file__, "what_is_not_supported_is_refused_with_its_field"),
-)
+@tabled("fields, param")
 def test_what_is_not_supported_is_refused_with_its_field(fields, param):
     """Wrong types and bounds are in test_serve_fields.py."""
     with pytest.raises(ApiError) as caught:

@@ -152,8 +152,7 @@ def test_killed_child_process_is_named_at_once(tiny, real_children):
         threading.Timer(0.5, lambda: os.kill(child.process.pid, signal.SIGKILL)).start()
         start = time.monotonic()
         with pytest.raises(
-            RunError,
-            match=r"policy process died during policy\.logprobs \(SIGKILL\)",
+            RunError, match=r"policy process died during policy\.logprobs \(SIGKILL\)"
         ):
             models.policy.logprobs(random_batch(1))
         assert time.monotonic() - start < 300, "before cluster.wait_s"
@@ -191,8 +190,7 @@ def test_hung_child_process_is_named_and_stopped(tiny, monkeypatch, reads, token
     monkeypatch.setattr(child, "start_process", start)
     process = ChildProcess(config_of("grpo", tiny, "cluster.wait_s=1"), "engine")
     with pytest.raises(
-        RunError,
-        match=r"engine process .* engine\.generate within 1 s \(cluster\.wait_s\)",
+        RunError, match=r"engine process .* engine\.generate within 1 s \(cluster\.wait_s\)"
     ):
         RemotePort(process, "engine", "engine").generate([Request([1] * tokens, [1])], SAMPLING)
     assert process.child.process.poll() is not None
@@ -201,10 +199,7 @@ def test_hung_child_process_is_named_and_stopped(tiny, monkeypatch, reads, token
 @pytest.mark.slow
 def test_model_that_cannot_be_loaded_raises_config_error(tiny):
     config = config_of("grpo", tiny, "cluster.backend=process", "model.path=/no/such/folder")
-    with (
-        refused("unreadable", "model.path"),
-        open_models(config),
-    ):
+    with refused("unreadable", "model.path"), open_models(config):
         pass
 
 

@@ -43,11 +43,7 @@ from postgrad.training.report import Reporter  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
-SMALL = (
-    *toy_run(steps=3, response_tokens=6),
-    "optimizer.lr=2e-3",
-    "cluster.wait_s=300",
-)
+SMALL = (*toy_run(steps=3, response_tokens=6), "optimizer.lr=2e-3", "cluster.wait_s=300")
 METHODS = {
     "sft": (),
     "grpo": ("training.updates_per_step=2", "method.kl=loss"),
@@ -186,12 +182,7 @@ def test_four_ranks_of_a_mesh_follow_the_local_run(recipe, mesh, make_config):
 # its own size and would turn that into up to 2 · lr wherever an element is nearly zero. With
 # eps=1 an update is nearly linear in the gradient. With one update per step all ratios are 1, so
 # no token crosses the clip bound by rounding.
-LORA = (
-    "model.lora.rank=2",
-    "optimizer.lr=0.5",
-    "optimizer.eps=1",
-    "training.updates_per_step=1",
-)
+LORA = ("model.lora.rank=2", "optimizer.lr=0.5", "optimizer.eps=1", "training.updates_per_step=1")
 
 
 def adapter_of(folder: Path, step: int = 3) -> dict[str, torch.Tensor]:
@@ -255,8 +246,7 @@ def test_adapters_resume_on_other_numbers_of_workers_and_reach_engines(make_conf
 
 
 @pytest.mark.parametrize(
-    "own",
-    [pytest.param((), id="full"), pytest.param(LORA, id="lora", marks=pytest.mark.scale)],
+    "own", [pytest.param((), id="full"), pytest.param(LORA, id="lora", marks=pytest.mark.scale)]
 )
 def test_a_reference_that_follows_the_policy_is_that_of_one_process(own, make_config, tmp_path):
     """Each step runs on other workers: two, two and one more for the reference, none."""
@@ -645,10 +635,7 @@ def test_worker_without_a_free_core_is_named(make_config, monkeypatch):
 
 def test_pool_without_a_role_is_refused(make_config):
     config = make_config("grpo", "x", *on_ray(1, "cluster.pools.critic=1"))
-    with (
-        refused("unknown_name", "cluster.pools.critic"),
-        open_models(config),
-    ):
+    with refused("unknown_name", "cluster.pools.critic"), open_models(config):
         pass
 
 
@@ -668,12 +655,7 @@ def test_engines_alone_give_the_samples_of_a_local_engine(make_config):
 def test_lost_engine_is_restarted_and_repeats_its_requests(make_config, capsys, monkeypatch):
     monkeypatch.setattr(engine_pool, "MAX_RESTARTS", 1)
     with open_models(
-        make_config(
-            "grpo",
-            "engine",
-            "method.kl=none",
-            *on_ray(1, "cluster.engines=2"),
-        )
+        make_config("grpo", "engine", "method.kl=none", *on_ray(1, "cluster.engines=2"))
     ) as models:
         models.policy.update(random_batch(32), 1)
         models.engine.publish(models.policy.weights())
@@ -685,10 +667,7 @@ def test_lost_engine_is_restarted_and_repeats_its_requests(make_config, capsys, 
         )
         assert "the engine 1 worker died during engine.generate" in capsys.readouterr().err
         ray.get(engines.workers[0].handle.die_at.remote("engine", "generate"))
-        with pytest.raises(
-            RunError,
-            match=r"the engine 0 worker died .* after 1 restarts",
-        ):
+        with pytest.raises(RunError, match=r"the engine 0 worker died .* after 1 restarts"):
             models.engine.generate(REQUESTS, Sampling(1.0, 10))
 
 
@@ -734,8 +713,7 @@ def test_hung_worker_is_named_with_the_time_limit(make_config):
         group = models.policy.caller
         ray.get(group.workers[0].handle.hang_at.remote("policy", "logprobs"))
         with pytest.raises(
-            RunError,
-            match=r"the policy worker .* policy\.logprobs within 2 s \(cluster\.wait_s\)",
+            RunError, match=r"the policy worker .* policy\.logprobs within 2 s \(cluster\.wait_s\)"
         ):
             models.policy.logprobs(random_batch(1))
         with pytest.raises(RunError, match=r"engine\.generate"):
@@ -767,8 +745,7 @@ def test_worker_killed_in_a_step_is_named_and_the_run_resumes(
 
     monkeypatch.setattr(WorkerGroup, "__init__", init_with_kill)
     with pytest.raises(
-        RunError,
-        match=r"step 2, stage update: the policy 1 worker died during policy\.update",
+        RunError, match=r"step 2, stage update: the policy 1 worker died during policy\.update"
     ):
         train(config, Reporter())
     assert time.time() - mark.stat().st_mtime < 300, "before cluster.wait_s"

@@ -11,7 +11,7 @@ import tempfile
 import preloaded
 import pytest
 from refused import refused
-from tables import table
+from tables import tabled
 from tiny_runs import config_of, overrides_of, toy_run, tree
 from waiting import wait_for
 
@@ -54,10 +54,7 @@ def test_a_pool_without_workers_is_refused(tiny):
         check_cluster(config_of("grpo", tiny, "cluster=ray", "cluster.pools.critic=0").cluster)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "message"),
-    table(__file__, "staleness_is_refused_where_it_cannot_be_corrected"),
-)
+@tabled("recipe, overrides, message")
 def test_staleness_is_refused_where_it_cannot_be_corrected(recipe, overrides, message, tiny):
     from postgrad.methods import find_method
 

@@ -89,11 +89,7 @@ def test_verdicts_and_failures_equal_those_of_the_local_pool(make_pool):
     cases = ["dict", "nan", "none", "missing"]
     returned = pool.verify([(case, problem()) for case in cases], [f"{HOSTILE}:returns"] * 4)
     assert returned[0] == Score(0.5, {"acc": 1.0})
-    assert [v.kind for v in returned[1:]] == [
-        "invalid",
-        "invalid",
-        "error",
-    ]
+    assert [v.kind for v in returned[1:]] == ["invalid", "invalid", "error"]
 
 
 def test_actors_run_in_the_driver_folder_and_end_with_the_pool(make_pool, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from core_recipes import recipe_params
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refused import refused
-from tables import table
+from tables import tabled
 from tiny_runs import postgrad, tree
 
 from postgrad.cli.main import COMMANDS, main
@@ -76,10 +76,7 @@ def test_two_configurations_do_not_share_their_lists():
     assert two.optimizer.betas == [0.9, 0.999]
 
 
-@pytest.mark.parametrize(
-    ("override", "parts"),
-    table(__file__, "wrong"),
-)
+@tabled("override, parts")
 def test_a_wrong_override_is_refused_in_one_line_that_names_it(override, parts):
     message = error_of(override)
     for part in parts:
@@ -87,8 +84,7 @@ def test_a_wrong_override_is_refused_in_one_line_that_names_it(override, parts):
 
 
 @pytest.mark.parametrize(
-    "files",
-    ["a.jsonl,b.jsonl", "easy=a.jsonl,hard=b.parquet:x=prompt", "'a.jsonl,b.jsonl'"],
+    "files", ["a.jsonl,b.jsonl", "easy=a.jsonl,hard=b.parquet:x=prompt", "'a.jsonl,b.jsonl'"]
 )
 def test_files_with_commas_need_no_quotes(files):
     config = compose_with("grpo", f"data.train={files}", f"data.validation={files}")
@@ -111,10 +107,7 @@ def test_betas_that_adam_cannot_use_are_refused(override):
         find_method("grpo")(config).check()
 
 
-@pytest.mark.parametrize(
-    ("override", "value"),
-    table(__file__, "texts_need_no_quotes"),
-)
+@tabled("override, value")
 def test_texts_need_no_quotes(override, value):
     section, key = override.partition("=")[0].rsplit(".", 1)
     config = compose_with("grpo", override)
@@ -157,11 +150,9 @@ def test_a_recipe_file_may_build_on_a_built_in_recipe(tmp_path):
         "defaults: [grpo, _self_]\noptimizer:\n  lr: 5.0e-5\nmethod:\n  clip_high: 0.28\n"
     )
     config = compose_with(str(file), "training.steps=9")
-    assert (
-        config.optimizer.lr == 5e-5
-        and config.method.clip_high == 0.28
-        and config.training.steps == 9
-    )
+    assert config.optimizer.lr == 5e-5
+    assert config.method.clip_high == 0.28
+    assert config.training.steps == 9
     assert config.method.name == "grpo" and config.rollout.samples == 8  # of grpo
     assert config.name.startswith("mine-")
 
@@ -285,9 +276,8 @@ def test_any_value_survives_config_yaml(tmp_path, name, lr, stop_at, train):
 def test_the_default_name_depends_on_the_settings_but_not_on_the_folder():
     assert compose_with().name == compose_with("grpo", "runs=elsewhere").name
     assert compose_with().name != compose_with("grpo", "seed=1").name
-    assert compose_with().name.startswith("grpo-") and compose_with().name.endswith(
-        fingerprint(compose_with())[:8]
-    )
+    assert compose_with().name.startswith("grpo-")
+    assert compose_with().name.endswith(fingerprint(compose_with())[:8])
 
 
 def test_differences_are_dotted_keys():
@@ -388,35 +378,22 @@ def test_an_address_needs_no_quotes():
         "rollout.url=http://host:8000/v1#org/model",
         "rollout.url='http://host:8000/v1#org/model'",
     ):
-        config = compose(
-            "grpo",
-            [*REQUIRED, override],
-            lambda name: find_method(name).Settings,
-        )
+        config = compose("grpo", [*REQUIRED, override], lambda name: find_method(name).Settings)
         assert config.rollout.url == "http://host:8000/v1#org/model"
 
 
-@pytest.mark.parametrize(
-    ("override", "hint"),
-    table(__file__, "hints"),
-)
+@tabled("override, hint")
 def test_an_unknown_key_gets_a_hint_also_from_names_of_other_trainers(override, hint):
     message = error_without_defaults(override) if override == "model=gpt2" else error_of(override)
     assert hint in message
 
 
-@pytest.mark.parametrize(
-    ("override", "hint"),
-    table(__file__, "values_of_other_trainers_get_a_hint"),
-)
+@tabled("override, hint")
 def test_values_of_other_trainers_get_a_hint(override, hint):
     assert hint in error_of(override)
 
 
-@pytest.mark.parametrize(
-    ("text", "trackers"),
-    table(__file__, "track_is_one_tracker_or_several"),
-)
+@tabled("text, trackers")
 def test_track_is_one_tracker_or_several(text, trackers):
     config = compose("grpo", [*REQUIRED, f"track={text}"], find_settings)
     assert config.track == trackers
@@ -493,10 +470,7 @@ def test_nothing_of_the_environment_is_read(tmp_path, monkeypatch, capsys):
     assert "hunter2" not in stored + printed
 
 
-@pytest.mark.parametrize(
-    ("text", "part"),
-    table(__file__, "a_recipe_file_that_would_be_misread_is_refused"),
-)
+@tabled("text, part")
 def test_a_recipe_file_that_would_be_misread_is_refused(text, part, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(text)

@@ -253,10 +253,7 @@ MARKED_CHATML = (
 )
 MARKED_LLAMA3 = mark(
     LLAMA3,
-    (
-        '{{- \'{"name": "\' + tool_call.name',
-        '{%- generation %}{{- \'{"name": "\' + tool_call.name',
-    ),
+    ('{{- \'{"name": "\' + tool_call.name', '{%- generation %}{{- \'{"name": "\' + tool_call.name'),
     (
         '        {{- "}" }}\n        {{- "<|eot_id|>" }}\n',
         '        {{- "}" }}\n        {{- "<|eot_id|>" }}{%- endgeneration %}\n',

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused import refused
-from tables import table
+from tables import tabled
 
 from postgrad.data.cursor import Cursor
 from postgrad.errors import ConfigError, RunError
@@ -102,10 +102,7 @@ def test_too_few_items():
         cursor.retire([5])
 
 
-@pytest.mark.parametrize(
-    ("change", "key"),
-    table(__file__, "state_of_other_data_is_refused"),
-)
+@tabled("change, key")
 def test_state_of_other_data_is_refused(change: dict[str, object], key: str):
     cursor = Cursor(5)
     cursor.take(2)

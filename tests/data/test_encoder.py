@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from refused import refused
-from tables import table
+from tables import tabled
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -185,10 +185,7 @@ def truncating(
     return Encoder(tokenizer(single, template), max_prompt_tokens=limit, overlong=side, **options)
 
 
-@pytest.mark.parametrize(
-    ("limit", "left", "middle", "right"),
-    table(__file__, "long_prompt_is_truncated_to_the_limit"),
-)
+@tabled("limit, left, middle, right")
 def test_long_prompt_is_truncated_to_the_limit(limit: int, left: str, middle: str, right: str):
     """With an odd limit, `middle` keeps one more token at the end."""
     for side, text in {"left": left, "middle": middle, "right": right}.items():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from refused import refused
-from tables import table
+from tables import tabled
 
 from postgrad.data.problems import load_problems
 from postgrad.data.sources import hub as hub_data
@@ -82,10 +82,7 @@ def test_a_generator_has_options_seeds_and_levels():
     assert sum(map(len, hard)) > sum(map(len, easy))
 
 
-@pytest.mark.parametrize(
-    ("source", "key"),
-    table(__file__, "sources_that_cannot_be_had_are_refused"),
-)
+@tabled("source, key")
 def test_sources_that_cannot_be_had_are_refused(source, key):
     if source.startswith("reasoning_gym"):
         pytest.importorskip("reasoning_gym")

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
-from tables import table
+from tables import tabled
 
 from postgrad.api.rows import as_problems, as_rows, to_jsonl
 from postgrad.data.problems import load_problems, problems_of_rows
@@ -92,10 +92,7 @@ def test_a_conversation_of_llava_has_its_picture_in_the_first_turn(folder):
     }
     (problem,) = load(folder, row)
     conversation = problem.conversation
-    assert conversation.messages[0]["content"] == [
-        IMAGE,
-        {"type": "text", "text": "\nWhat is it?"},
-    ]
+    assert conversation.messages[0]["content"] == [IMAGE, {"type": "text", "text": "\nWhat is it?"}]
     assert conversation.messages[1]["content"] == "An <image>."
     assert problem.messages == conversation.messages[:3]
     assert problem.demonstrations == ("Yes.",) and len(problem.images) == 1
@@ -134,10 +131,7 @@ def test_the_picture_is_a_part_of_the_uid_and_texts_alone_are_as_before(folder):
     assert plain.messages[0]["content"] == "An <image> is written here"
 
 
-@pytest.mark.parametrize(
-    ("row", "sentence"),
-    table(__file__, "what_is_refused_names_file_and_row"),
-)
+@tabled("row, sentence")
 def test_what_is_refused_names_file_and_row(folder, row, sentence):
     with pytest.raises(ConfigError) as caught:
         load(folder, {**row, "prompt": "x", "images": []} if "prompt" in row else row, row)

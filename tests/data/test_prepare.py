@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from refused import refused
-from tables import table
+from tables import table, tabled
 
 from postgrad.data.prepare.catalog import SETS
 from postgrad.data.prepare.output import read_provenance
@@ -215,10 +215,7 @@ def test_existing_file_is_replaced_only_with_overwrite(tmp_path: Path):
     assert out.read_bytes() == before and not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize(
-    ("name", "overrides", "key", "suggestion"),
-    table(__file__, "wrong_options"),
-)
+@tabled("name, overrides, key, suggestion")
 def test_wrong_options(
     name: str, overrides: dict[str, str], key: str, suggestion: str, tmp_path: Path
 ):

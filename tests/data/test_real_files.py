@@ -56,12 +56,6 @@ def test_alpaca_eval():
     assert all(p.demonstrations and not p.ground_truth for p in problems)
 
 
-def test_gsm8k_truths_are_numbers():
-    problems = load_problems(str(DATA / "gsm8k" / "train.jsonl"))
-    assert all(float(p.ground_truth) is not None for p in problems)
-    assert any("," in p.demonstrations[0].rpartition("####")[2] for p in problems)
-
-
 def test_every_file_is_tested():
     files = {
         str(p.relative_to(DATA)) for p in DATA.rglob("*") if p.is_file() and p.name != "README.md"

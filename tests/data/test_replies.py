@@ -129,11 +129,7 @@ def test_one_opening_of_the_thought_in_every_method(start: str):
         assert prompts.text(problem).endswith("<|Assistant|><think>\n")
         chosen, _ = rows_of(prompts, pair(response))
         (demonstration,) = prompts.demonstrations(problem)
-        for ids in (
-            chosen.response,
-            demonstration,
-            prompts.conversation(problem).response,
-        ):
+        for ids in (chosen.response, demonstration, prompts.conversation(problem).response):
             assert tokenizer.decode(ids) == "Hm.</think>Hi!</s>"
 
 

@@ -1,7 +1,7 @@
 """Several data sets in one setting: their names, and how a test set is detected."""
 
 import pytest
-from tables import table
+from tables import tabled
 
 from postgrad.data.sets import find_test_set_evidence, split_sets
 from postgrad.errors import ConfigError
@@ -44,10 +44,7 @@ def problem(**extra) -> Problem:
     return Problem("p1", ({"role": "user", "content": "?"},), "1", extra=extra)
 
 
-@pytest.mark.parametrize(
-    ("source", "extra", "evidence"),
-    table(__file__, "test_sets_are_detected"),
-)
+@tabled("source, extra, evidence")
 def test_test_sets_are_detected(source, extra, evidence):
     detected = find_test_set_evidence(source, [problem(), problem(**extra)])
     if evidence:

@@ -8,7 +8,7 @@ import pytest
 from chat_templates import CHATML, make_tokenizer
 from jsonl import read_jsonl, write_jsonl
 from refused import refused
-from tables import table
+from tables import tabled
 
 from postgrad.data.encode.encoder import Encoder
 from postgrad.data.problems import load_problems
@@ -149,10 +149,7 @@ def test_refused_rows(tmp_path: Path, case: Row) -> None:
     assert all(part in message for part in says), message
 
 
-@pytest.mark.parametrize(
-    ("row", "name"),
-    table(__file__, "a_column_that_the_model_should_see_is_not_lost"),
-)
+@tabled("row, name")
 def test_a_column_that_the_model_should_see_is_not_lost(
     tmp_path: Path, row: Row, name: str
 ) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 from refused import refused
-from tables import table
+from tables import tabled
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -152,10 +152,7 @@ def test_style_from_a_text_file(tmp_path):
         find_style(str(file))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "code", "at"),
-    table(__file__, "wrong_settings"),
-)
+@tabled("overrides, code, at")
 def test_wrong_settings(overrides: dict, code: str, at: str):
     with refused(code, at):
         Encoder(qwen(), **overrides)

@@ -180,9 +180,8 @@ def test_sandbox_row_shows_the_server_or_the_refusal(monkeypatch: pytest.MonkeyP
     assert machine.describe_sandbox() == f"{url} runs programs (Sandbox Fusion)"
     monkeypatch.setenv("POSTGRAD_SANDBOX", "nowhere")
     refused = machine.describe_sandbox()
-    assert (
-        refused.startswith("code rewards are refused: ") and "POSTGRAD_SANDBOX=nowhere" in refused
-    )
+    assert refused.startswith("code rewards are refused: ")
+    assert "POSTGRAD_SANDBOX=nowhere" in refused
 
 
 # ---- --fit

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
-from tables import table
+from tables import tabled
 from tool_model import CALL, KNOWS_TOOLS, PLAIN_CHAT, TOOLS, chat_tokenizer
 
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
@@ -80,8 +80,11 @@ def test_calls_are_read_as_models_write_them(text, calls):
 )
 def test_a_call_that_cannot_be_read_is_a_mistake(body):
     (call,) = parse_calls(f"<tool_call>{body}</tool_call>")
-    assert call.mistake and Toolbox(["calculator"]).answer(call, problem(), {}).startswith(
-        "error: a call is a JSON object"
+    assert call.mistake
+    assert (
+        Toolbox(["calculator"])
+        .answer(call, problem(), {})
+        .startswith("error: a call is a JSON object")
     )
 
 
@@ -99,9 +102,8 @@ def test_answers_whatever_a_tool_does(mine):
     assert ask("add", a=2) == "3" and ask("add", a=2, b=5) == "7"
     assert ask("look") == "51" and ask("look") == "52", "the state lasts, the problem is there"
     assert ask("look", state={}) == "error: look has no argument state"
-    assert ask("add").startswith("error: TypeError: missing a required argument") and "c" in ask(
-        "add", a=1, c=2
-    )
+    assert ask("add").startswith("error: TypeError: missing a required argument")
+    assert "c" in ask("add", a=1, c=2)
     assert ask("ad") == "error: there is no tool ad; there are: look, add, sleep, leave, long"
     impatient = Toolbox([f"{mine}:sleep"], timeout_s=0.3)
     late = impatient.answer(Call("sleep", {"seconds": 30}), one, state)
@@ -183,10 +185,8 @@ def test_what_the_policy_is_shown_of_a_tool(mine):
         schema["function"]["name"]: schema["function"]
         for schema in Toolbox([f"{mine}:add", f"{mine}:look"]).schemas
     }
-    assert (
-        shown["add"]["parameters"]["required"] == ["a"]
-        and shown["add"]["parameters"]["properties"]["a"]["type"] == "integer"
-    )
+    assert shown["add"]["parameters"]["required"] == ["a"]
+    assert shown["add"]["parameters"]["properties"]["a"]["type"] == "integer"
     assert shown["look"] == {
         "name": "look",
         "description": "Look at the answer.",
@@ -194,10 +194,7 @@ def test_what_the_policy_is_shown_of_a_tool(mine):
     }
 
 
-@pytest.mark.parametrize(
-    ("names", "says"),
-    table(__file__, "tools_that_cannot_be_had_are_refused"),
-)
+@tabled("names, says")
 def test_tools_that_cannot_be_had_are_refused(names, says, mine):
     with pytest.raises(ConfigError, match=says):
         _ = Toolbox([name.format(mine=mine) for name in names]).schemas
@@ -287,10 +284,8 @@ def test_a_response_of_several_turns_is_what_the_template_writes(template, mine)
     assert prompts.decode(done.policy_tokens) == "".join(said)
     assert (done.turns, done.calls, done.errors, done.finish) == (2, 2, 1, "stop")
     assert len(done.logprobs) == len(done.policy_mask) == len(done.tokens) and done.policy_mask[-1]
-    assert (
-        engine.requests[0].seeds == [7] != engine.requests[1].seeds
-        and engine.requests[1].max_new_tokens < 2000
-    )
+    assert engine.requests[0].seeds == [7] != engine.requests[1].seeds
+    assert engine.requests[1].max_new_tokens < 2000
 
 
 def test_an_answer_cannot_open_turns(mine):
@@ -325,12 +320,10 @@ def talk(limit: int, most: int, mine: Path, reply):
 def test_turns_end_by_number_by_length_and_by_truncation(mine):
     always = lambda text, call, end: [call, end]  # noqa: E731
     done, text, _ = talk(1000, 3, mine, always)
-    assert (
-        (done.turns, done.calls, done.finish) == (3, 2, "stop")
-        and text.count(CALL) == 3
-        and "51" in text
-        and "52" in text
-    )
+    assert (done.turns, done.calls, done.finish) == (3, 2, "stop")
+    assert text.count(CALL) == 3
+    assert "51" in text
+    assert "52" in text
     done, text, engine = talk(20, 3, mine, always)
     assert (
         (done.turns, done.calls, done.finish) == (1, 1, "length")

@@ -158,10 +158,7 @@ def test_output_file_is_in_the_official_format_and_can_be_a_set(compared, tiny, 
     assert [item["instruction"] for item in array] == [f"{i}+{i}=" for i in range(8)]
     assert [item["output"] for item in array] == [row["response"] for row in rows]
     assert {item["generator"] for item in array} == {tiny.name}
-    assert [item["dataset"] for item in array[:2]] == [
-        "koala",
-        "helpful_base",
-    ]
+    assert [item["dataset"] for item in array[:2]] == ["koala", "helpful_base"]
     data = with_references(f"self={out / 'alpaca_eval.outputs.json'}")
     with serve(chat=lambda text: "1") as served:
         judge = f"reward.judge.model='{served.address}'"

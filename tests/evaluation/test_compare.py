@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from refused import refused
-from tables import table
+from tables import tabled
 
 from postgrad.cli.main import main
 from postgrad.evaluation.compare import bootstrap_interval, compare_set, sign_test
@@ -103,10 +103,7 @@ def test_damaged_settings_give_one_line(content, tmp_path, capsys):
     assert str(b / "settings.json") in line
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    table(__file__, "bad_input_gives_one_line"),
-)
+@tabled("overrides, message")
 def test_bad_input_gives_one_line(overrides, message, tmp_path, capsys, monkeypatch):
     write_folder(tmp_path / "a", 0.0, x=[True])
     write_folder(tmp_path / "b", 0.0, y=[True])

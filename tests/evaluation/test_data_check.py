@@ -32,10 +32,7 @@ def test_rejected_gold_answer_is_found():
     report = check(problem("a", "1"), problem("b", "many"), problem("c", "C", "arc_c"))
     assert (report.num_problems, report.num_checked, report.num_near_misses) == (3, 3, 2)
     (row,) = report.rejected_golds
-    assert (row.location, row.uid) == (
-        "f: row 2",
-        "b",
-    )
+    assert (row.location, row.uid) == ("f: row 2", "b")
     assert "'many' of problem b is not a number" in row.reason
     assert not report.accepted_near_misses
 
@@ -101,9 +98,8 @@ def test_rejected_demonstration_is_found():
     good = with_demonstration("g", 7)
     bad = with_demonstration("b", 8)
     report = check(good, bad)
-    assert [row.uid for row in report.rejected_demonstrations] == [
-        "b"
-    ] and not report.rejected_golds
+    assert [row.uid for row in report.rejected_demonstrations] == ["b"]
+    assert not report.rejected_golds
 
 
 def test_duplicates_and_overlap_ignore_style_case_and_whitespace():

@@ -92,18 +92,12 @@ def test_local_live_and_served_judge_give_equal_ratings(tiny, tmp_path):
     ("overrides", "message"),
     [
         (("reward.judge.model=policy:live",), "reward.pass_score=1"),
-        (
-            ("reward.pass_score=3",),
-            "reward.judge.model=",
-        ),
+        (("reward.pass_score=3",), "reward.judge.model="),
         (
             ("reward.pass_score=3", "reward.judge.model='http://127.0.0.1:9/v1#m'"),
             "http://127.0.0.1:9/v1",
         ),
-        (
-            ("reward.pass_score=3", "reward.judge.model=/no/such"),
-            "model.path=/no/such",
-        ),
+        (("reward.pass_score=3", "reward.judge.model=/no/such"), "model.path=/no/such"),
     ],
 )
 def test_unusable_judge_is_refused_and_nothing_is_written(

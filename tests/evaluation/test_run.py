@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from refused import refused
-from tables import table
+from tables import table, tabled
 from tiny_runs import config_of, forkserver, run_words, tree
 
 from postgrad.cli.main import main
@@ -117,11 +117,7 @@ def test_summary_agrees_with_the_result_files(reference):
         assert result["avg"]["value"] == pytest.approx(accuracy)
         solved = {row["uid"] for row in rows if row["right"]}
         assert result["pass"]["4"]["value"] == len(solved) / 10
-        assert list(result["pass"]) == [
-            "1",
-            "2",
-            "4",
-        ]
+        assert list(result["pass"]) == ["1", "2", "4"]
         assert sum(result["classes"].values()) == 40
         assert result["maj"] is None, "answers of a user's verifier cannot vote"
         assert result["truncated"] == sum(row["finish"] == "length" for row in rows) / 40
@@ -224,9 +220,8 @@ def test_truncated_result_file_is_completed(
     end = round(cut * len(complete)) if isinstance(cut, float) else cut
     (out / "two.jsonl").write_bytes(complete[:end])
     assert main(overrides_for(tiny, verifier, out, "batch=3")) == 0
-    assert (out / "two.jsonl").read_bytes() == complete and summary_without_speed(
-        out
-    ) == summary_without_speed(reference)
+    assert (out / "two.jsonl").read_bytes() == complete
+    assert summary_without_speed(out) == summary_without_speed(reference)
     assert (f"two: {num_kept} of 10" in capsys.readouterr().out) == (num_kept > 0)
 
 
@@ -242,8 +237,7 @@ def test_folder_without_settings_after_a_kill_is_used(tmp_path):
 def test_finished_evaluation_loads_no_model(reference, tiny, verifier, capsys, monkeypatch):
     before = tree(reference)
     monkeypatch.setattr(
-        "postgrad.evaluation.run.open_engine",
-        lambda config: pytest.fail("the model is not needed"),
+        "postgrad.evaluation.run.open_engine", lambda config: pytest.fail("the model is not needed")
     )
     assert main(overrides_for(tiny, verifier, reference, "batch=3")) == 0
     assert tree(reference) == before and "avg@4" in capsys.readouterr().out
@@ -252,10 +246,7 @@ def test_finished_evaluation_loads_no_model(reference, tiny, verifier, capsys, m
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (
-            ["temperature=0.5"],
-            "rollout.temperature was 1.0, now 0.5",
-        ),
+        (["temperature=0.5"], "rollout.temperature was 1.0, now 0.5"),
         (["batch=3", "seed=2", "top_p=0.9"], "rollout.top_p was 1.0, now 0.9, and 1 more"),
         (["limit=9"], "data.limit was 10, now 9"),
     ],
@@ -345,10 +336,7 @@ def test_result_file_of_another_set_is_refused(reference, tiny, verifier, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    table(__file__, "bad_input_gives_one_line_run"),
-)
+@pytest.mark.parametrize(("overrides", "message"), table(__file__, "bad_input_gives_one_line_run"))
 def test_bad_input_gives_one_line(overrides, message, tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain.txt").write_text("text")
@@ -419,8 +407,7 @@ def test_data_without_truths_is_refused_before_the_model_is_loaded(
     tiny, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(
-        "postgrad.evaluation.run.open_engine",
-        lambda config: pytest.fail("the model is not needed"),
+        "postgrad.evaluation.run.open_engine", lambda config: pytest.fail("the model is not needed")
     )
     data = tmp_path / "rows.jsonl"
     data.write_text('{"prompt": "2+2=", "data_source": "gsm8k"}\n')
@@ -567,10 +554,7 @@ def test_prompts_equal_those_of_training(tiny, tmp_path):
 # ---- settings
 
 
-@pytest.mark.parametrize(
-    ("key", "expected"),
-    table(__file__, "keys_without_section_are_completed"),
-)
+@tabled("key, expected")
 def test_keys_without_section_are_completed(key, expected):
     assert full_key(key) == expected
 

@@ -5,13 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from postgrad.evaluation.winrate import (
-    RIDGE,
-    SLOPE,
-    SLOPE_WEIGHT,
-    length_controlled,
-    win_rates,
-)
+from postgrad.evaluation.winrate import RIDGE, SLOPE, SLOPE_WEIGHT, length_controlled, win_rates
 from postgrad.results.metrics import interval
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from refused import refused
-from tables import table
+from tables import tabled
 
 from postgrad.config.schema import JudgeConfig, RewardConfig
 from postgrad.errors import RunError
@@ -17,10 +17,7 @@ from postgrad.verifiers.expression import LLM_JUDGE
 from postgrad.verifiers.scorer import Scorer
 
 
-@pytest.mark.parametrize(
-    ("reply", "rating"),
-    table(__file__, "parse_rating"),
-)
+@tabled("reply, rating")
 def test_parse_rating(reply, rating):
     assert parse_rating(reply, 1, 10) == rating
 

@@ -2,7 +2,7 @@
 
 import pytest
 from refused import refused
-from tables import table
+from tables import tabled
 
 from postgrad.config.schema import JudgeConfig, RewardConfig
 from postgrad.judge.pairwise import PairJudge, answer_of, parse_ranking
@@ -11,10 +11,7 @@ from postgrad.methods.support.judging import check_judge, check_references
 from postgrad.problem import Failure, Problem, Score
 
 
-@pytest.mark.parametrize(
-    ("reply", "ranking"),
-    table(__file__, "parse_ranking"),
-)
+@tabled("reply, ranking")
 def test_parse_ranking(reply, ranking):
     assert parse_ranking(reply) is ranking
 
@@ -174,10 +171,7 @@ def test_template_files(tmp_path):
     ("settings", "at"),
     [
         ({"template": "pairwise", "highest": 5}, "reward.judge.highest"),
-        (
-            {"template": "pairwise", "monitor": "policy:live"},
-            "reward.judge.monitor",
-        ),
+        ({"template": "pairwise", "monitor": "policy:live"}, "reward.judge.monitor"),
         ({"both_orders": True}, "reward.judge.both_orders"),
     ],
 )

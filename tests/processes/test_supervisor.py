@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import in_threads, join, wait_for, wait_for_end
 
 from postgrad.errors import RunError
 from postgrad.processes.child import Child, describe_exit
@@ -44,19 +45,6 @@ def run(pool: Supervisor, *commands: str, workers: int = 1, limit_s: float = LIM
         lambda item: limit_s,
     )
     return [result if isinstance(result, Ended) else True for result in results]
-
-
-def ends(pid: int, within_s: float = 60) -> bool:
-    """Return whether a process ends within this time; a zombie has ended."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.mark.parametrize(
@@ -117,14 +105,14 @@ def test_grandchildren_are_killed_too(pool, tmp_path):
     note = tmp_path / "pid"
     (ended,) = run(pool, f"grandchild={note}", limit_s=3)
     assert ended.late
-    assert ends(int(note.read_text()))
+    wait_for_end(int(note.read_text()))
 
 
 def test_an_idle_child_that_was_killed_is_replaced(pool):
     run(pool, "ok")
     (child,) = pool.children
     os.kill(child.process.pid, signal.SIGKILL)
-    assert ends(child.process.pid)
+    wait_for_end(child.process.pid)
     assert run(pool, "ok") == [True]
 
 
@@ -147,14 +135,11 @@ def test_close_ends_run_in_another_thread(pool):
             outcome.append(run(pool, *["sleep"] * 4, workers=2, limit_s=600))
         outcome.append("ended")
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    end = time.monotonic() + 60
-    while len(pool.children) < 2 and time.monotonic() < end:
-        time.sleep(0.05)
+    threads = in_threads(work)
+    wait_for(lambda: len(pool.children) == 2, "both children")
     pool.close()
     pool.close()
-    thread.join(60)
+    join(threads)
     assert outcome == ["ended"]
     with pytest.raises(RunError, match="closed"):
         run(pool, "ok")
@@ -209,7 +194,7 @@ def test_children_end_when_the_parent_is_killed(command, children):
     parent.kill()
     parent.wait(60)
     parent.stdout.close()
-    assert all(ends(orphan) for orphan in orphans)
+    wait_for_end(*orphans)
 
 
 def test_signals_to_all_processes_of_a_run_are_left_to_the_parent(pool):

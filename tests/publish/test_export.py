@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from tables import table
+from tables import tabled
 from tiny_runs import config_of, toy_run, tree
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -219,83 +219,47 @@ EMBED = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
 
 
-def remove_shard(folder: Path) -> None:
-    (folder / "model_world_size_2_rank_1.pt").unlink()
+def in_both(change):
+    """Change both shards."""
+    return lambda folder: [rewrite(folder, rank, change) for rank in (0, 1)]
 
 
-def add_world_size(folder: Path) -> None:
-    rank_1 = folder / "model_world_size_2_rank_1.pt"
-    shutil.copyfile(rank_1, folder / "model_world_size_3_rank_2.pt")
+def in_one(change):
+    return lambda folder: rewrite(folder, 1, change)
 
 
-def truncate_shard(folder: Path) -> None:
-    (folder / "model_world_size_2_rank_0.pt").write_bytes(b"PK")
-
-
-def remove_config(folder: Path) -> None:
-    (folder / "huggingface" / "config.json").unlink()
-
-
-def empty_config(folder: Path) -> None:
-    (folder / "huggingface" / "config.json").write_text("{}")
-
-
-def widen_config(folder: Path) -> None:
+def change_config(folder: Path, settings: dict) -> None:
     file = folder / "huggingface" / "config.json"
-    settings = json.loads(file.read_text())
-    settings["intermediate_size"] += 8
-    file.write_text(json.dumps(settings))
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings if settings else {}))
 
 
-def remove_weight_of_one_rank(folder: Path) -> None:
-    rewrite(folder, 1, lambda state: state.pop(NORM))
+def shard(folder: Path, rank: int, world: int = 2) -> Path:
+    return folder / f"model_world_size_{world}_rank_{rank}.pt"
 
 
-def remove_weight(folder: Path) -> None:
-    for rank in (0, 1):
-        rewrite(folder, rank, lambda state: state.pop(NORM))
-
-
-def add_weight(folder: Path) -> None:
-    for rank in (0, 1):
-        rewrite(folder, rank, lambda state: state.update(more=torch.ones(2)))
-
-
-def replace_weight_of_one_rank(folder: Path) -> None:
-    rewrite(folder, 1, lambda state: state.update({NORM: torch.ones(4)}))
-
-
-def shorten_weight_of_one_rank(folder: Path) -> None:
-    rewrite(folder, 1, lambda state: remove_last_row(state, EMBED))
-
-
-def change_tied_head(folder: Path) -> None:
-    for rank in (0, 1):
-        rewrite(folder, rank, lambda state: state["lm_head.weight"]._local_tensor.mul_(2))
+FAULTS = {
+    "lacks 1 of 2 shards: model_world_size_2_rank_1.pt": lambda f: shard(f, 1).unlink(),
+    "world sizes 2 and 3": lambda f: shutil.copyfile(shard(f, 1), shard(f, 2, 3)),
+    "rank_0.pt cannot be read as weights": lambda f: shard(f, 0).write_bytes(b"PK"),
+    "huggingface/config.json": lambda f: (f / "huggingface" / "config.json").unlink(),
+    "actor/huggingface/config.json": lambda f: change_config(f, {}),
+    "config.json says": lambda f: change_config(f, {"intermediate_size": 104}),
+    f"'{NORM}' is in only one of them": in_one(lambda state: state.pop(NORM)),
+    f"lacks 1 weights of the model, the first is {NORM}": in_both(lambda state: state.pop(NORM)),
+    "more is not a weight of the model": in_both(lambda s: s.update(more=torch.ones(2))),
+    f"{NORM} is not the same kind of tensor": in_one(lambda s: s.update({NORM: torch.ones(4)})),
+    f"{EMBED} should be (18, 24), but its shards are": in_one(lambda s: remove_last_row(s, EMBED)),
+    f"ties lm_head.weight to {EMBED}, but they differ": in_both(
+        lambda state: state["lm_head.weight"]._local_tensor.mul_(2)
+    ),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (remove_shard, "lacks 1 of 2 shards: model_world_size_2_rank_1.pt"),
-        (add_world_size, "world sizes 2 and 3"),
-        (truncate_shard, "rank_0.pt cannot be read as weights"),
-        (remove_config, "huggingface/config.json"),
-        (empty_config, "huggingface/config.json"),
-        (remove_weight_of_one_rank, f"'{NORM}' is in only one of them"),
-        (remove_weight, f"lacks 1 weights of the model, the first is {NORM}"),
-        (add_weight, "more is not a weight of the model"),
-        (replace_weight_of_one_rank, f"{NORM} is not the same kind of tensor"),
-        (shorten_weight_of_one_rank, f"{EMBED} should be (18, 24), but its shards are"),
-        (change_tied_head, f"ties lm_head.weight to {EMBED}, but they differ"),
-        (widen_config, "config.json says"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_faulty_shards_are_one_line_and_write_nothing(odd_model, tmp_path, capsys, change, message):
+@pytest.mark.parametrize("message", FAULTS)
+def test_faulty_shards_are_one_line_and_write_nothing(odd_model, tmp_path, capsys, message):
     folder = write_verl(tmp_path / "actor", odd_model, 2)
-    change(folder)
+    FAULTS[message](folder)
     before = tree(tmp_path)
     code, printed = run_export(folder, tmp_path / "out", capsys=capsys)
     assert code == 2 and message in printed and printed.count("\n") == 1, printed
@@ -345,12 +309,7 @@ def adapted_run(tiny, tmp_path_factory) -> Path:
         "def threes(response, problem):\n    return response.count('3') / 3\n"
     )
     overrides = toy_run(response_tokens=3)
-    own = (
-        "model.lora.rank=2",
-        "optimizer.lr=5e-2",
-        "training.checkpoint_every=1",
-        f"runs={runs}",
-    )
+    own = ("model.lora.rank=2", "optimizer.lr=5e-2", "training.checkpoint_every=1", f"runs={runs}")
     return train(
         config_of("grpo", tiny, *overrides, *own, f"reward.verifier={runs / 'mine.py'}:threes"),
         Reporter(),
@@ -364,10 +323,8 @@ def test_run_is_exported_by_step(adapted_run, tmp_path):
         saved = load_file(
             adapted_run / "checkpoints" / f"step-{step}" / "policy" / "model.safetensors"
         )
-        assert (
-            all(torch.equal(ours[name], saved[name]) for name in saved)
-            and ours.keys() == saved.keys()
-        )
+        assert all(torch.equal(ours[name], saved[name]) for name in saved)
+        assert ours.keys() == saved.keys()
     names = {file.name for file in (tmp_path / "latest").iterdir()}
     assert {
         "config.json",
@@ -405,10 +362,7 @@ def test_adapter_is_kept_or_merged(adapted_run, tmp_path):
     torch.testing.assert_close(ours, policy, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    table(__file__, "wrong_arguments_are_one_line"),
-)
+@tabled("arguments, message")
 def test_wrong_arguments_are_one_line(adapted_run, tiny, tmp_path, capsys, arguments, message):
     (tmp_path / "empty").mkdir()
     (adapted_run / "checkpoints" / "step-mine").mkdir(exist_ok=True)  # the user's own folder

@@ -83,17 +83,13 @@ def test_run_is_pushed_with_a_card(hub: Hub, run_of, capsys):
     )
     files = hub.files("me/counts")
     card = files.pop("README.md").decode()
-    assert (
-        files == files_of(run_of / "checkpoints" / "step-6" / "policy")
-        and hub.repos["me/counts"]["private"]
-    )
+    assert files == files_of(run_of / "checkpoints" / "step-6" / "policy")
+    assert hub.repos["me/counts"]["private"]
     assert hub.repos["me/counts"]["commits"] == ["counting, step 6"]
     front, text = yaml.safe_load(card.split("---\n")[1]), card.split("---\n", 2)[2]
-    assert (
-        front["base_model"] == "example/base"
-        and front["library_name"] == "transformers"
-        and "grpo" in front["tags"]
-    )
+    assert front["base_model"] == "example/base"
+    assert front["library_name"] == "transformers"
+    assert "grpo" in front["tags"]
     for part in (
         "**grpo** from `example/base` (checkpoint of step 6)",
         "`arithmetic:1`",

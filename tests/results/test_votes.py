@@ -2,7 +2,7 @@
 
 import pytest
 from refused import refused
-from tables import table
+from tables import tabled
 
 import postgrad
 from postgrad.problem import Problem
@@ -14,10 +14,7 @@ def problem(truth: str) -> Problem:
     return Problem("p", ({"role": "user", "content": "?"},), truth)
 
 
-@pytest.mark.parametrize(
-    ("verifier", "truth", "responses", "expected"),
-    table(__file__, "equal_answers_give_equal_votes"),
-)
+@tabled("verifier, truth, responses, expected")
 def test_equal_answers_give_equal_votes(verifier, truth, responses, expected):
     for response in responses:
         assert vote(verifier, response, problem(truth)) == expected

@@ -4,7 +4,7 @@ import shlex
 import subprocess
 
 import pytest
-from tables import table
+from tables import tabled
 
 from postgrad.cli.main import main
 from postgrad.config.compose import compose
@@ -131,10 +131,7 @@ def test_warm_ups_and_baselines_of_classmate(program, project, dataset, verifier
         assert ("# set it: the judge (reward.judge.model" in out) == (verifier == "llm_judge")
 
 
-@pytest.mark.parametrize(
-    ("value", "printed"),
-    table(__file__, "only_variables_of_the_shell_are_filled_in_when_the_command_is_pasted"),
-)
+@tabled("value, printed")
 def test_only_variables_of_the_shell_are_filled_in_when_the_command_is_pasted(value, printed):
     script = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo "
     command = translate(*read_settings(f"{script} trainer.default_local_dir={value}")).command

@@ -3,7 +3,7 @@
 import pytest
 from imported import keys, printed, translated
 from refused import refused
-from tables import table
+from tables import tabled
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError
@@ -13,10 +13,7 @@ RL = "algorithm.adv_estimator=grpo data.train_batch_size=8"
 MAIN_PPO = "python3 -m verl.trainer.main_ppo"
 
 
-@pytest.mark.parametrize(
-    "script",
-    table(__file__, "what_is_no_single_training_is_refused"),
-)
+@tabled("script")
 def test_what_is_no_single_training_is_refused(script, tmp_path, capsys):
     with pytest.raises(ConfigError):
         read_settings(script)
@@ -103,10 +100,7 @@ def test_a_yaml_file_of_trl(tmp_path, capsys):
 # ---- flags of TRL
 
 
-@pytest.mark.parametrize(
-    ("command", "recipe", "overrides"),
-    table(__file__, "programs"),
-)
+@tabled("command, recipe, overrides")
 def test_flags_of_a_command(command, recipe, overrides, tmp_path, capsys):
     result = translated(command)
     assert (result.recipe, result.overrides, result.missing) == (recipe, overrides, [])
@@ -116,10 +110,7 @@ def test_flags_of_a_command(command, recipe, overrides, tmp_path, capsys):
 # ---- literals of Python
 
 
-@pytest.mark.parametrize(
-    ("script", "overrides", "to_set"),
-    table(__file__, "settings"),
-)
+@tabled("script, overrides, to_set")
 def test_literals_are_read_and_the_others_are_to_be_set(script, overrides, to_set):
     result = translated(script)
     assert (result.overrides, keys(result.missing)) == (overrides, to_set)

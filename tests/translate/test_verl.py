@@ -2,7 +2,7 @@
 
 import pytest
 from imported import keys, printed, translated
-from tables import table
+from tables import table, tabled
 
 from postgrad.translate import defaults_of, translate
 
@@ -72,10 +72,7 @@ def test_settings_of_verl(arguments, overrides, missing, tmp_path, capsys):
     printed(script, tmp_path, capsys)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "recipe", "overrides"),
-    table(__file__, "verl_recipes"),
-)
+@tabled("arguments, recipe, overrides")
 def test_forks_and_critics_have_their_recipes(arguments, recipe, overrides, tmp_path, capsys):
     script = f"python3 -m verl.trainer.main_ppo {arguments}"
     result = translated(script)
@@ -141,10 +138,7 @@ def test_an_sft_script_of_verl_is_no_ppo(tmp_path, capsys):
     assert "optimizer.warmup_ratio=0.1" in printed(SFT, tmp_path, capsys)
 
 
-@pytest.mark.parametrize(
-    ("settings", "overrides", "missing"),
-    table(__file__, "verl_sft"),
-)
+@tabled("settings, overrides, missing")
 def test_settings_of_sft_of_verl(settings, overrides, missing):
     result = translate("verl_sft", settings)
     assert (result.recipe, result.overrides) == ("sft", overrides)

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tables import table
+from tables import tabled
 
 from postgrad.verifiers.grading.closed_form import closed_value
 from postgrad.verifiers.grading.equality import (
@@ -105,25 +105,17 @@ def test_number_reads_fractions(value):
 
 def test_percent_is_the_number_or_a_hundredth_of_it():
     assert same_number("50%", "50") and same_number("50%", "0.5") and same_number("0.5", "50\\%")
-    assert (
-        not same_number("50%", "5")
-        and not same_number("50", "0.5")
-        and not same_number("50%", "0.5%")
-    )
+    assert not same_number("50%", "5")
+    assert not same_number("50", "0.5")
+    assert not same_number("50%", "0.5%")
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "unit"),
-    table(__file__, "units"),
-)
+@tabled("text, answer, unit")
 def test_units(text, answer, unit):
     assert split_unit(text) == (answer, unit)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    table(__file__, "normalize_makes_equal"),
-)
+@tabled("one, other")
 def test_normalize_makes_equal(one, other):
     assert normalize(one) == normalize(other)
 
@@ -136,10 +128,7 @@ def test_normalize_keeps_apart(one, other):
     assert normalize(one) != normalize(other)
 
 
-@pytest.mark.parametrize(
-    ("given", "truth", "verdict"),
-    table(__file__, "compare"),
-)
+@tabled("given, truth, verdict")
 def test_compare(given, truth, verdict):
     assert compare(given, truth) is verdict
 
@@ -158,10 +147,7 @@ def test_compare_never_fails_and_an_answer_equals_itself(text):
     assert compare(text, "17.25") in (True, False, None)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    table(__file__, "closed_forms_have_a_value"),
-)
+@tabled("text, value")
 def test_closed_forms_have_a_value(text, value):
     assert closed_value(text) == pytest.approx(value, rel=1e-12)
 
@@ -189,9 +175,6 @@ def test_other_texts_have_no_closed_value(text):
     assert closed_value(text) is None
 
 
-@pytest.mark.parametrize(
-    ("given", "truth", "verdict"),
-    table(__file__, "different_numbers_are_rejected_without_algebra"),
-)
+@tabled("given, truth, verdict")
 def test_different_numbers_are_rejected_without_algebra(given, truth, verdict):
     assert compare(given, truth) is verdict

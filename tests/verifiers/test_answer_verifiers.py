@@ -5,7 +5,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tables import table
+from tables import table, tabled
 
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.grading import answers
@@ -23,10 +23,7 @@ def value(name: str, response: str, truth: str) -> float:
     return result.value
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    table(__file__, "found_numbers"),
-)
+@tabled("text, found")
 def test_boxed_answer(text, found):
     assert answers.boxed_answer(text) == found
 
@@ -41,10 +38,7 @@ def test_boxed_answer_finds_any_balanced_content(content):
     assert answers.boxed_answer("a {b \\boxed{1} \\boxed{" + content + "} c}") == content.strip()
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    table(__file__, "last_number"),
-)
+@tabled("text, found")
 def test_last_number(text, found):
     assert answers.last_number(text) == found
 
@@ -106,23 +100,16 @@ def test_boxed_parts():
 
 
 def test_exact_and_numeric():
-    assert (
-        value("exact", " 590\n", "590") == 1
-        and value("exact", "590 ", "59") == 0
-        and value("exact", "0590", "590") == 0
-    )
-    assert (
-        value("numeric", "so 1,234.0 in all", "1234") == 1
-        and value("numeric", "1234 of 5", "1234") == 0
-    )
+    assert value("exact", " 590\n", "590") == 1
+    assert value("exact", "590 ", "59") == 0
+    assert value("exact", "0590", "590") == 0
+    assert value("numeric", "so 1,234.0 in all", "1234") == 1
+    assert value("numeric", "1234 of 5", "1234") == 0
     assert value("numeric", "$5.", "5") == 1 and value("numeric", "no", "5") == 0
     assert value("numeric", "3/4", "0.75") == 1
 
 
-@pytest.mark.parametrize(
-    ("response", "truth", "expected", "plain"),
-    table(__file__, "verdicts_of_answers"),
-)
+@tabled("response, truth, expected, plain")
 def test_choice_table(response, truth, expected, plain):
     assert score("choice", response, truth) == Score(
         float(expected), {"answer": float(expected), "format": float(plain)}

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from refused import refused
-from tables import table
+from tables import tabled
 
 from postgrad.api.rewards import as_verifier_setting
 from postgrad.errors import ConfigError
@@ -56,10 +56,7 @@ def test_plain_names_are_not_sums(name):
     assert not is_sum(name)
 
 
-@pytest.mark.parametrize(
-    ("text", "culprit"),
-    table(__file__, "malformed_sums_are_refused_in_one_line"),
-)
+@tabled("text, culprit")
 def test_malformed_sums_are_refused_in_one_line(text, culprit):
     with pytest.raises(ConfigError, match=re.escape(culprit)) as error:
         Scorer(text)
@@ -99,7 +96,8 @@ def test_weights_of_a_list_multiply_those_of_its_sums():
         3.5, {"exact": 1.0, "exact.answer": 1.0, **LENGTH, "format": 0.0}
     )
     mixed = as_verifier_setting([rewards[0], right], [2, 10])
-    assert mixed is not None and score(mixed, "42") == Score(
+    assert mixed is not None
+    assert score(mixed, "42") == Score(
         13.5, {"exact": 1.0, "exact.answer": 1.0, **LENGTH, "right": 1.0}
     )
     assert as_verifier_setting("exact") == "exact"
@@ -208,10 +206,7 @@ def test_rows_tried_are_spaced_over_the_set():
             scorer.check_fit(problems[200:], "data.train")
 
 
-@pytest.mark.parametrize(
-    ("verifier", "part", "known"),
-    table(__file__, "part_that_no_built_in_verifier_reports_is_refused_before_the_run"),
-)
+@tabled("verifier, part, known")
 def test_part_that_no_built_in_verifier_reports_is_refused_before_the_run(verifier, part, known):
     sums = [Problem("c", (), "#### 3", "gsm8k"), SUM]
     settings = {f"method.reward_weights.{part}": part}

@@ -8,25 +8,13 @@ from pathlib import Path
 
 import pytest
 from refused import refused
+from waiting import wait_for_end
 
 from postgrad.problem import Failure, Score
 from postgrad.verifiers import pool as pool_module
 from postgrad.verifiers.loading import find_verifier
 from postgrad.verifiers.pool import VerifierPool
 from postgrad.verifiers.table import VERIFIERS
-
-
-def ends(pid: int, within_s: float = 60) -> bool:
-    """Return whether a process ends within this time; a zombie has ended."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.mark.slow
@@ -235,4 +223,4 @@ def test_busy_children_end_when_the_parent_is_killed(hostile, children):
     parent.kill()
     parent.wait(60)
     parent.stdout.close()
-    assert all(ends(orphan) for orphan in orphans)
+    wait_for_end(*orphans)

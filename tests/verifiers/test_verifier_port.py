@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from refused import refused
-from tables import table
+from tables import tabled
 
 from postgrad.data.problems import problems_of_rows
 from postgrad.errors import ConfigError
@@ -19,10 +19,7 @@ from postgrad.verifiers.scorer import Scorer
 from postgrad.verifiers.table import SOURCES, VERIFIERS, choose
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    table(__file__, "sources"),
-)
+@tabled("source, name")
 def test_choose_by_data_source(source, name, problem):
     assert choose(problem("5", source)) == name
 
@@ -157,10 +154,7 @@ def test_an_async_function_of_verl_given_as_an_object_is_awaited(problem):
     assert results == [Score(1.0), Score(0.0)]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    table(__file__, "a_function_with_other_arguments_is_refused"),
-)
+@tabled("arguments")
 def test_a_function_with_other_arguments_is_refused(arguments, tmp_path):
     (tmp_path / "odd.py").write_text(f"def odd({arguments}):\n    return 1.0\n")
     with refused("user_code", "reward", shows=re.escape(f"odd.py:odd({arguments})")):
@@ -176,10 +170,7 @@ def test_an_argument_without_a_default_must_be_given(tmp_path):
     assert isinstance(score, Score) and score.value == 2.0
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    table(__file__, "wrong_names_are_refused_in_one_line"),
-)
+@tabled("name, message")
 def test_wrong_names_are_refused_in_one_line(name, message, hostile, tmp_path):
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0\n")

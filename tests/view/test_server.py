@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from tables import table
+from tables import tabled
 from view_runs import HOSTILE, Server, WrittenRun, batch_of, drawn, metrics_of, serving
 
 from postgrad.types import Ragged
@@ -256,10 +256,7 @@ def test_without_a_tokenizer_the_ids_are_returned(runs, tmp_path):
 # Access
 
 
-@pytest.mark.parametrize(
-    "name",
-    table(__file__, "nothing_outside_the_folder_is_read"),
-)
+@tabled("name")
 def test_nothing_outside_the_folder_is_read(runs, server, name, tmp_path_factory):
     outside = tmp_path_factory.getbasetemp() / "outside"
     if not outside.exists():
@@ -371,18 +368,12 @@ def test_a_token_is_needed_beyond_loopback(runs):
         cookie = headers["set-cookie"]
         assert "HttpOnly" in cookie and "samesite=strict" in cookie.lower()
         assert server.get("/api/runs", Cookie=cookie.split(";")[0])[0] == 200
-        for scheme in ("Bearer", "bearer", "BEARER"):
-            assert server.get("/api/runs", Authorization=f"{scheme} secret-token")[0] == 200
-        assert server.get("/api/runs", Authorization="Basic secret-token")[0] == 401
-        assert server.get("/api/runs", Authorization="Bearer secret-tokem")[0] == 401
-        # Machines have names that they do not know: of a cluster, a container or a proxy. A page of
-        # another site does not have the token.
+        # test_serve_hostile.py has the other ways to send a token, which are the same code.
+        key = {"Authorization": "Bearer secret-token"}
         name = "gpu1.cluster.example:8765"
         assert server.get("/api/runs", Host=name)[0] == 401
         assert server.get("/?token=secret-token", Host=name)[0] == 303
-        key = {"Authorization": "Bearer secret-token"}
         assert server.get("/api/runs", Host=name, **key)[0] == 200
-        assert server.get("/api/runs", Host=name, Origin="http://evil.example", **key)[0] == 403
 
 
 @pytest.mark.parametrize("query", ["step=x", "step=", "step=1&filter=odd", "step=1&sort=odd", ""])
