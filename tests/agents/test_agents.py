@@ -11,7 +11,7 @@ import pytest
 from fake_engine import FakeEngine
 from refused import refused
 from tool_model import CALL, KNOWS_TOOLS, PLAIN_CHAT, chat_tokenizer
-from waiting import wait_for
+from waiting import wait_for_end
 
 from postgrad.agents.program import read_reward
 from postgrad.agents.runner import Agents
@@ -166,14 +166,7 @@ def test_a_program_is_killed_with_its_children_at_the_time_limit(tmp_path):
     (done,), _ = play(agents, prompts, ["x"], problem)
     assert done.episode.failure.kind == "timeout" and time.monotonic() - began < 300
     if file.exists():  # the machine was fast enough for the program to start its child
-        wait_for(lambda: not _runs(int(file.read_text())), "the child of the program to end")
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+        wait_for_end(int(file.read_text()))
 
 
 def test_a_verifier_may_score_the_last_reply():

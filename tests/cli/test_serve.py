@@ -13,12 +13,12 @@ from functools import partial
 
 import openai
 import pytest
+from refused import refused
 from serve_process import live
-from tiny_runs import END, config_of, stock_model, stock_row
+from tiny_runs import END, config_of, same_completions, stock_model, stock_row
 from waiting import in_threads, join, wait_for
 
 from postgrad.cluster.host import build_host
-from postgrad.errors import ConfigError
 from postgrad.model.load.load import load_tokenizer
 from postgrad.model.load.tiny import make_tiny
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
@@ -116,11 +116,8 @@ def test_each_has_its_own_sampling_in_one_batch(client, native, prompts):
 
     def ask(i, seed):
         kind = kinds[i] | {"extra_body": kinds[i].get("extra_body", {}) | IDS}
-        found[i, seed] = (
-            client.completions.create(model="tiny", prompt=PROMPT, max_tokens=10, seed=seed, **kind)
-            .choices[0]
-            .token_ids
-        )
+        more = {"model": "tiny", "prompt": PROMPT, "max_tokens": 10, "seed": seed}
+        found[i, seed] = client.completions.create(**more, **kind).choices[0].token_ids
 
     pairs = [(i, seed) for i in range(len(kinds)) for seed in range(4)]
     join(in_threads(*(partial(ask, *pair) for pair in pairs)))
@@ -206,10 +203,8 @@ def test_two_models_on_one_port_and_a_chat_template_with_its_options(
             done = client.completions.create(
                 model=name, prompt=PROMPT, max_tokens=8, temperature=0, extra_body=IDS
             ).choices[0]
-            assert (
-                done.token_ids
-                == engine.generate([Request(PROMPT, [0])], Sampling(0.0, 8))[0][0].tokens
-            )
+            ((expected,),) = engine.generate([Request(PROMPT, [0])], Sampling(0.0, 8))
+            assert done.token_ids == expected.tokens
         ask = {
             "model": "other",
             "messages": [{"role": "user", "content": "1+2"}],
@@ -218,10 +213,8 @@ def test_two_models_on_one_port_and_a_chat_template_with_its_options(
         }
         assert client.chat.completions.create(**ask, extra_body=IDS).prompt_token_ids == PROMPT
         options = {"chat_template_kwargs": {"closes_twice": True}}
-        assert client.chat.completions.create(**ask, extra_body=options | IDS).prompt_token_ids == [
-            *PROMPT,
-            15,
-        ]
+        twice = client.chat.completions.create(**ask, extra_body=options | IDS)
+        assert twice.prompt_token_ids == [*PROMPT, 15]
         with pytest.raises(
             openai.BadRequestError,
             match=r"chat_template_kwargs\.closes_thrice: the chat template never reads",
@@ -274,10 +267,8 @@ def test_a_chat_streams_with_its_role_first(client, native, prompts):
     assert [piece.choices[0].delta.role for piece in pieces[:2]] == ["assistant"] * 2
     for index in (0, 1):
         own = [piece.choices[0] for piece in pieces if piece.choices[0].index == index]
-        assert (
-            "".join(choice.delta.content or "" for choice in own)
-            == said(native, prompts, 5 + index, 6)[1]
-        )
+        text = "".join(choice.delta.content or "" for choice in own)
+        assert text == said(native, prompts, 5 + index, 6)[1]
         assert own[-1].finish_reason in ("stop", "length")
 
 
@@ -533,19 +524,8 @@ def test_our_engine_over_http_is_the_native_engine(server, native, prompts):
         Sampling(0.7, 12, 0.9),
         Sampling(1.0, 12, 1.0, 3, 0.1),
     ):
-        ours, truth = engine.generate(requests, sampling), native.generate(requests, sampling)
-        assert [[c.tokens for c in group] for group in ours] == [
-            [c.tokens for c in group] for group in truth
-        ], sampling
-        assert [[c.finish for c in group] for group in ours] == [
-            [c.finish for c in group] for group in truth
-        ]
-        for a, b in (
-            (a, b)
-            for one, two in zip(ours, truth, strict=True)
-            for a, b in zip(one, two, strict=True)
-        ):
-            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+        ours = engine.generate(requests, sampling)
+        assert same_completions(ours, native.generate(requests, sampling), 1e-5), sampling
     assert engine.takes_ids
     assert engine.max_context == 512
     assert {c.tokens[-1] == END for g in ours for c in g} == {True, False}
@@ -553,12 +533,8 @@ def test_our_engine_over_http_is_the_native_engine(server, native, prompts):
 
 def test_our_chat_client_and_its_errors(server, native, prompts):
     chat = HttpChat(Address.parse(f"{server.url}#tiny"), 60)
-    assert chat.reply([[{"role": "user", "content": "1+2="}]], Sampling(0.0, 6), [1]) == [
-        said(native, prompts, 1, 6, 0.0)[1]
-    ]
-    assert (
-        "400"
-        in chat.reply([[{"role": "user", "content": "1" * 600}]], Sampling(0.0, 6), [1])[0].reason
-    )
-    with pytest.raises(ConfigError, match=r"has no model tinny; did you mean tiny\?"):
+    short, long = ([{"role": "user", "content": text}] for text in ("1+2=", "1" * 600))
+    assert chat.reply([short], Sampling(0.0, 6), [1]) == [said(native, prompts, 1, 6, 0.0)[1]]
+    assert "400" in chat.reply([long], Sampling(0.0, 6), [1])[0].reason
+    with refused("unknown_name", f"{server.url}", shows=r"tinny; did you mean tiny\?"):
         HttpChat(Address.parse(f"{server.url}#tinny"), 60)

@@ -64,10 +64,8 @@ def test_chat_template_that_writes_bos_gets_one_bos():
 def test_auto_uses_the_chat_template_if_there_is_one():
     assert Encoder(tokenizer(chat_template=TURNS)).template == "chat"
     assert Encoder(tokenizer()).template == "plain"
-    assert Encoder(tokenizer(chat_template=TURNS), "plain").prompt(problem("hi")) == [
-        BOS,
-        *chars("hi"),
-    ]
+    plain = Encoder(tokenizer(chat_template=TURNS), "plain")
+    assert plain.prompt(problem("hi")) == [BOS, *chars("hi")]
 
 
 def test_chat_without_a_template():
@@ -87,20 +85,12 @@ def test_messages_that_the_chat_template_refuses():
 
 
 def test_plain_joins_with_blank_lines():
-    assert Encoder(tokenizer(), "plain").prompt(problem("be kind", "hi")) == [
-        BOS,
-        *chars("be kind\n\nhi"),
-    ]
+    plain = Encoder(tokenizer(), "plain")
+    assert plain.prompt(problem("be kind", "hi")) == [BOS, *chars("be kind\n\nhi")]
     assert Encoder(tokenizer(single="$A"), "plain").prompt(problem("37+58=")) == chars("37+58=")
-
-
-def test_plain_text_with_its_own_bos_gets_one_bos():
-    assert Encoder(tokenizer(), "plain").prompt(problem("<s>hi")) == [BOS, *chars("hi")]
-
-
-def test_plain_does_not_end_in_an_added_end_token():
-    prompts = Encoder(tokenizer(single="<s> $A </s>"), "plain")
-    assert prompts.prompt(problem("hi")) == [BOS, *chars("hi")]
+    assert plain.prompt(problem("<s>hi")) == [BOS, *chars("hi")], "one BOS"
+    with_end = Encoder(tokenizer(single="<s> $A </s>"), "plain")
+    assert with_end.prompt(problem("hi")) == [BOS, *chars("hi")], "no added end"
 
 
 def test_empty_prompt():
@@ -195,52 +185,27 @@ def test_long_prompt_is_truncated_to_the_limit(limit: int, left: str, middle: st
 def test_truncated_chat_keeps_the_start_of_the_assistant_turn():
     """Left loses the template's head; right loses the end of the question only."""
     ask = problem("be kind", "abcdefg")  # 1 + 7 + 1 + 7 + 1 tokens
-    assert truncating("left", 6, TURNS).prompt(ask) == [*chars("cdefg"), ASSISTANT_MARK]
-    assert truncating("left", 10, TURNS).prompt(ask) == [
-        *chars("d"),
-        USER_MARK,
-        *chars("abcdefg"),
-        ASSISTANT_MARK,
-    ]
-    assert truncating("middle", 7, TURNS).prompt(ask) == [
-        SYSTEM_MARK,
-        *chars("be"),
-        *chars("efg"),
-        ASSISTANT_MARK,
-    ]
-    assert truncating("right", 12, TURNS).prompt(ask) == [
-        SYSTEM_MARK,
-        *chars("be kind"),
-        USER_MARK,
-        *chars("ab"),
-        ASSISTANT_MARK,
-    ]
-    assert truncating("right", 4, TURNS).prompt(ask) == [SYSTEM_MARK, *chars("be"), ASSISTANT_MARK]
-    for side in ("left", "middle", "right"):
-        assert truncating(side, 17, TURNS).prompt(ask) == Encoder(
-            tokenizer(chat_template=TURNS)
-        ).prompt(ask)
+    kind = [SYSTEM_MARK, *chars("be kind")]
+    whole = [*kind, USER_MARK, *chars("abcdefg"), ASSISTANT_MARK]
+    for side, limit, kept in (
+        ("left", 6, [*chars("cdefg"), ASSISTANT_MARK]),
+        ("left", 10, [*chars("d"), USER_MARK, *chars("abcdefg"), ASSISTANT_MARK]),
+        ("middle", 7, [SYSTEM_MARK, *chars("be"), *chars("efg"), ASSISTANT_MARK]),
+        ("right", 12, [*kind, USER_MARK, *chars("ab"), ASSISTANT_MARK]),
+        ("right", 4, [SYSTEM_MARK, *chars("be"), ASSISTANT_MARK]),
+        *((side, 17, whole) for side in ("left", "middle", "right")),
+    ):
+        assert truncating(side, limit, TURNS).prompt(ask) == kept, (side, limit)
 
 
 def test_truncation_keeps_the_first_bos():
-    assert truncating("left", 4, single="<s> $A").prompt(problem("abcdefg")) == [BOS, *chars("efg")]
-    assert truncating("left", 4, "{{ bos_token }}" + TURNS).prompt(problem("abcdefg")) == [
-        BOS,
-        *chars("fg"),
-        ASSISTANT_MARK,
-    ]
-    marked = truncating(
-        "left", 4, TURNS.replace("<|", "<s><|")
-    )  # a token of every turn is not a BOS
-    assert marked.prompt(problem("abcdefg")) == [*chars("fg"), BOS, ASSISTANT_MARK]
-    assert truncating("middle", 3, single="<s> $A").prompt(problem("abcdefg")) == [
-        BOS,
-        *chars("fg"),
-    ]
-    assert truncating("right", 4, single="<s> $A").prompt(problem("abcdefg")) == [
-        BOS,
-        *chars("abc"),
-    ]
+    ask = problem("abcdefg")
+    for side, limit, text in (("left", 4, "efg"), ("middle", 3, "fg"), ("right", 4, "abc")):
+        assert truncating(side, limit, single="<s> $A").prompt(ask) == [BOS, *chars(text)]
+    with_bos = truncating("left", 4, "{{ bos_token }}" + TURNS)
+    assert with_bos.prompt(ask) == [BOS, *chars("fg"), ASSISTANT_MARK]
+    marked = truncating("left", 4, TURNS.replace("<|", "<s><|"))  # one of every turn is no BOS
+    assert marked.prompt(ask) == [*chars("fg"), BOS, ASSISTANT_MARK]
 
 
 def test_right_truncation_keeps_the_text_after_the_question():

@@ -1,9 +1,9 @@
 """A replaced ground truth is in every place where a verifier or a reward function reads it."""
 
-import json
 from typing import Any
 
 import pytest
+from jsonl import write_jsonl
 from tiny_runs import config_of
 
 from postgrad.cli.main import main
@@ -146,7 +146,7 @@ def test_rows_without_a_truth_beside_others_are_reported(verifier, is_reported):
 def test_a_run_and_an_evaluation_report_rows_without_a_truth(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in SOME_WITHOUT_TRUTH))
+    write_jsonl(file, *SOME_WITHOUT_TRUTH)
     (tmp_path / "own.py").write_text("def score(response, problem):\n    return 1.0\n")
     overrides = [f"data.train={file}", f"data.validation={file}", "reward.verifier=own.py:score"]
     run = prepare(config_of("grpo", tiny, *overrides, "training.problems_per_step=1"))

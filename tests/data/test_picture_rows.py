@@ -6,6 +6,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from jsonl import write_jsonl
 from PIL import Image
 from tables import tabled
 
@@ -40,9 +41,7 @@ def folder(tmp_path):
 
 
 def load(folder, *rows):
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load_problems(str(path))
+    return load_problems(str(write_jsonl(folder / "rows.jsonl", *rows)))
 
 
 RED_PATH = "images/red.png"

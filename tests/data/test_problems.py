@@ -300,7 +300,7 @@ def test_parquet_without_rows_or_with_damaged_ones_and_folders_without_one_meani
     data = bytearray(path.read_bytes())
     data[4:200] = b"\xff" * 196
     path.write_bytes(data)
-    assert NO_PARQUET in refusal_of(str(path))
+    assert NO_PARQUET in refusal_of(str(path), "unreadable")
     parquet.write_table(pa.Table.from_pylist([VERL]).slice(0, 0), path)
     assert "no rows" in refusal_of(str(path))
     (tmp_path / "a.csv").write_text("prompt\na\n")

@@ -77,15 +77,8 @@ def test_prepared_in_one_schema(
     provenance = read_provenance(out)
     assert (provenance["kept"], provenance["read"]) == (num_kept, num_read)
     assert provenance["kept"] + sum(provenance["dropped"].values()) == provenance["read"]
-    assert parquet.read_schema(out).names == [
-        "uid",
-        "data_source",
-        "prompt",
-        "target",
-        "ability",
-        "reward_model",
-        "extra_info",
-    ]
+    columns = "uid data_source prompt target ability reward_model extra_info"
+    assert parquet.read_schema(out).names == columns.split()
     problems = load_problems(str(out))
     assert len({problem.uid for problem in problems}) == num_kept
     assert {problem.data_source for problem in problems} == {request.data_set.data_source}

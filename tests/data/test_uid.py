@@ -1,6 +1,5 @@
 """Uids: golden values, independence of row order, copies, the data's own column."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonl import write_jsonl
 from refused import refused
 
 from postgrad.data.problems import load_problems
 from postgrad.data.uid import assign_uids, content_uid
-from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
 Write = Callable[..., Path]
@@ -20,11 +19,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    def write(*rows: Any, name: str = "rows.jsonl") -> Path:
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return tmp_path / name
-
-    return write
+    return lambda *rows, name="rows.jsonl": write_jsonl(tmp_path / name, *rows)
 
 
 def question(text: str, uid: str = "") -> Problem:
@@ -33,16 +28,10 @@ def question(text: str, uid: str = "") -> Problem:
 
 def test_golden_values():
     """These must never change: replay pools, dumps and resumed runs hold them."""
-    assert (
-        content_uid("openai/gsm8k", [{"role": "user", "content": "What is 37+58?"}], "95")
-        == "3e9e95222c36181c"
-    )
-    assert (
-        content_uid(
-            "", [{"role": "system", "content": "é\n"}, {"role": "user", "content": "∞?"}], "\\infty"
-        )
-        == "492c823e02550630"
-    )
+    question = [{"role": "user", "content": "What is 37+58?"}]
+    assert content_uid("openai/gsm8k", question, "95") == "3e9e95222c36181c"
+    odd = [{"role": "system", "content": "é\n"}, {"role": "user", "content": "∞?"}]
+    assert content_uid("", odd, "\\infty") == "492c823e02550630"
 
 
 def test_every_field_changes_the_uid():
@@ -55,27 +44,19 @@ def test_every_field_changes_the_uid():
         content_uid("a", [{"role": "user", "content": "p"}], "1"),
     }
     assert len(uids) == 5
-
-
-def test_key_order_of_a_message_does_not_change_the_uid():
-    assert content_uid("a", [{"role": "user", "content": "q"}], "1") == content_uid(
-        "a", [{"content": "q", "role": "user"}], "1"
-    )
+    assert content_uid("a", [{"content": "q", "role": "user"}], "1") in uids, "in any key order"
 
 
 def test_copies_are_numbered_in_order():
-    named = assign_uids(
-        [question("a"), question("b"), question("a"), question("a")], ["1", "2", "3", "4"]
-    )
+    named = assign_uids([question(text) for text in "abaa"], ["1", "2", "3", "4"])
     base = content_uid("source", named[0].messages, "1")
     assert [p.uid for p in named] == [base, named[1].uid, f"{base}-2", f"{base}-3"]
 
 
 def test_content_uid_avoids_the_uids_of_the_data():
     base = content_uid("source", question("a").messages, "1")
-    named = assign_uids(
-        [question("a"), question("z", uid=base), question("y", uid=f"{base}-2")], ["1", "2", "3"]
-    )
+    taken = [question("z", uid=base), question("y", uid=f"{base}-2")]
+    named = assign_uids([question("a"), *taken], ["1", "2", "3"])
     assert [p.uid for p in named] == [f"{base}-3", base, f"{base}-2"]
 
 
@@ -95,10 +76,8 @@ def test_row_order_does_not_change_uids(orders: tuple[list[str], list[str]]):
 
 def test_uid_column_is_kept(write: Write):
     row = {"question": "q", "answer": "1"}
-    assert [p.uid for p in load_problems(str(write({**row, "uid": "x_1"}, {**row, "uid": 7})))] == [
-        "x_1",
-        "7",
-    ]
+    problems = load_problems(str(write({**row, "uid": "x_1"}, {**row, "uid": 7})))
+    assert [problem.uid for problem in problems] == ["x_1", "7"]
 
 
 def test_duplicate_in_the_uid_column_names_both_rows(write: Write):
@@ -118,5 +97,6 @@ def test_duplicate_uid_in_two_files_names_both_files(write: Write):
     ("uid", "seen"), [(None, "null"), ("", "empty"), (1.5, "float"), (True, "bool")]
 )
 def test_bad_uid(write: Write, uid: Any, seen: str):
-    with pytest.raises(ConfigError, match=f"line 1: uid .* {seen};"):
-        load_problems(str(write({"question": "q", "answer": "1", "uid": uid})))
+    path = write({"question": "q", "answer": "1", "uid": uid})
+    with refused("damaged", path, shows=f"line 1: uid .* {seen};"):
+        load_problems(str(path))

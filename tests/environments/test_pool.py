@@ -180,12 +180,3 @@ def test_a_session_that_ran_beside_a_crash_is_not_blamed(pool):
     sessions.act(0, "crash", [])
     results = collect(sessions, 2)
     assert (results[0].kind, results[1].kind) == ("crash", "timeout")
-
-
-def test_closing_the_pool_ends_its_processes(pool):
-    sessions = pool.new_sessions()
-    sessions.open(0, spec("Hostile"), problem(), 0)
-    collect(sessions, 1)
-    processes = [child.process for child in pool.children]
-    pool.close()
-    assert processes and all(process.poll() is not None for process in processes)

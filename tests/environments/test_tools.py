@@ -211,12 +211,8 @@ def test_tools_that_cannot_be_had_are_refused(names, says, mine):
     ],
 )
 def test_the_calculator_computes(expression, answer):
-    assert (
-        Toolbox(["calculator"]).answer(
-            Call("calculator", {"expression": expression}), problem(), {}
-        )
-        == answer
-    )
+    call = Call("calculator", {"expression": expression})
+    assert Toolbox(["calculator"]).answer(call, problem(), {}) == answer
 
 
 @pytest.mark.parametrize(

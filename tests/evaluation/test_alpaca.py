@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
+from jsonl import read_jsonl, write_jsonl
 from openai_server import serve
-from tiny_runs import overrides_of
+from tiny_runs import metrics_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
 from postgrad.data.problems import load_problems
@@ -27,18 +28,12 @@ PAIRWISE = (
 
 
 def alpaca_file(folder: Path, references=REFERENCES) -> Path:
-    rows = [
-        {
-            "instruction": f"{i}+{i}=",
-            "output": output,
-            "generator": "someone",
-            "dataset": "helpful_base" if i % 2 else "koala",
-        }
-        for i, output in enumerate(references)
-    ]
-    file = folder / "alpaca_eval.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+    rows = []
+    for i, output in enumerate(references):
+        dataset = "helpful_base" if i % 2 else "koala"
+        row = {"instruction": f"{i}+{i}=", "output": output, "generator": "someone"}
+        rows.append(row | {"dataset": dataset})
+    return write_jsonl(folder / "alpaca_eval.jsonl", *rows)
 
 
 def with_references(file: Path | str) -> str:
@@ -70,10 +65,6 @@ def read(file: Path):
     return json.loads(file.read_text())
 
 
-def read_lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def compared(tiny, tmp_path_factory) -> tuple[Path, str, int]:
     """Returns folder, printed text and number of judge calls of an evaluation.
@@ -98,7 +89,7 @@ def compared(tiny, tmp_path_factory) -> tuple[Path, str, int]:
 @pytest.mark.slow
 def test_each_answer_is_compared_with_the_output_of_its_row(compared):
     out, _, num_calls = compared
-    rows = read_lines(out / "alpaca_eval.jsonl")
+    rows = read_jsonl(out / "alpaca_eval.jsonl")
     assert [row["ground_truth"] for row in rows] == REFERENCES
     assert num_calls == 7 + 2
     for row in rows:
@@ -109,11 +100,8 @@ def test_each_answer_is_compared_with_the_output_of_its_row(compared):
             assert "no ranking in the judge's reply" in row["failure"]["reason"]
             assert not row["right"]
         else:
-            assert (
-                row["score"]
-                == row["parts"]["win"]
-                == (1.0 if own > other else 0.0 if own < other else 0.5)
-            )
+            expected = 1.0 if own > other else 0.0 if own < other else 0.5
+            assert row["score"] == row["parts"]["win"] == expected
             assert row["right"] == (row["score"] == 1.0)
     assert len({row["score"] for row in rows}) >= 3, "wins, losses and the failure"
 
@@ -121,40 +109,31 @@ def test_each_answer_is_compared_with_the_output_of_its_row(compared):
 @pytest.mark.slow
 def test_summary_table_and_report_have_the_win_rates(compared):
     out, printed, _ = compared
-    rows = [row for row in read_lines(out / "alpaca_eval.jsonl") if not row["failure"]]
+    rows = [row for row in read_jsonl(out / "alpaca_eval.jsonl") if not row["failure"]]
     win = read(out / "summary.json")["sets"]["alpaca_eval"]["win"]
     assert win["rate"]["value"] == pytest.approx(sum(row["score"] for row in rows) / 7)
     assert win["failed"] == 1
     assert win["won"] + win["tied"] + win["lost"] == win["problems"] == 7
     assert win["characters"]["own"] == pytest.approx(sum(len(row["response"]) for row in rows) / 7)
-    assert (
-        0
-        < win["length_controlled"]["low"]
-        < win["length_controlled"]["value"]
-        < win["length_controlled"]["high"]
-        < 1
-    )
-    assert "win rate" in printed
-    assert "length-controlled" in printed
-    assert f"{100 * win['rate']['value']:.1f}% [" in printed
-    assert "avg@" not in printed
+    low, value, high = (win["length_controlled"][name] for name in ("low", "value", "high"))
+    assert 0 < low < value < high < 1
+    for part in ("win rate", "length-controlled", f"{100 * win['rate']['value']:.1f}% ["):
+        assert part in printed
     report = (out / "report.md").read_text()
-    assert (
-        f"{win['won']} won, {win['tied']} tied, {win['lost']} lost, 1 without a verdict" in report
-    )
-    assert "- length-controlled win rate: " in report and "pass@1" not in report
-    assert "characters per answer: " in report
-    assert "shown first in" in report
+    counts = f"{win['won']} won, {win['tied']} tied, {win['lost']} lost, 1 without a verdict"
+    controlled = "- length-controlled win rate: "
+    for part in (counts, controlled, "characters per answer: ", "shown first in"):
+        assert part in report
+    assert "avg@" not in printed and "pass@1" not in report
 
 
 def test_output_file_is_in_the_official_format_and_can_be_a_set(compared, tiny, tmp_path, capsys):
     """Against its own outputs a greedy model ties on every problem, and no judge is called."""
     out, _, _ = compared
     array = read(out / "alpaca_eval.outputs.json")
-    rows = read_lines(out / "alpaca_eval.jsonl")
-    assert [sorted(item) for item in array] == [
-        ["dataset", "generator", "instruction", "output"]
-    ] * 8
+    rows = read_jsonl(out / "alpaca_eval.jsonl")
+    names = ["dataset", "generator", "instruction", "output"]
+    assert [sorted(item) for item in array] == [names] * 8
     assert [item["instruction"] for item in array] == [f"{i}+{i}=" for i in range(8)]
     assert [item["output"] for item in array] == [row["response"] for row in rows]
     assert {item["generator"] for item in array} == {tiny.name}
@@ -171,12 +150,8 @@ def test_output_file_is_in_the_official_format_and_can_be_a_set(compared, tiny, 
 def test_both_orders_cancel_a_judge_that_prefers_the_first(tiny, tmp_path, capsys):
     with serve(chat=lambda text: "A > B") as served:
         judge = ("reward.judge.both_orders=true", f"reward.judge.model='{served.address}'")
-        assert (
-            evaluate(
-                tiny, with_references(alpaca_file(tmp_path)), tmp_path / "out", *PAIRWISE, *judge
-            )
-            == 0
-        )
+        data = with_references(alpaca_file(tmp_path))
+        assert evaluate(tiny, data, tmp_path / "out", *PAIRWISE, *judge) == 0
         assert len(served.asked) == 16
     result = read(tmp_path / "out" / "summary.json")["sets"]["alpaca_eval"]
     assert result["win"]["rate"]["value"] == 0.5
@@ -195,14 +170,11 @@ def test_compare_uses_win_rates(compared, tiny, tmp_path, capsys):
     assert main(["eval", "compare", str(out), str(ties), f"out={tmp_path / 'both.json'}"]) == 0
     assert "win rates" in capsys.readouterr().out
     sets = read(tmp_path / "both.json")["sets"]
-    wins = [
-        row["score"] for row in read_lines(out / "alpaca_eval.jsonl") if row["score"] is not None
-    ]
+    scores = [row["score"] for row in read_jsonl(out / "alpaca_eval.jsonl")]
     assert list(sets) == ["alpaca_eval"]
-    assert sets["alpaca_eval"]["problems"] == 7
-    assert sets["alpaca_eval"]["only_b"] == 1
-    assert sets["alpaca_eval"]["a"] == pytest.approx(sum(wins) / 7)
-    assert sets["alpaca_eval"]["b"] == 0.5
+    result = sets["alpaca_eval"]
+    assert (result["problems"], result["only_b"], result["b"]) == (7, 1, 0.5)
+    assert result["a"] == pytest.approx(sum(one for one in scores if one is not None) / 7)
 
 
 def test_judge_without_verdicts_gives_no_rate(tiny, tmp_path, capsys):
@@ -225,7 +197,7 @@ def test_page_shows_the_evaluation_without_the_file_of_verdicts(compared):
 
 
 def test_stop_string_is_not_part_of_the_answer(compared, tiny, tmp_path, capsys):
-    written = [row["response"] for row in read_lines(compared[0] / "alpaca_eval.jsonl")]
+    written = [row["response"] for row in read_jsonl(compared[0] / "alpaca_eval.jsonl")]
     stop = next(text[-1] for text in written if text[0] != text[-1])
     before = [text.partition(stop)[0] for text in written]
     with serve(chat=prefer_longer) as served:
@@ -235,14 +207,12 @@ def test_stop_string_is_not_part_of_the_answer(compared, tiny, tmp_path, capsys)
             f"rollout.stop=['{stop}']",
             "reward.judge.retries=0",
         )
-        assert (
-            evaluate(tiny, with_references(alpaca_file(tmp_path)), tmp_path / "out", *overrides)
-            == 0
-        )
+        data = with_references(alpaca_file(tmp_path))
+        assert evaluate(tiny, data, tmp_path / "out", *overrides) == 0
         judged_pairs = {
             frozenset(shown_answers(one["messages"][0]["content"])) for one in served.asked
         }
-    rows = read_lines(tmp_path / "out" / "alpaca_eval.jsonl")
+    rows = read_jsonl(tmp_path / "out" / "alpaca_eval.jsonl")
     array = read(tmp_path / "out" / "alpaca_eval.outputs.json")
     assert [row["response"] for row in rows] == [
         "".join(text.partition(stop)[:2]) for text in written
@@ -255,10 +225,8 @@ def test_stop_string_is_not_part_of_the_answer(compared, tiny, tmp_path, capsys)
 
 
 def test_output_file_needs_no_judge(tiny, tmp_path, capsys):
-    assert (
-        evaluate(tiny, with_references(alpaca_file(tmp_path)), tmp_path / "out", "verifier=length")
-        == 0
-    )
+    data = with_references(alpaca_file(tmp_path))
+    assert evaluate(tiny, data, tmp_path / "out", "verifier=length") == 0
     assert len(read(tmp_path / "out" / "alpaca_eval.outputs.json")) == 8
     assert "win" not in read(tmp_path / "out" / "summary.json")["sets"]["alpaca_eval"]
     assert evaluate(tiny, "arithmetic:1:digits:train", tmp_path / "sums", "limit=2") == 0
@@ -300,7 +268,7 @@ def test_output_file_of_the_real_set(prepared, tmp_path, monkeypatch, capsys):
     ]
     assert is_alpaca(problems)
     write_answers(tmp_path / "out.json", problems, rows, "me", "set")
-    official = read_lines(REAL)
+    official = read_jsonl(REAL)
     outputs = read(tmp_path / "out.json")
     assert [(item["instruction"], item["dataset"]) for item in outputs] == [
         (row["instruction"], row["dataset"]) for row in official
@@ -311,12 +279,7 @@ def test_output_file_of_the_real_set(prepared, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_win_rate_is_the_reward_of_a_run(tiny, tmp_path, capsys):
-    small = (
-        "training.problems_per_step=2",
-        "rollout.samples=4",
-        "rollout.max_response_tokens=4",
-        "training.steps=1",
-    )
+    small = toy_run(steps=1, problems=2)
     with serve(chat=prefer_longer) as served:
         overrides = overrides_of(
             tiny,
@@ -328,11 +291,7 @@ def test_win_rate_is_the_reward_of_a_run(tiny, tmp_path, capsys):
         file = alpaca_file(tmp_path, ["1", "1111111111"] * 4)
         run = (f"data.train={with_references(file)}", f"runs={tmp_path / 'runs'}", "name=won")
         assert main(["train", "grpo", *overrides, *run]) == 0
-    (step,) = [
-        line
-        for line in read_lines(tmp_path / "runs" / "won" / "metrics.jsonl")
-        if "reward/mean" in line
-    ]
+    (step,) = [line for line in metrics_of(tmp_path / "runs" / "won") if "reward/mean" in line]
     assert 0 <= step["reward/mean"] == step["reward/win"] <= 1
     assert 0 <= step["reward/chose_first"] <= 1
     (tmp_path / "bare.jsonl").write_text('{"prompt": "1+1="}\n' * 4)

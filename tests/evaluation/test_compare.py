@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from jsonl import write_jsonl
 from refused import refused
 from tables import tabled
 
@@ -67,7 +68,7 @@ def write_folder(path, temperature: float, **sets: list[bool]):
     (path / "settings.json").write_text(json.dumps(settings))
     for name, rights in sets.items():
         rows = [{"uid": f"p{i}", "right": right} for i, right in enumerate(rights)]
-        (path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_jsonl(path / f"{name}.jsonl", *rows)
     return path
 
 
@@ -87,7 +88,7 @@ def test_another_ground_truth_of_a_problem_is_refused(tmp_path, capsys):
     for name, truth in (("a", "4"), ("b", "5")):
         folder = write_folder(tmp_path / name, 0.0)
         row = {"uid": "p0", "right": True, "ground_truth": truth}
-        (folder / "x.jsonl").write_text(json.dumps(row) + "\n")
+        write_jsonl(folder / "x.jsonl", row)
     assert main(["eval", "compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "problem p0" in line and "'4'" in line and "'5'" in line

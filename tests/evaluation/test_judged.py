@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from jsonl import read_jsonl
 from openai_server import serve
 from serve_process import live
 
@@ -21,7 +22,7 @@ JUDGED = ("reward.verifier=llm_judge", "reward.pass_score=3", "reward.judge.high
 
 
 def read_rows(out):
-    return [json.loads(line) for line in (out / "one.jsonl").read_text().splitlines()]
+    return read_jsonl(out / "one.jsonl")
 
 
 @pytest.mark.slow

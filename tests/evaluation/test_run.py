@@ -4,11 +4,14 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from jsonl import read_jsonl
 from refused import refused
 from tables import table, tabled
 from tiny_runs import config_of, forkserver, run_words, tree
@@ -75,10 +78,6 @@ def reference(tiny, verifier, tmp_path_factory) -> Path:
     return out
 
 
-def read_lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def summary_without_speed(folder: Path) -> dict:
     summary = json.loads((folder / "summary.json").read_text())
     assert set(summary.pop("speed")) == {"tokens", "seconds", "tokens_per_second"}
@@ -86,11 +85,10 @@ def summary_without_speed(folder: Path) -> dict:
 
 
 def test_result_file_has_one_line_per_response(reference, tiny):
-    rows = read_lines(reference / "one.jsonl")
+    rows = read_jsonl(reference / "one.jsonl")
     problems = load_problems("arithmetic:1:digits:train")[:10]
-    assert [(row["uid"], row["sample"]) for row in rows] == [
-        (p.uid, i) for p in problems for i in range(4)
-    ]
+    expected = [(p.uid, i) for p in problems for i in range(4)]
+    assert [(row["uid"], row["sample"]) for row in rows] == expected
     tokenizer = load_tokenizer(config_of("grpo", tiny).model)
     for row, problem in zip(rows[::4], problems, strict=True):
         assert row["prompt"] == problem.messages[0]["content"]
@@ -98,9 +96,8 @@ def test_result_file_has_one_line_per_response(reference, tiny):
         assert row["seed"] == trajectory_seed(0, 0, problem.uid, 0)
         assert row["length"] == len(row["tokens"]) <= 5
         assert row["response"] == tokenizer.decode(row["tokens"], skip_special_tokens=True)
-        assert row["finish"] == (
-            "stop" if row["tokens"][-1] == tokenizer.eos_token_id else "length"
-        )
+        is_ended = row["tokens"][-1] == tokenizer.eos_token_id
+        assert row["finish"] == ("stop" if is_ended else "length")
         assert row["right"] == (row["score"] == 1.0)
         assert set(row["parts"]) == {"format"}
         assert row["failure"] is None
@@ -111,7 +108,7 @@ def test_summary_agrees_with_the_result_files(reference):
     summary = summary_without_speed(reference)
     assert set(summary["sets"]) == {"one", "two"} and "Wilson" in summary["interval"]
     for name, result in summary["sets"].items():
-        rows = read_lines(reference / f"{name}.jsonl")
+        rows = read_jsonl(reference / f"{name}.jsonl")
         accuracy = sum(row["right"] for row in rows) / len(rows)
         assert 0.1 < accuracy < 0.9
         assert result["avg"]["value"] == pytest.approx(accuracy)
@@ -141,9 +138,8 @@ def test_results_do_not_depend_on_the_batch_size(reference, tiny, verifier, tmp_
     assert main(overrides_for(tiny, verifier, tmp_path / "out", *more)) == 0
     for name in ("one.jsonl", "two.jsonl"):
         assert (tmp_path / "out" / name).read_bytes() == (reference / name).read_bytes()
-    assert (
-        summary_without_speed(tmp_path / "out")["sets"] == summary_without_speed(reference)["sets"]
-    )
+    sets = summary_without_speed(tmp_path / "out")["sets"]
+    assert sets == summary_without_speed(reference)["sets"]
 
 
 @pytest.mark.slow
@@ -192,10 +188,8 @@ def test_evaluation_continues_after_kill_9(reference, tiny, verifier, tmp_path):
             time.sleep(0.001)
         num_killed += process.is_alive()
         for kill in (lambda pid=process.pid: os.killpg(pid, signal.SIGKILL), process.kill):
-            try:
+            with suppress(ProcessLookupError):
                 kill()
-            except ProcessLookupError:
-                continue
         process.join(60)
         assert not (out / "summary.json").is_file()
     assert num_killed == 3, (tmp_path / "output.txt").read_text()
@@ -261,10 +255,7 @@ def test_other_settings_are_refused(reference, tiny, verifier, capsys, more, mes
 def test_fingerprint_changes_with_the_weights(reference, tiny, verifier, tmp_path, capsys):
     from safetensors.torch import load_file, save_file
 
-    model = tmp_path / "model"
-    model.mkdir()
-    for file in tiny.iterdir():
-        (model / file.name).write_bytes(file.read_bytes())
+    model = shutil.copytree(tiny, tmp_path / "model")
     same = weights_fingerprint(str(model), 0)
     assert same == weights_fingerprint(str(tiny), 0)
     weights = load_file(model / "model.safetensors")
@@ -285,11 +276,10 @@ def test_fingerprint_is_that_of_earlier_evaluations(tmp_path):
 
 
 def test_fingerprint_changes_with_the_chat_template(tiny, tmp_path):
-    for file in tiny.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    same = weights_fingerprint(str(tmp_path), 0)
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    assert weights_fingerprint(str(tmp_path), 0) != same
+    model = shutil.copytree(tiny, tmp_path / "model")
+    same = weights_fingerprint(str(model), 0)
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert weights_fingerprint(str(model), 0) != same
 
 
 @pytest.mark.slow
@@ -379,12 +369,11 @@ def test_failing_verifier_stops_the_evaluation(tiny, verifier, tmp_path, capsys)
     assert "reward.max_failure_rate" in error
     assert "ValueError: no" in error
     assert main([*overrides, "max_failure_rate=1"]) == 2, "other settings need another folder"
-    assert (
-        main([*overrides[:-2], f"out={tmp_path}/all", *overrides[-2:], "max_failure_rate=1"]) == 0
-    )
+    everything = [f"out={tmp_path}/all", "max_failure_rate=1"]
+    assert main([*overrides[:-3], *overrides[-2:], *everything]) == 0
     result = summary_without_speed(tmp_path / "all")["sets"]["arithmetic-1"]
     assert result["failures"] == {"error": 40} and result["avg"]["value"] == 0.0
-    failure = read_lines(tmp_path / "all" / "arithmetic-1.jsonl")[0]["failure"]
+    failure = read_jsonl(tmp_path / "all" / "arithmetic-1.jsonl")[0]["failure"]
     assert failure["kind"] == "error"
     assert re.fullmatch(r"ValueError: no \(\w+\.py, line \d+\)", failure["reason"])
 
@@ -442,7 +431,7 @@ def test_responses_that_another_process_wrote_while_the_model_loaded_are_kept(
 
     monkeypatch.setattr(run, "open_engine", evaluate_first)
     assert main(overrides) == code
-    rows = read_lines(out / "one.jsonl")
+    rows = read_jsonl(out / "one.jsonl")
     assert len(rows) == 2 * 4
     assert json.loads((out / "settings.json").read_text())["seed"] == seed
 
@@ -500,7 +489,7 @@ def test_run_without_a_checkpoint_is_refused(tmp_path, capsys):
 @pytest.mark.slow
 def test_validation_in_training_equals_the_evaluation(run_folder, tmp_path):
     """`postgrad eval` on the last checkpoint gives the last validation's numbers."""
-    last = read_lines(run_folder / "metrics.jsonl")[-1]
+    last = read_jsonl(run_folder / "metrics.jsonl")[-1]
     common = [
         "eval",
         str(run_folder),
@@ -511,12 +500,8 @@ def test_validation_in_training_equals_the_evaluation(run_folder, tmp_path):
     ]
     for name, more in (("accuracy", "greedy=true"), ("sampled_accuracy", "temperature=1")):
         assert main([*common, more, f"out={tmp_path}/{name}"]) == 0
-        assert (
-            summary_without_speed(tmp_path / name)["sets"]["arithmetic-1-digits-validation"][
-                "score"
-            ]
-            == last[f"validation/{name}"]
-        )
+        (result,) = summary_without_speed(tmp_path / name)["sets"].values()
+        assert result["score"] == last[f"validation/{name}"]
 
 
 @pytest.mark.slow
@@ -526,10 +511,7 @@ def test_prompts_equal_those_of_training(tiny, tmp_path):
 
     from postgrad.evaluation.plan import make_plan
 
-    model = tmp_path / "chat"
-    model.mkdir()
-    for file in tiny.iterdir():
-        (model / file.name).write_bytes(file.read_bytes())
+    model = shutil.copytree(tiny, tmp_path / "chat")
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = (
         "{% for m in messages %}({{ m.content }}){% endfor %}"

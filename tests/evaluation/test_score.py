@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from jsonl import read_jsonl, write_jsonl
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError
@@ -12,15 +13,6 @@ from postgrad.evaluation.responses import read_responses
 
 SMALL = ("n=2", "limit=5", "max_response_tokens=5", "threads=1", "device=cpu", "batch=2")
 SET = "data=one=arithmetic:1:digits:train"
-
-
-def lines(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def write(file: Path, rows: list[dict]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +30,8 @@ def test_generate_and_score_equal_eval(tiny, verifier, tmp_path, ending, capsys)
     assert not list(tmp_path.glob("*.partial"))
     assert main(["score", f"one={out}", verifier, f"out={tmp_path / 'scored'}"]) == 0
     assert main(["eval", str(tiny), SET, *SMALL, verifier, f"out={tmp_path / 'eval'}"]) == 0
-    scored = lines(tmp_path / "scored/one.jsonl")
-    evaluated = lines(tmp_path / "eval/one.jsonl")
+    scored = read_jsonl(tmp_path / "scored/one.jsonl")
+    evaluated = read_jsonl(tmp_path / "eval/one.jsonl")
     assert len(scored) == 10
     for one, other in zip(scored, evaluated, strict=True):
         for key in ("uid", "sample", "response", "score", "right", "finish", "length"):
@@ -55,7 +47,7 @@ def test_generate_and_score_equal_eval(tiny, verifier, tmp_path, ending, capsys)
     again = tmp_path / "again"
     file = tmp_path / "eval/one.jsonl"
     assert main(["score", str(file), verifier, f"out={again}"]) == 0
-    assert [row["right"] for row in lines(again / "one.jsonl")] == [r["right"] for r in scored]
+    assert [row["right"] for row in read_jsonl(again / "one.jsonl")] == [r["right"] for r in scored]
 
 
 @pytest.mark.slow
@@ -128,7 +120,7 @@ def test_one_response_per_row_is_joined_by_problem(tmp_path):
         for text in ("2", "3")
         for q in ("1+1", "4-2")
     ]
-    entries = read_responses(write(tmp_path / "x.jsonl", rows))
+    entries = read_responses(write_jsonl(tmp_path / "x.jsonl", *rows))
     assert [entry.texts for entry in entries] == [["2", "3"], ["2", "3"]]
     assert not entries[0].lengths and len({entry.problem.uid for entry in entries}) == 2
 
@@ -138,7 +130,7 @@ def test_unequal_counts_become_a_set_per_source(tmp_path):
         {"prompt": "a", "ground_truth": "1", "data_source": "aime", "responses": ["1", "2"]},
         {"prompt": "b", "ground_truth": "1", "data_source": "math", "responses": ["1"]},
     ]
-    file = write(tmp_path / "x.jsonl", rows)
+    file = write_jsonl(tmp_path / "x.jsonl", *rows)
     out = tmp_path / "out"
     assert main(["score", str(file), "verifier=exact", f"out={out}"]) == 0
     sets = json.loads((out / "summary.json").read_text())["sets"]
@@ -146,7 +138,7 @@ def test_unequal_counts_become_a_set_per_source(tmp_path):
     assert sets["x-aime"]["avg"]["value"] == 0.5 and sets["x-aime"]["truncated"] is None
     assert "characters per response" in (out / "report.md").read_text()
     rows.append({**rows[0], "prompt": "c", "responses": ["1"]})
-    bad = write(tmp_path / "y.jsonl", rows)
+    bad = write_jsonl(tmp_path / "y.jsonl", *rows)
     assert main(["score", str(bad), "verifier=exact", f"out={tmp_path / 'bad'}"]) == 2
 
 
@@ -160,9 +152,9 @@ def test_a_reward_function_of_trl_gets_the_columns_as_in_training(tmp_path):
     )
     rows = [{"prompt": "2+2=", "answer": 4, "responses": [" 4", "5"]}]
     out = tmp_path / "out"
-    file = write(tmp_path / "x.jsonl", rows)
+    file = write_jsonl(tmp_path / "x.jsonl", *rows)
     assert main(["score", str(file), f"verifier={reward}:right", f"out={out}"]) == 0
-    assert [row["score"] for row in lines(out / "x.jsonl")] == [1.0, 0.0]
+    assert [row["score"] for row in read_jsonl(out / "x.jsonl")] == [1.0, 0.0]
 
 
 def test_lists_in_csv_are_read(tmp_path):
@@ -175,7 +167,7 @@ def test_lists_in_csv_are_read(tmp_path):
 
 def test_a_response_that_is_a_json_list_stays_one_response(tmp_path):
     row = {"prompt": "q", "ground_truth": "1", "response": '["1", "2"]'}
-    assert read_responses(write(tmp_path / "x.jsonl", [row]))[0].texts == ['["1", "2"]']
+    assert read_responses(write_jsonl(tmp_path / "x.jsonl", row))[0].texts == ['["1", "2"]']
 
 
 def test_two_problems_of_one_uid_are_refused(tmp_path):
@@ -184,8 +176,8 @@ def test_two_problems_of_one_uid_are_refused(tmp_path):
         for i in range(2)
     ]
     with pytest.raises(ConfigError, match="line 2: uid 'a'"):
-        read_responses(write(tmp_path / "x.jsonl", rows))
-    assert len(read_responses(write(tmp_path / "y.jsonl", rows[:1] * 2))[0].texts) == 2
+        read_responses(write_jsonl(tmp_path / "x.jsonl", *rows))
+    assert len(read_responses(write_jsonl(tmp_path / "y.jsonl", *rows[:1] * 2))[0].texts) == 2
 
 
 @pytest.mark.parametrize(
@@ -199,7 +191,7 @@ def test_two_problems_of_one_uid_are_refused(tmp_path):
 )
 def test_rows_without_responses_are_refused(tmp_path, row, column):
     with pytest.raises(ConfigError, match=column or "response"):
-        read_responses(write(tmp_path / "x.jsonl", [row]), column)
+        read_responses(write_jsonl(tmp_path / "x.jsonl", row), column)
 
 
 def test_bad_input_gives_one_line(tiny, tmp_path, capsys):
@@ -217,7 +209,7 @@ def test_judge_scores_a_file(tmp_path):
     from openai_server import serve
 
     rows = [{"prompt": "q", "responses": ["good", "bad"]}]
-    file = write(tmp_path / "x.jsonl", rows)
+    file = write_jsonl(tmp_path / "x.jsonl", *rows)
     with serve(chat=lambda text: "RATING: 9" if "good" in text else "RATING: 2") as served:
         arguments = [
             "score",
@@ -229,4 +221,4 @@ def test_judge_scores_a_file(tmp_path):
             f"out={tmp_path / 'out'}",
         ]
         assert main(arguments) == 0
-    assert [row["score"] for row in lines(tmp_path / "out/x.jsonl")] == [9.0, 2.0]
+    assert [row["score"] for row in read_jsonl(tmp_path / "out/x.jsonl")] == [9.0, 2.0]

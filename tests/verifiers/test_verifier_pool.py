@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from refused import refused
@@ -108,23 +107,13 @@ def test_memory_used_by_earlier_responses_fails_no_response(problem, hostile):
 
 
 @pytest.mark.slow
-def test_the_time_limit_is_per_response(problem, hostile):
-    """Twelve responses may take longer than the limit together, and imports do not count."""
-    with VerifierPool(workers=1, timeout_s=2) as pool:
-        source = Path(hostile("").rpartition(":")[0]).parent / "slow_import_verifier.py"
-        assert (
-            pool.verify([("", problem("5"))] * 12, [f"{source}:short_nap"] * 12)
-            == [Score(1.0)] * 12
-        )
-
-
-@pytest.mark.slow
 def test_imports_inside_a_function_do_not_count(problem, tmp_path):
-    """The first call takes longer than the limit, because it imports a package."""
+    """Loading the file and the first call, which imports a package, take longer than the limit."""
     (tmp_path / "heavy_package.py").write_text("import time\ntime.sleep(2)\nVALUE = 1.0\n")
     verifier = tmp_path / "mine.py"
     verifier.write_text(
         "import sys, time\n"
+        "time.sleep(2)\n"
         f"sys.path.append({str(tmp_path)!r})\n"
         "def score(response, problem):\n"
         "    import heavy_package\n"
