@@ -18,7 +18,7 @@ from postgrad.training.warmup import warmup_config
 from postgrad.verifiers.scorer import Scorer
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-CLAIMS = (
+CLAIMS = [
     "grpo",
     "math",
     "luffy",
@@ -30,7 +30,7 @@ CLAIMS = (
     "collapse",
     "losses",
     "mismatch",
-)
+]
 
 
 pytestmark = pytest.mark.nightly
@@ -162,12 +162,8 @@ def test_a_run_is_validated_once_per_part(research, tmp_path):
 
 def test_only_chooses_arms_and_refuses_unknown_ones(research, tmp_path):
     runs = make_runs(research, "losses", tmp_path, "--only=GRPO,DAPO", "--seeds=0,1")
-    assert [(run.arm, run.seed) for run in runs] == [
-        ("GRPO", 0),
-        ("DAPO", 0),
-        ("GRPO", 1),
-        ("DAPO", 1),
-    ]
+    expected = [(arm, seed) for seed in (0, 1) for arm in ("GRPO", "DAPO")]
+    assert [(run.arm, run.seed) for run in runs] == expected
     with pytest.raises(SystemExit, match="PPO"):
         make_runs(research, "losses", tmp_path, "--only=PPO")
 
@@ -185,13 +181,19 @@ def test_the_table_has_means_and_t_intervals_over_seeds(research):
 
 
 def test_one_seed_has_the_wilson_interval_of_its_accuracy(research):
-    entry = {"step": 0, "validation/accuracy": 0.5}
-    entries = [
-        {"claim": "grpo", "label": "", "options": {"test_problems": 4}},
-        {"arm": "TRL", "seed": 0, "label": "grpo-trl-0", "metrics": entry},
-    ]
-    text = research.draw.table(research.CLAIMS["grpo"], entries)
-    assert "| TRL | 0.500 (Wilson 0.150 to 0.850) |" in text
+    """A reward, and a mean of samples, have none."""
+
+    def table(claim: str, arm: str, **metrics: float) -> str:
+        entries = [
+            {"claim": claim, "label": "", "options": {"test_problems": 4}},
+            {"arm": arm, "seed": 0, "label": f"{claim}-{arm.lower()}-0", "metrics": metrics},
+        ]
+        return research.draw.table(research.CLAIMS[claim], entries)
+
+    right = {"step": 0, "validation/accuracy": 0.5}
+    assert "| TRL | 0.500 (Wilson 0.150 to 0.850) |" in table("grpo", "TRL", **right)
+    reward = {"step": 0, "validation/accuracy": -0.25, "validation/sampled_accuracy": 0.5}
+    assert "| guess | -0.250 | - | 0.500 | - |" in table("environments", "guess", **reward)
 
 
 def test_seconds_are_those_of_runs_that_had_the_gpu_alone(research):
@@ -213,16 +215,6 @@ def test_seconds_are_those_of_runs_that_had_the_gpu_alone(research):
     assert "0.500 ± 0.000 (0.500 0.500)" in text
     shared = [entry for entry in entries if entry["seed"] == 1]
     assert research.draw.table(research.CLAIMS["grpo"], shared).endswith("| - | - | 2 |")
-
-
-def test_a_reward_or_a_mean_of_samples_has_no_wilson_interval(research):
-    entry = {"step": 0, "validation/accuracy": -0.25, "validation/sampled_accuracy": 0.5}
-    entries = [
-        {"claim": "environments", "label": "", "options": {"test_problems": 4}},
-        {"arm": "guess", "seed": 0, "label": "environments-guess-0", "metrics": entry},
-    ]
-    text = research.draw.table(research.CLAIMS["environments"], entries)
-    assert "| guess | -0.250 | - | 0.500 | - |" in text
 
 
 def partial_entries(num_steps: int = 4) -> list[dict]:
@@ -432,10 +424,8 @@ def test_a_run_of_two_places_has_no_neighbor(research, tmp_path):
     runs = importlib.import_module("claims.runs")
     script = tmp_path / "ok.py"
     script.write_text("")
-    cases = [
-        runs.Run("a", i, f"a-{i}", [], script=str(script), places=places)
-        for i, places in enumerate((2, 1, 3))
-    ]
+    given = {"script": str(script)}
+    cases = [runs.Run("a", i, f"a-{i}", [], places=n, **given) for i, n in enumerate((2, 1, 3))]
     num_running: list[int] = []
     results = research.Results(tmp_path)
     results.follow = lambda run, start, num: num_running.append(num)
@@ -515,13 +505,10 @@ def test_demonstrations_are_summarized_by_places(research):
     texts = ["Add", " ", "1", "2", " and", "3"], ["Add", " ", "9", " and", "3"]
     assert make.places(texts[0]) == [(0, 0), (1, 0), (2, 0), (2, 1), (2, 2), (3, 0)]
     assert make.places(texts[1])[-1] == (3, 0)
-    rows = [
-        [
-            make.TokenProb(place, word, p)
-            for place, word in zip(make.places(some), some, strict=True)
-        ]
-        for some, p in zip(texts, (0.1, 0.3), strict=True)
-    ]
+    rows = []
+    for some, p in zip(texts, (0.1, 0.3), strict=True):
+        pairs = zip(make.places(some), some, strict=True)
+        rows.append([make.TokenProb(place, word, p) for place, word in pairs])
     summary = make.summary(rows)
     assert summary["tokens"] == 11
     assert summary["quantile 0"] == 0.1

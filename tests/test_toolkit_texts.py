@@ -72,13 +72,8 @@ def test_generations_have_rewards_lengths_and_means(letters, monkeypatch):
 def check_against_single_row(model, tokenizer, example):
     """Compares with a slow reference: one row, no padding, one forward pass."""
     prompt = torch.tensor([tokenizer(example["prompt"])["input_ids"]])
-    full = model.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        do_sample=False,
-        max_new_tokens=7,
-        pad_token_id=0,
-    )
+    settings = {"do_sample": False, "max_new_tokens": 7, "pad_token_id": 0}
+    full = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
     new = full.shape[1] - prompt.shape[1]
     entropy = torch.distributions.Categorical(
         logits=model(full).logits[0, prompt.shape[1] - 1 : -1]
@@ -95,15 +90,11 @@ def test_response_mask_ends_at_the_first_end_token():
     rows = generations._response_mask(ids, torch.tensor([9, 8]), pad=0).int().tolist()
     assert rows == [[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]]
     without_end = torch.tensor([[5, 0, 0], [5, 6, 7]])  # a stop string ended the first row
-    assert generations._response_mask(without_end, torch.tensor([9]), pad=0).int().tolist() == [
-        [1, 0, 0],
-        [1, 1, 1],
-    ]
+    rows = generations._response_mask(without_end, torch.tensor([9]), pad=0).int().tolist()
+    assert rows == [[1, 0, 0], [1, 1, 1]]
     pad_is_end = torch.tensor([[5, 9, 9], [5, 6, 7]])
-    assert generations._response_mask(pad_is_end, torch.tensor([9]), pad=9).int().tolist() == [
-        [1, 1, 0],
-        [1, 1, 1],
-    ]
+    rows = generations._response_mask(pad_is_end, torch.tensor([9]), pad=9).int().tolist()
+    assert rows == [[1, 1, 0], [1, 1, 1]]
 
 
 def test_default_sampling_has_no_top_p_or_top_k(letters, monkeypatch):
@@ -117,24 +108,12 @@ def test_default_sampling_has_no_top_p_or_top_k(letters, monkeypatch):
     monkeypatch.setattr(model, "generate", generate)
     out = toolkit.log_generations(model, letters, ["ab"], ["x"], lambda *_: {"reward": 1.0})
     assert out["examples"][0]["response"] == "" and out["examples"][0]["response_length"] == 1
-    sampling = {
-        "do_sample": True,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": 0,
-        "max_new_tokens": 1024,
-    }
+    sampling = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    sampling["max_new_tokens"] = 1024
     assert {key: generate_kwargs[key] for key in sampling} == sampling
-    toolkit.log_generations(
-        model,
-        letters,
-        ["ab"],
-        ["x"],
-        lambda *_: {"reward": 1.0},
-        {"do_sample": False, "max_new_tokens": 3},
-    )
-    assert generate_kwargs["do_sample"] is False
-    assert generate_kwargs["max_new_tokens"] == 3
+    given = {"do_sample": False, "max_new_tokens": 3}
+    toolkit.log_generations(model, letters, ["ab"], ["x"], no_reward, given)
+    assert {key: generate_kwargs[key] for key in given} == given
     with pytest.raises(ValueError, match="2 prompts for 1 ground truths"):
         toolkit.log_generations(model, letters, ["a", "b"], ["x"], no_reward)
     with pytest.raises(ValueError, match="no prompts"):
@@ -337,20 +316,15 @@ def test_dpo_of_one_pair(letters):
         "response_chosen": "the lazy dog.",
         "response_rejected": "their crazy frog.",
     }
-    swapped = {
-        **pair,
-        "response_chosen": pair["response_rejected"],
-        "response_rejected": pair["response_chosen"],
-    }
+    names = ("response_chosen", "response_rejected")
+    swapped = pair | {names[0]: pair[names[1]], names[1]: pair[names[0]]}
     for beta in (0.5, 0.01):
         loss = toolkit.compute_per_instance_dpo_loss(
             lm=lm, lm_ref=ref, tokenizer=letters, beta=beta, **pair
         )
         other = toolkit.compute_per_instance_dpo_loss(lm, ref, letters, beta, **swapped)
         lm_w, lm_l, ref_w, ref_l = (
-            log_prob(m, letters, pair["prompt"], pair[key])
-            for m in (lm, ref)
-            for key in ("response_chosen", "response_rejected")
+            log_prob(m, letters, pair["prompt"], pair[key]) for m in (lm, ref) for key in names
         )
         margin = beta * ((lm_w - lm_l) - (ref_w - ref_l))
         assert loss.dim() == 0
@@ -415,16 +389,9 @@ def test_ground_truth_types_and_symbolic_comparison():
         assert toolkit.r1_zero_reward_fn(same, "(x+1)^2", fast=fast)["reward"] == 1
     assert toolkit.r1_zero_reward_fn(tagged("2^3"), "8", fast=True)["reward"] == 0
     assert toolkit.r1_zero_reward_fn(tagged("2^3"), "8", fast=False)["reward"] == 1
-    assert toolkit.question_only_reward_fn(r"it is \boxed{42}", "42") == {
-        "format_reward": 1,
-        "answer_reward": 1,
-        "reward": 1,
-    }
-    assert toolkit.question_only_reward_fn("it is 42", "42") == {
-        "format_reward": 0,
-        "answer_reward": 0,
-        "reward": 0,
-    }
+    names = ("format_reward", "answer_reward", "reward")
+    for text, value in ((r"it is \boxed{42}", 1), ("it is 42", 0)):
+        assert toolkit.question_only_reward_fn(text, "42") == dict.fromkeys(names, value)
     for wrong in ("", [], None, [None]):
         with pytest.raises(ValueError, match="truth"):
             toolkit.r1_zero_reward_fn(tagged("7"), wrong)

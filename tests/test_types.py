@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -14,39 +15,18 @@ from postgrad.types import DEMONSTRATION, POLICY, TOOL, Batch, Columns, Ragged, 
 
 def three_rows() -> Batch:
     """Returns rows with responses of 2, 0 and 3 tokens."""
-    sampled = Trajectory(
-        "a",
-        [1, 2],
-        [3, 4],
-        group=0,
-        index=0,
-        behavior_logprobs=[-0.5, -1.0],
-        tokens={"judge": [0.25, 0.5]},
-        rows={"level": 1, "note": "x"},
-    )
-    empty = Trajectory(
-        "b",
-        [5],
-        [],
-        group=0,
-        index=1,
-        finish="length",
-        tokens={"judge": []},
-        rows={"level": 2, "note": "y"},
-    )
-    demonstration = Trajectory(
-        "c",
-        [6, 7, 8],
-        [9, 10, 11],
-        group=1,
-        index=0,
-        source=DEMONSTRATION,
-        finish="given",
-        loss_mask=[True, False, True],
-        tokens={"judge": [1.0, 2.0, 3.0]},
-        rows={"level": 3, "note": None},
-    )
-    return Batch.of([sampled, empty, demonstration])
+    given = {"source": DEMONSTRATION, "finish": "given", "loss_mask": [True, False, True]}
+    rows: list[tuple[str, list[int], list[int], list[float], dict[str, Any]]] = [
+        ("a", [1, 2], [3, 4], [0.25, 0.5], {"behavior_logprobs": [-0.5, -1.0]}),
+        ("b", [5], [], [], {"index": 1, "finish": "length"}),
+        ("c", [6, 7, 8], [9, 10, 11], [1.0, 2.0, 3.0], {"group": 1} | given),
+    ]
+    notes = ("x", "y", None)
+    made = []
+    for level, (uid, prompt, response, judge, more) in enumerate(rows, start=1):
+        columns = {"tokens": {"judge": judge}, "rows": {"level": level, "note": notes[level - 1]}}
+        made.append(Trajectory(uid, prompt, response, **more, **columns))
+    return Batch.of(made)
 
 
 def test_of_flattens_rows_and_fills_the_standard_columns():

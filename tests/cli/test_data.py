@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
+from fixture_types import Capture, Patch
 from tables import tabled
 
 from postgrad.cli.main import main
@@ -17,22 +18,20 @@ ROWS = [
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return tmp_path
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def run(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
     """Returns the exit code, standard output and standard error of `postgrad data ...`."""
     code = main(["data", *arguments])
     output = capsys.readouterr()
     return code, output.out, output.err
 
 
-def test_prepare_then_check_accepts_every_gold_answer(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_prepare_then_check_accepts_every_gold_answer(folder: Path, capsys: Capture):
     code, out, _ = run(capsys, "prepare", "gsm8k", "from=train.jsonl")
     assert code == 0
     assert out.startswith(
@@ -50,9 +49,7 @@ def test_prepare_then_check_accepts_every_gold_answer(
     )
 
 
-def test_check_fails_on_wrong_golds_and_lists_them(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_check_fails_on_wrong_golds_and_lists_them(folder: Path, capsys: Capture):
     (folder / "bad.jsonl").write_text(
         json.dumps({"question": "How?", "answer": "well", "data_source": "gsm8k"}) + "\n"
     )
@@ -62,7 +59,7 @@ def test_check_fails_on_wrong_golds_and_lists_them(
     assert "questions that are also in train.jsonl: 5\n" in out
 
 
-def test_check_that_scored_nothing_is_no_success(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_check_that_scored_nothing_is_no_success(folder: Path, capsys: Capture):
     row = {"question": "How?", "answer": "well", "data_source": "my_set"}
     (folder / "own.jsonl").write_text(json.dumps(row) + "\n")
     code, out, err = run(capsys, "check", "own.jsonl")
@@ -71,9 +68,7 @@ def test_check_that_scored_nothing_is_no_success(folder: Path, capsys: pytest.Ca
     assert run(capsys, "check", "own.jsonl", "verifier=exact")[0] == 0
 
 
-def test_show_prints_problems_and_the_prompt_of_a_model(
-    folder: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_show_prints_problems_and_the_prompt_of_a_model(folder: Path, tiny: Path, capsys: Capture):
     run(capsys, "prepare", "gsm8k", "from=train.jsonl", "style=bare")
     code, out, _ = run(capsys, "show", "gsm8k-train.parquet", "n=1", "skip=1")
     assert code == 0
@@ -93,9 +88,7 @@ def test_show_prints_problems_and_the_prompt_of_a_model(
     assert code == 0 and "prompt, " in out and " tokens:\n    What is 0+1?\n" in out
 
 
-def test_add_uid_writes_the_uids_of_a_run_and_never_replaces_them(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_add_uid_writes_the_uids_of_a_run_and_never_replaces_them(folder: Path, capsys: Capture):
     uids = [problem.uid for problem in load_problems("train.jsonl")]
     code, out, _ = run(capsys, "add-uid", "train.jsonl")
     assert (code, out) == (0, "5 rows with uids: train.uid.jsonl\n")
@@ -113,9 +106,7 @@ def test_add_uid_writes_the_uids_of_a_run_and_never_replaces_them(
     assert [problem.uid for problem in load_problems("named.parquet")] == uids
 
 
-def test_prepare_hashes_the_question_and_add_uid_the_messages(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_prepare_hashes_the_question_and_add_uid_the_messages(folder: Path, capsys: Capture):
     uids: dict[str, list[str]] = {}
     for style in ("bare", "boxed"):
         run(
@@ -131,7 +122,7 @@ def test_prepare_hashes_the_question_and_add_uid_the_messages(
     assert uids["bare"] == uids["boxed"] == uids["bare verl"] != uids["boxed verl"]
 
 
-def test_export_converts_between_formats(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_export_converts_between_formats(folder: Path, capsys: Capture):
     run(capsys, "prepare", "gsm8k", "from=train.jsonl")
     code, out, _ = run(capsys, "export", "gsm8k-train.parquet", "out=rows.csv")
     assert (code, out) == (0, "5 rows: rows.csv\n")
@@ -145,7 +136,7 @@ def test_export_converts_between_formats(folder: Path, capsys: pytest.CaptureFix
     assert (folder / "two.csv").read_text().splitlines()[0] == "uid,data_source"
 
 
-def test_help_and_the_list_of_data_sets(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_help_and_the_list_of_data_sets(folder: Path, capsys: Capture):
     assert "postgrad data COMMAND" in run(capsys)[1]
     assert "  gsm8k " in run(capsys, "prepare")[1]
     assert "duplicates=" in run(capsys, "prepare", "--help")[1]
@@ -154,7 +145,7 @@ def test_help_and_the_list_of_data_sets(folder: Path, capsys: pytest.CaptureFixt
 
 @tabled("arguments, key")
 def test_bad_input_is_one_line_and_writes_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], key: str
+    folder: Path, capsys: Capture, arguments: list[str], key: str
 ):
     code, _, err = run(capsys, *arguments)
     assert code == 2
@@ -163,9 +154,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert [path.name for path in folder.iterdir()] == ["train.jsonl"]
 
 
-def test_lists_as_truths_are_reported_and_their_first_text_is_read(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_lists_as_truths_are_reported_and_their_first_text_is_read(folder: Path, capsys: Capture):
     row = {"prompt": "2+2?", "ground_truth": ["4"]}
     (folder / "lists.jsonl").write_text(json.dumps(row) + "\n")
     code, out, _ = run(capsys, "check", "lists.jsonl", "verifier=math")
@@ -178,7 +167,7 @@ def test_lists_as_truths_are_reported_and_their_first_text_is_read(
     assert code == 2 and "no column 1 in ground_truth" in error
 
 
-def test_prepare_renames_columns(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_prepare_renames_columns(folder: Path, capsys: Capture):
     for name in ("one", "two"):
         row = {"trajectory": [{"role": "user", "content": name}], "chosen": "a", "rejected": "b"}
         (folder / f"{name}.jsonl").write_text(json.dumps(row) + "\n")

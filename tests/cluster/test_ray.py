@@ -110,6 +110,12 @@ def optimizer_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
     return dict(read_tensors(folder / "checkpoints" / f"step-{step}" / "optimizer.safetensors"))
 
 
+def assert_close_weights(one: dict, two: dict, atol: float = 2e-4) -> None:
+    assert one.keys() == two.keys()
+    for name in one:
+        assert torch.allclose(one[name], two[name], atol=atol), name
+
+
 def on_ray(workers: int, *more: str) -> tuple[str, ...]:
     return ("cluster=ray", f"cluster.workers={workers}", *more)
 
@@ -143,9 +149,7 @@ def test_two_and_three_ranks_follow_the_local_run(recipe, make_config):
     for workers in (2, 3) if recipe == "grpo" else (3,):
         on_ranks, sharded, _ = run(make_config(recipe, f"ray{workers}", *own, *on_ray(workers)))
         assert_same_metrics(local, on_ranks)
-        assert weights.keys() == sharded.keys()
-        for name in weights:
-            assert torch.allclose(weights[name], sharded[name], atol=2e-4), name
+        assert_close_weights(weights, sharded)
     start = load_file(Path(make_config(recipe, "x").model.path) / "model.safetensors")
     assert any(not torch.equal(weights[name], start[name]) for name in weights), (
         "a run without updates proves nothing"
@@ -170,9 +174,7 @@ def test_four_ranks_of_a_mesh_follow_the_local_run(recipe, mesh, make_config):
     local, weights, _ = run(make_config(recipe, "local"))
     on_mesh, divided, _ = run(make_config(recipe, mesh, *on_ray(4, *MESHES[mesh])))
     assert_same_metrics(local, on_mesh)
-    assert weights.keys() == divided.keys()
-    for name in weights:
-        assert torch.allclose(weights[name], divided[name], atol=2e-4), name
+    assert_close_weights(weights, divided)
 
 
 # ---- adapters
@@ -198,12 +200,8 @@ def test_adapters_on_ranks_follow_the_local_run(recipe, make_config):
     local, weights, folder = run(make_config(recipe, "local", *LORA))
     on_ranks, sharded, other = run(make_config(recipe, "ray", *LORA, *on_ray(2)))
     assert_same_metrics(local, on_ranks)
-    for one, two in ((weights, sharded), (adapter_of(folder), adapter_of(other))):
-        assert one.keys() == two.keys()
-        assert all(
-            one[name].shape == two[name].shape and torch.allclose(one[name], two[name], atol=1e-5)
-            for name in one
-        )
+    assert_close_weights(weights, sharded, 1e-5)
+    assert_close_weights(adapter_of(folder), adapter_of(other), 1e-5)
     for file in ("adapter/adapter_config.json", "policy/config.json"):
         assert (
             len({(f / "checkpoints" / "step-3" / file).read_text() for f in (folder, other)}) == 1
@@ -242,7 +240,7 @@ def test_adapters_resume_on_other_numbers_of_workers_and_reach_engines(make_conf
     assert all(line["engine/gap_max"] < 1e-4 for line in [*complete, *separate]), (
         "trainer and engine have equal log-probs"
     )
-    assert all(torch.allclose(weights[name], other_weights[name], atol=1e-4) for name in weights)
+    assert_close_weights(weights, other_weights, 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -266,8 +264,7 @@ def test_a_reference_that_follows_the_policy_is_that_of_one_process(own, make_co
     saved = [
         tmp_path / name / "checkpoints" / "step-3" / "reference" for name in ("local", "resumed")
     ]
-    first, second = (read_weights(folder, ()) for folder in saved)
-    assert all(torch.allclose(first[name], second[name], atol=2e-4) for name in first)
+    assert_close_weights(*(read_weights(folder, ()) for folder in saved))
 
 
 # ---- ports, number of workers, pools

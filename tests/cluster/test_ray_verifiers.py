@@ -64,17 +64,8 @@ def problem(truth: str = "5") -> Problem:
 
 def test_verdicts_and_failures_equal_those_of_the_local_pool(make_pool):
     pool = make_pool(2)
-    commands = [
-        "ok",
-        "sleep",
-        "ok",
-        "exit",
-        "segfault",
-        "raise",
-        "system exit",
-        "print",
-        *["ok"] * 20,
-    ]
+    commands = ["ok", "sleep", "ok", "exit", "segfault", "raise", "system exit", "print"]
+    commands += ["ok"] * 20
     items = [
         *((command, problem()) for command in commands),
         *((f"\\boxed{{{i % 3}+x}}", problem("x+1")) for i in range(40)),

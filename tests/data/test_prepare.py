@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from fixture_types import Patch
 from refused import refused
 from tables import table, tabled
 
@@ -238,7 +239,7 @@ def test_files_that_hold_several_data_sources(tmp_path: Path):
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: Patch) -> Path:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -275,7 +276,7 @@ def test_no_network_and_nothing_in_the_cache(cache: Path):
         find_files(parse_request("own", {}), "hub")
 
 
-def test_huggingface_hub_is_not_installed(monkeypatch: pytest.MonkeyPatch):
+def test_huggingface_hub_is_not_installed(monkeypatch: Patch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with refused("not_installed", "huggingface_hub"):
         find_files(parse_request("gsm8k", {}), "hub")

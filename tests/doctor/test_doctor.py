@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixture_types import Capture, Patch
 
 from postgrad.cli.main import main
 from postgrad.doctor import fit, machine
@@ -26,7 +27,7 @@ FIT = [
 
 
 @pytest.fixture(autouse=True)
-def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_measurements(monkeypatch: Patch) -> None:
     """Nothing is measured: these tests read no times."""
     for module in (device, machine, threads):
         monkeypatch.setattr(module, "best_seconds", lambda work, repeats: 1.0)
@@ -37,7 +38,7 @@ def rows(text: str) -> dict[str, str]:
     return {line[:14].strip(): line for line in text.splitlines() if line[:14].strip()}
 
 
-def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[tuple[Any, ...]]:
+def count_calls(monkeypatch: Patch, module: Any, name: str) -> list[tuple[Any, ...]]:
     """Replace a function of `module` by one that also appends its arguments to the result."""
     real = getattr(module, name)
     calls: list[tuple[Any, ...]] = []
@@ -51,7 +52,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list
 
 
 def test_doctor_prints_every_row_and_measures_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: Capture, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     calls = [
@@ -74,9 +75,7 @@ def test_doctor_prints_every_row_and_measures_once(
     assert not list(tmp_path.iterdir())
 
 
-def test_little_disk_is_a_problem_with_the_setting_to_change(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_little_disk_is_a_problem_with_the_setting_to_change(monkeypatch: Patch) -> None:
     monkeypatch.setattr(machine, "disk_free", lambda folder: 10**6)
     monkeypatch.setattr(machine, "hub_is_reachable", lambda: True)
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
@@ -86,7 +85,7 @@ def test_little_disk_is_a_problem_with_the_setting_to_change(
     assert "runs=FOLDER" in problems[0]
 
 
-def test_version_out_of_range_names_the_one_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_out_of_range_names_the_one_to_install(monkeypatch: Patch) -> None:
     real = machine.metadata.version
 
     def version(name: str) -> str:
@@ -99,7 +98,7 @@ def test_version_out_of_range_names_the_one_to_install(monkeypatch: pytest.Monke
     assert "pip install 'transformers" in problem
 
 
-def test_missing_packages_come_with_their_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_come_with_their_install_command(monkeypatch: Patch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     lines = [line for _, line in machine.package_rows("packages", machine.PACKAGES)]
     assert "gguf: not installed, for models from GGUF files: pip install 'postgrad[gguf]'" in lines
@@ -134,7 +133,7 @@ def test_listed_extras_exist() -> None:
         assert extra in extras or " " in extra, module
 
 
-def test_memory_of_a_container_is_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_container_is_its_share(monkeypatch: Patch) -> None:
     files = {
         "/proc/meminfo": "MemTotal: 1000 kB\nMemAvailable:  800 kB\n",
         "/sys/fs/cgroup/memory.max": "500000\n",
@@ -152,7 +151,7 @@ def test_memory_of_a_container_is_its_share(monkeypatch: pytest.MonkeyPatch) -> 
     assert machine.memory_bytes()[1] == 800 * 1024
 
 
-def test_sandbox_row_shows_the_level_or_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_row_shows_the_level_or_the_refusal(monkeypatch: Patch) -> None:
     from postgrad.sandbox import local
 
     level = local.Level("bubblewrap 1.0", own_user=False, filtered=True)
@@ -169,7 +168,7 @@ def test_sandbox_row_shows_the_level_or_the_refusal(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_sandbox_row_shows_the_server_or_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_row_shows_the_server_or_the_refusal(monkeypatch: Patch) -> None:
     from postgrad.sandbox.remote import FusionSandbox
 
     url = "http://127.0.0.1:9/run_code"
@@ -189,7 +188,7 @@ def test_sandbox_row_shows_the_server_or_the_refusal(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_fit_prints_memory_time_and_disk(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*FIT, f"model.path={tiny}"]) == 0
@@ -215,7 +214,7 @@ def test_fit_prints_memory_time_and_disk(
 
 @pytest.mark.nightly
 def test_fit_of_a_model_that_is_too_large_says_so(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(fit, "memory_bytes", lambda: (1 << 30, 0))
     monkeypatch.setattr(fit, "resident_bytes", lambda: 1 << 20)
@@ -227,7 +226,7 @@ def test_fit_of_a_model_that_is_too_large_says_so(
 
 @pytest.mark.slow
 def test_fit_of_a_run_that_is_too_large_names_settings_to_change(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(fit, "memory_bytes", lambda: (1 << 30, 2 << 20))
     monkeypatch.setattr(fit, "resident_bytes", lambda: 1 << 20)
@@ -239,9 +238,7 @@ def test_fit_of_a_run_that_is_too_large_names_settings_to_change(
 
 
 @pytest.mark.slow
-def test_fit_of_sft_samples_nothing(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fit_of_sft_samples_nothing(tiny: Path, tmp_path: Path, capsys: Capture) -> None:
     arguments = ["doctor", "--fit", "sft", *FIT[3:], f"model.path={tiny}", f"runs={tmp_path}"]
     assert main(arguments) == 0
     text = capsys.readouterr().out
@@ -265,12 +262,7 @@ def test_fit_of_sft_samples_nothing(
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(
-    arguments: list[str],
-    part: str,
-    tiny: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], part: str, tiny: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([word.replace("TINY", str(tiny)) for word in arguments]) == 2
@@ -282,14 +274,12 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_help_names_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_the_option(capsys: Capture) -> None:
     assert main(["doctor", "--help"]) == 0
     assert "--fit RECIPE" in capsys.readouterr().out
 
 
-def test_table_on_a_terminal_keeps_square_brackets(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_on_a_terminal_keeps_square_brackets(capsys: Capture, monkeypatch: Patch) -> None:
     from postgrad.cli.doctor import show
 
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

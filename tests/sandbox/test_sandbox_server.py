@@ -293,10 +293,7 @@ def test_clean_shutdown_while_a_program_runs(number, children):
 @needs_sandbox
 def test_the_code_verifier_can_use_a_server(server, monkeypatch):
     """Without bubblewrap here, results can only come from the server."""
-    responses = [
-        "```python\ndef add(a, b):\n    return a + b\n```",
-        "```python\ndef add(a, b):\n    return a - b\n```",
-    ]
+    responses = [f"```python\ndef add(a, b):\n    return a {sign} b\n```" for sign in "+-"]
     tests = json.dumps(["assert add(1, 2) == 3", "assert add(0, 0) == 0"])
     pairs = json.dumps([{"input": "1", "output": "2"}])
     items = [(response, Problem("p", (), tests, "code")) for response in responses]
@@ -390,19 +387,12 @@ def test_a_program_that_prints_too_much_has_failed(server):
 def test_run_code_accepts_the_token_as_a_password(server):
     """verl can send a token in the address only: http://any:secret@host/run_code."""
     assert server.ask("/run_code", code_request(""), token="wrong")[0] == 401
-    for kind, word, status in (
-        ("Basic", b"verl:secret", 200),
-        ("Basic", b"verl:secre", 401),
-        ("Bearer", b"verl:secret", 401),
-    ):
-        header = {
-            "Content-Type": "application/json",
-            "Authorization": f"{kind} {base64.b64encode(word).decode()}",
-        }
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
-        connection.request("POST", "/run_code", json.dumps(code_request("")), header)
-        assert connection.getresponse().status == status
-        connection.close()
+    words = [("Basic", b"verl:secret", 200), ("Basic", b"verl:secre", 401)]
+    for kind, word, status in (*words, ("Bearer", b"verl:secret", 401)):
+        header = {"Authorization": f"{kind} {base64.b64encode(word).decode()}"}
+        url = f"http://127.0.0.1:{server.port}/run_code"
+        response = httpx.post(url, json=code_request(""), headers=header, timeout=600)
+        assert response.status_code == status
 
 
 @pytest.mark.slow
@@ -417,21 +407,12 @@ def test_the_fusion_client_works_with_our_server(server, monkeypatch):
         "our own client runs a single program by the same route"
     )
     pairs = json.dumps([{"input": "1", "output": "2"}, {"input": "-5", "output": "-4"}])
-    programs = [
-        "print(int(input()) + 1)",
-        "print(abs(int(input())) + 1)",
-        "print(",
-        "import sys; sys.exit(0)",
-    ]
-    items = [
-        (f"```python\n{program}\n```", Problem("p", (), pairs, "code")) for program in programs
-    ]
-    items.append(
-        (
-            "```python\ndef f(): pass\n```",
-            Problem("p", (), json.dumps(["assert f() is None"]), "code"),
-        )
-    )
+    programs = ["print(int(input()) + 1)", "print(abs(int(input())) + 1)", "print("]
+    programs += ["import sys; sys.exit(0)", "def f(): pass"]
+    asserts = json.dumps(["assert f() is None"])
+    items = []
+    for program, tests in zip(programs, [pairs] * 4 + [asserts], strict=True):
+        items.append((f"```python\n{program}\n```", Problem("p", (), tests, "code")))
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("POSTGRAD_SANDBOX", f"{url}/run_code")
     monkeypatch.setenv("POSTGRAD_SANDBOX_TOKEN", "secret")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixture_types import Capture, Patch
 from refused import refused
 
 from postgrad.cli.main import main
@@ -122,7 +123,7 @@ def test_a_pair_is_planned_as_the_rows_it_becomes(recipe: str, tiny: Path, tmp_p
 
 
 def test_an_engine_apart_gives_its_cache_back_while_the_trainer_works(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, monkeypatch: Patch
 ) -> None:
     """Unless it samples then. A small cache stays in any case."""
     gpu = find_gpu("h200")
@@ -233,7 +234,7 @@ def test_largest_settings_fit_and_more_does_not(tiny: Path) -> None:
         assert (memory.peak <= gpu.usable) == fits
 
 
-def test_devices_have_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_have_names(capsys: Capture) -> None:
     assert find_gpu("H200").usable > find_gpu("h100").usable
     assert find_gpu("h200", 100).usable == 99 * GIB
     with refused("unknown_name", "--device"):
@@ -250,7 +251,7 @@ def test_other_families_and_experts_are_not_packed(tiny: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_is_planned_for_a_gpu_that_is_not_here(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     words = ["doctor", "--fit", "grpo", f"model.path={tiny}", "data.train=arithmetic:1"]
     words += ["data.template=plain", "rollout.max_response_tokens=20", f"runs={tmp_path}"]

@@ -21,23 +21,11 @@ SAME = table(__file__, "same")
 DIFFERENT = table(__file__, "different")
 
 
-def test_math_accepts(grade):
-    wrong = [
-        pair
-        for pair, value in zip(
-            SAME, grade("math", [(f"so \\boxed{{{g}}}", t) for g, t in SAME]), strict=True
-        )
-        if value != 1
-    ]
-    assert wrong == []
-
-
-def test_math_rejects(grade):
-    pairs = [(f"so \\boxed{{{g}}}", t) for g, t in DIFFERENT]
-    wrong = [
-        pair for pair, value in zip(DIFFERENT, grade("math", pairs), strict=True) if value != 0
-    ]
-    assert wrong == []
+def test_math_accepts_and_rejects(grade):
+    pairs = [(f"so \\boxed{{{g}}}", t) for g, t in (*SAME, *DIFFERENT)]
+    values = grade("math", pairs)
+    expected = [1.0] * len(SAME) + [0.0] * len(DIFFERENT)
+    assert [p for p, v, e in zip(pairs, values, expected, strict=True) if v != e] == []
 
 
 def test_math_needs_the_box(grade):
@@ -52,9 +40,7 @@ T11 = table(__file__, "verl_math")
 
 def test_think_math_table(grade):
     values = grade("think_math", [(response, truth) for response, truth, _, _ in T11])
-    assert [
-        (row[0], value) for row, value in zip(T11, values, strict=True) if value != row[3]
-    ] == []
+    assert values == [row[3] for row in T11]
 
 
 def test_r1_zero_math_multiplies(grade):

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from jsonl import write_jsonl
 from tables import tabled
 from view_runs import HOSTILE, Server, WrittenRun, batch_of, drawn, metrics_of, serving
 
@@ -52,17 +53,17 @@ def test_a_held_lock_means_running_and_reading_does_not_take_it(runs, server):
     assert overviews(server)["killed/run"]["state"] == "stopped"
 
 
+def write_short_run(folder: Path, steps: int, goal: str) -> Path:
+    """Write two of the run's steps, and a validation with 0.5."""
+    lines = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 1.0}]
+    write_jsonl(folder / "metrics.jsonl", *lines, {"step": 2, "validation/accuracy": 0.5})
+    (folder / "config.yaml").write_text(f"training: {{steps: {steps}, stop_at: {goal}}}\n")
+    return folder
+
+
 def test_a_run_without_events_is_finished_at_its_last_step_or_its_goal(tmp_path):
     for name, steps, goal in (("complete", 2, "null"), ("short", 9, "null"), ("goal", 9, "0.5")):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "config.yaml").write_text(f"training: {{steps: {steps}, stop_at: {goal}}}\n")
-        lines = [
-            {"step": 1, "loss": 1.0},
-            {"step": 2, "loss": 1.0},
-            {"step": 2, "validation/accuracy": 0.5},
-        ]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_short_run(tmp_path / name, steps, goal)
     states = {run["name"]: (run["state"], run["reason"]) for run in Runs(Folder(tmp_path)).all()}
     assert states["complete"] == ("finished", "")
     assert states["goal"] == ("finished", "reached training.stop_at=0.5")
@@ -71,19 +72,15 @@ def test_a_run_without_events_is_finished_at_its_last_step_or_its_goal(tmp_path)
 
 @pytest.mark.parametrize(("steps", "goal"), [(2, "null"), (9, "0.5")])
 def test_a_run_killed_before_its_last_checkpoint_is_stopped(tmp_path, steps, goal):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "config.yaml").write_text(f"training: {{steps: {steps}, stop_at: {goal}}}\n")
-    lines = [{"step": 1, "loss": 1.0}, {"step": 2, "validation/accuracy": 0.5}]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder = write_short_run(tmp_path / "run", steps, goal)
     events = [
         {"time": 1.0, "step": 0, "event": "started", "text": ""},
         {"time": 2.0, "step": 1, "event": "checkpoint", "text": "step-1"},
+        {"time": 3.0, "step": 2, "event": "checkpoint", "text": "step-2"},
     ]
     states = []
-    for event in [*events, {"time": 3.0, "step": 2, "event": "checkpoint", "text": "step-2"}]:
-        with (folder / "events.jsonl").open("a") as file:
-            file.write(json.dumps(event) + "\n")
+    for number in (1, 2, 3):
+        write_jsonl(folder / "events.jsonl", *events[:number])
         states.append(Runs(Folder(tmp_path)).all()[0]["state"])
     assert states == ["stopped", "stopped", "finished"]
 
@@ -187,14 +184,8 @@ def test_rows_are_filtered_sorted_and_searched(server):
     base = "/api/groups?run=finished&step=4"
     groups = server.json(base)
     assert groups["total"] == 3 and groups["rows"] == 9
-    assert groups["counts"] == {
-        "all": 9,
-        "correct": 3,
-        "wrong": 5,
-        "truncated": 3,
-        "failed": 1,
-        "given": 3,
-    }
+    counts = {"all": 9, "correct": 3, "wrong": 5, "truncated": 3, "failed": 1, "given": 3}
+    assert groups["counts"] == counts
     wrong = server.json(f"{base}&filter=wrong")["groups"][0]["rows"]
     assert [row["passes"] for row in wrong] == [False, True, True], "the others are still listed"
     assert [g["group"] for g in server.json(f"{base}&sort=longest")["groups"]] == [2, 1, 0]
@@ -276,13 +267,8 @@ def test_links_out_of_the_folder_are_treated_as_missing(tmp_path):
     secret.write_text('{"step": 1, "key": 42}\n')
     root = tmp_path / "root"
     written = WrittenRun(root / "run").steps(1)
-    for name in (
-        "metrics.jsonl",
-        "config.yaml",
-        "events.jsonl",
-        "tokenizer.json",
-        "rollouts/step-000001.parquet",
-    ):
+    files = "metrics.jsonl config.yaml events.jsonl tokenizer.json rollouts/step-000001.parquet"
+    for name in files.split():
         (written.folder / name).unlink()
         (written.folder / name).symlink_to(secret)
     with serving(root) as server:
@@ -296,13 +282,8 @@ def test_links_out_of_the_folder_are_treated_as_missing(tmp_path):
 
 def test_only_files_of_the_assets_folder_are_served(server):
     assert server.get("/assets/app.js")[1]["content-type"].startswith("text/javascript")
-    for path in (
-        "/assets/../server.py",
-        "/assets/%2e%2e%2fserver.py",
-        "/assets/nothing.js",
-        "/assets/",
-    ):
-        assert server.get(path)[0] == 404
+    for path in ("../server.py", "%2e%2e%2fserver.py", "nothing.js", ""):
+        assert server.get(f"/assets/{path}")[0] == 404
 
 
 def test_other_hosts_origins_sites_and_methods_are_refused(server):
@@ -338,15 +319,15 @@ def test_page_loads_nothing_from_other_hosts_and_parses_no_markup():
     for file in server_module.ASSETS.iterdir():
         text = file.read_text()
         assert "//cdn" not in text and "https://" not in text, file
-        for word in (
+        writes = [
             "innerHTML",
             "outerHTML",
             "insertAdjacentHTML",
             "document.write",
             "eval(",
-            "new Function",
             "DOMParser",
-        ):
+        ]
+        for word in (*writes, "new Function"):
             assert word not in text, (file.name, word)
 
 
@@ -354,14 +335,8 @@ def test_a_token_is_needed_beyond_loopback(runs):
     with pytest.raises(ValueError, match="token"), serving(runs, host="0.0.0.0"):
         pass
     with serving(runs, host="0.0.0.0", token="secret-token") as server:
-        for path in (
-            "/",
-            "/api/runs",
-            "/assets/app.js",
-            "/?token=wrong",
-            "/?token=",
-            "/api/runs?token=secret-token",
-        ):
+        pages = ("/", "/api/runs", "/assets/app.js")
+        for path in (*pages, "/?token=wrong", "/?token=", "/api/runs?token=secret-token"):
             assert server.get(path)[0] == 401, path
         status, headers, _ = server.get("/?token=secret-token")
         assert status == 303 and headers["location"] == "/"
@@ -430,16 +405,8 @@ def test_command_names_the_wrong_argument(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_it_without_output(runs, number):
-    command = [
-        sys.executable,
-        "-m",
-        "postgrad.cli.main",
-        "view",
-        str(runs),
-        "--no-browser",
-        "--port",
-        "0",
-    ]
+    words = ["view", str(runs), "--no-browser", "--port", "0"]
+    command = [sys.executable, "-m", "postgrad.cli.main", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     address = [process.stdout.readline() for _ in range(3)][1].strip()
