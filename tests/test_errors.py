@@ -4,7 +4,7 @@ import ast
 import pickle
 from pathlib import Path
 
-import pytest
+from tables import tabled
 
 import postgrad
 from postgrad.cluster.ports import attempt, to_exception
@@ -14,21 +14,7 @@ from postgrad.errors import CODES, Missing, NoEffect, Unreadable
 SOURCES = Path(postgrad.__file__).parent
 
 
-@pytest.mark.parametrize(
-    ("sentence", "at"),
-    [
-        ("method.kl_coef=0.1 has no effect", "method.kl_coef"),
-        ("model.path: no such folder", "model.path"),
-        ("method.classmates is empty", "method.classmates"),
-        ("out=a/b exists", "out"),
-        ("--bars shows evaluations, --poster a run", "--bars"),
-        ("/data/my rows=1/a.jsonl: line 3: not JSON", "/data/my rows=1/a.jsonl"),
-        ("runs/a has no rollouts yet", "runs/a"),
-        ("a/mine.py:load failed: KeyError: x", "a/mine.py:load"),
-        ("rows.jsonl: no rows", "rows.jsonl"),
-        ("a prompt of 7 tokens and a response of 3 exceed 8", ""),
-    ],
-)
+@tabled("sentence, at")
 def test_the_place_is_what_the_sentence_begins_with(sentence: str, at: str) -> None:
     assert Missing(sentence).at == at
     assert Missing(sentence, at="other").at == "other"

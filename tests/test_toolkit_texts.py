@@ -11,6 +11,7 @@ import pytest
 import torch
 from letter_tokenizer import gpt2, letters_tokenizer
 from refused import refused
+from tables import tabled
 from transformers import PreTrainedTokenizerFast
 
 from postgrad import toolkit
@@ -251,48 +252,12 @@ MMLU = {
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "letter"),
-    [
-        ("The correct answer is B. There is only one human polyomavirus known at present.", "B"),
-        ("The correct answer is 10000 polyomaviruses.", None),
-        ("The correct answer is 1.", None),
-        ("The correct answer is A.", "A"),
-        ("The correct answer is (D) unknown", "D"),
-        ("C", "C"),
-        ("A virus has 100 of them.", None),
-        ("The answer is A virus.", None),
-        ("The answer is E.", None),
-        ("unknown", None),
-        ("", None),
-    ],
-)
+@tabled("text, letter")
 def test_mmlu_answer_is_parsed(text, letter):
     assert toolkit.parse_mmlu_response(mmlu_example=MMLU, model_output=text) == letter
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (
-            "Natalia sold 48/2 = 24 clips in May. "
-            "Natalia sold 48+24 = 72 clips altogether in April and May.",
-            "72",
-        ),
-        ("Natalia sold twenty-four clips in May, seventy-two altogether.", None),
-        ("It costs $1,234.50.", "1234.50"),
-        ("That is \\$18.", "18"),
-        ("It is -5 degrees", "-5"),
-        ("It is −5 degrees", "-5"),
-        ("10-3 is 7", "7"),
-        ("a loss of -$20", "-20"),
-        ("50%", "50"),
-        ("#### 1,000,000", "1000000"),
-        ("one of 1,2,3", "3"),
-        ("72.", "72"),
-        ("", None),
-    ],
-)
+@tabled("text, answer")
 def test_gsm8k_answer_is_parsed(text, answer):
     assert toolkit.parse_gsm8k_response(model_output=text) == answer
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tables import tabled
 
 from postgrad.cli.arguments import CountFrom1, HelpPrinted, Parser
 from postgrad.cli.main import COMMANDS, MODULES
@@ -64,17 +65,7 @@ def test_the_help_has_the_docstring_and_the_defaults(capsys):
         assert part in text
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["a"], "from="),
-        (["a", "from=b", "steps=0"], "steps: 0 is not a whole number of at least 1"),
-        (["a", "from=b", "kind=keeep"], "did you mean keep?"),
-        (["a", "from=b", "is_private=no"], "neither true nor false"),
-        (["a", "from="], "from= has no value"),
-        (["a", "from=b", "--learning_rate=1"], "the nearest here is optimizer.lr"),
-    ],
-)
+@tabled("argv, message")
 def test_mistakes_name_the_argument(argv, message):
     with pytest.raises(ConfigError) as caught:
         PARSER.call(argv)

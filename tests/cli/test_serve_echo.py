@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from tables import tabled
 from tiny_runs import stock_model
 
 from postgrad.serving.model_text import ModelText
@@ -153,17 +154,7 @@ def test_generate_takes_and_returns_tokens(server, tiny):
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"token_ids": []}, "token_ids"),
-        ({"token_ids": [99999]}, "prompt"),
-        ({"features": {}}, "features"),
-        ({"stream": True}, "stream"),
-        ({"sampling_params": {"temprature": 1}}, "temprature"),
-        ({"sampling_params": {"max_tokens": 100000}}, "prompt"),
-    ],
-)
+@tabled("change, param")
 def test_wrong_fields_of_generate_are_refused(server, change, param):
     status, answer, _ = server.ask("/inference/v1/generate", {"token_ids": PROMPT} | change)
     assert status == 400 and answer["error"]["param"] == param

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Sequence
 
 import pytest
+from tables import tabled
 
 from postgrad.cluster.actor_pool import Worker, WorkerLost
 from postgrad.cluster.ports import LOST_PEER, attempt
@@ -54,17 +55,7 @@ class Answers(WorkerGroup):
             raise WorkerLost(Worker("policy 1", None), "died during policy.update", self.died)
 
 
-@pytest.mark.parametrize(
-    ("statuses", "died", "message"),
-    [
-        ([[LOST_PEER, "closed"]], True, "the policy 1 worker died"),
-        ([[LOST_PEER, "closed"]], False, "a policy worker lost its connection .* closed"),
-        ([[LOST_PEER, "closed"]], None, "a policy worker lost its connection .* closed"),
-        ([[LOST_PEER, "closed"], ["error", "a bad row"]], False, "^a bad row$"),
-        ([["error", "a bad row"], [LOST_PEER, "closed"]], True, "^a bad row$"),
-        ([["ok", ""]], False, "the policy 1 worker died"),
-    ],
-)
+@tabled("statuses, died, message")
 def test_the_cause_is_raised_and_not_what_followed_from_it(statuses, died, message):
     with pytest.raises(RunError, match=message):
         Answers(statuses, died)._check_statuses({}, "policy.update", 1.0)

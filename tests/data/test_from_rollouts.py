@@ -5,6 +5,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tables import tabled
 
 from postgrad.cli.main import main
 from postgrad.data.from_rollouts import parse_where, select_rollouts
@@ -63,17 +64,7 @@ def test_the_best_trajectories_are_conversations(run):
     ], "equal responses to a problem are written once"
 
 
-@pytest.mark.parametrize(
-    ("where", "uids"),
-    [
-        ("reward>=0.95 and reward<1", ["q/2/2"]),
-        ("reward/right<0.5", ["p/2/1"]),
-        ("step=1", []),
-        ("length==3 and finish=stop", ["p/2/0", "p/2/1", "q/2/2"]),
-        ("finish!=stop", []),
-        ("", ["p/2/0", "p/2/1", "q/2/2"]),
-    ],
-)
+@tabled("where, uids")
 def test_conditions_choose(where, uids, run):
     assert [row["uid"] for row in select_rollouts(run, parse_where(where))] == uids
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from jsonl import write_jsonl
+from tables import tabled
 from tiny_runs import config_of
 
 from postgrad.cli.main import main
@@ -93,17 +94,7 @@ def test_whole_numbers_have_no_fraction(value, truth):
     assert problem.ground_truth == truth
 
 
-@pytest.mark.parametrize(
-    ("verifier", "truth", "is_reported"),
-    [
-        ("exact", ["4", "5"], True),
-        ("math + 0.1*format", ["4", "5"], True),
-        ("exact", {"value": "4"}, True),  # TriviaQA
-        ("exact", "4", False),
-        ("math", "[0, 5]", False),
-        ("format", ["4", "5"], False),
-    ],
-)
+@tabled("verifier, truth, is_reported")
 def test_json_that_a_verifier_takes_for_one_answer_is_reported(verifier, truth, is_reported):
     (problem,) = problems_of_rows([{"prompt": "2+2=", "ground_truth": truth}], "rows")
     with Scorer(verifier) as scorer:

@@ -13,6 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 from jsonl import write_jsonl
 from refused import refused
+from tables import tabled
 
 from postgrad.data import problems
 from postgrad.data.problems import load_problems, problems_of_rows
@@ -397,21 +398,7 @@ def test_exported_csv_is_read_back(tmp_path):
     assert load_problems(str(plain))[0].ground_truth == "[1,2]", "only nested columns are JSON"
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": "What is 1+1?", "ground_truth": "2"},
-        {"question": "What is 1+1?", "answer": "2"},
-        {"prompt": "What is 1+1?", "chosen": "2", "rejected": "3"},
-        {"prompt": "What is 1+1?", "completion": [{"role": "assistant", "content": "2"}]},
-        {
-            "conversations": [
-                {"from": "human", "value": "What is 1+1?"},
-                {"from": "gpt", "value": "2"},
-            ]
-        },
-    ],
-)
+@tabled("row")
 def test_a_system_column_is_read_in_every_shape(tmp_path: Path, row: dict[str, Any]):
     """SFT, DPO and RL on the same columns must have the same prompt."""
     problem = first(tmp_path, row | {"system": "Think."})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from refused import refused
+from tables import tabled
 from test_pool import collect, problem
 
 from postgrad.config.schema import EnvironmentConfig, RolloutConfig
@@ -65,18 +66,7 @@ def test_a_session_plays_on_the_server(serve):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("action", "kind"),
-    [
-        ("raise", "error"),
-        ("nan", "invalid"),
-        ("no fields", "invalid"),
-        ("other type", "invalid"),
-        ("no data", "invalid"),
-        ("hang", "timeout"),
-        ("crash", "connection"),
-    ],
-)
+@tabled("action, kind")
 def test_a_failure_behind_a_server_is_a_value(action, kind, serve):
     timeout_s = 1.0 if action == "hang" else 30.0
     sessions = open_sessions(serve(), timeout_s=timeout_s)

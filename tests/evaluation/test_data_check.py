@@ -1,6 +1,7 @@
 """`data check` finds rejected gold answers, accepted wrong answers, duplicates and overlap."""
 
 import pytest
+from tables import tabled
 
 from postgrad.evaluation.data_check import (
     FORMAT_ONLY,
@@ -57,17 +58,7 @@ def test_verifier_that_accepts_everything_is_found():
     )
 
 
-@pytest.mark.parametrize(
-    ("verifier", "truth", "wrong"),
-    [
-        ("gsm8k", "48/2 = 24, 48+24 = 72\n#### 72", "#### 73"),
-        ("gsm8k", "She earns $1,000.\n#### 1,000", "#### 1001"),
-        ("math", "We add: $\\boxed{42}$.", "\\boxed{43}"),
-        ("math", "So $x=\\boxed{\\frac{3}{4}}$", "\\boxed{7/4}"),
-        ("math", "\\boxed{\\text{Yes}}", "\\boxed{No}"),
-        ("math", "\\boxed{x^2}", None),
-    ],
-)
+@tabled("verifier, truth, wrong")
 def test_near_misses_of_worked_solutions(verifier, truth, wrong):
     assert near_miss(verifier, problem("a", truth)) == wrong
 
@@ -154,16 +145,6 @@ def test_format_verifiers_are_not_checked():
     }
 
 
-@pytest.mark.parametrize(
-    ("truth", "miss"),
-    [
-        ("41", "\\boxed{42}"),
-        ("-3", "\\boxed{-2}"),
-        ("0.5", "\\boxed{1.5}"),
-        ("Yes", "\\boxed{No}"),
-        ("\\text{False}", "\\boxed{True}"),
-        ("\\infty", None),
-    ],
-)
+@tabled("truth, miss")
 def test_near_miss_of_each_kind_of_truth(truth: str, miss: str | None):
     assert near_miss("math", problem("a", truth)) == miss

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tables import tabled
 
 from postgrad.cli.main import main
 
@@ -120,23 +121,7 @@ def test_skypilot_runs_the_command_on_the_first_node(capsys, fake_tools):
     assert "--address=10.0.0.1:6379" in calls[3]
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["slurm"], "train or eval"),
-        (["slurm", "view"], "train or eval"),
-        (["slurm", *TRAIN, "cluster.address=1.2.3.4:1"], "cluster.address"),
-        (["slurm", "nodes=0", *TRAIN], "nodes"),
-        (["slurm", "job=No Spaces", *TRAIN], "name"),
-        (["slurm", "nodes=1", "gpus=2", *TRAIN, "cluster.engines=2"], "engines"),
-        (["slurm", *TRAIN, "cluster.engines=two"], "cluster.engines=two"),
-        (["slurm", *TRAIN, "cluster.pools.judge=x"], "cluster.pools.judge=x"),
-        (["kuberay", *TRAIN], "image"),
-        (["skypilot", *TRAIN], "accelerator"),
-        (["ssh", "nodes=2", *TRAIN], "hosts"),
-        (["pbs", *TRAIN], "pbs"),
-    ],
-)
+@tabled("words, part")
 def test_wrong_input_is_one_line(words, part, capsys):
     assert main(["launch", *words]) == 2
     error = capsys.readouterr().err

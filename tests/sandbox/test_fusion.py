@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from refused import refused
 from sandbox_programs import FAKE_TESTS, FAKES, RIGHT
+from tables import tabled
 
 from postgrad.environments.tools import python
 from postgrad.net import client
@@ -449,17 +450,7 @@ def test_the_address_chooses_the_protocol(url, kind):
     assert type(remote_sandbox(url)) is kind
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "host:1234",
-        "ftp://host/run_code",
-        "http://",
-        "http:///run_code",
-        "http://host:x",
-        "http://me:secret@host",
-    ],
-)
+@tabled("url")
 def test_a_malformed_address_is_refused(url):
     with refused("wrong_value", "POSTGRAD_SANDBOX"):
         remote_sandbox(url)

@@ -442,17 +442,7 @@ def test_a_server_beyond_loopback_always_has_a_token():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--prot", "1"], "did you mean --port?"),
-        (["--port"], "--port: "),
-        (["--port", "x"], "--port: x"),
-        (["--port", "70000"], "--port: 70000"),
-        (["--workers", "0"], "--workers: 0"),
-        (["--host", "no.such.host.invalid", "--port", "0"], "cannot listen"),
-    ],
-)
+@tabled("arguments, message")
 def test_wrong_options_are_refused(arguments, message, capsys):
     if "--host" in arguments and MISSING:
         pytest.skip(f"no sandbox here: {MISSING}")

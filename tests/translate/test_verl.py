@@ -81,17 +81,7 @@ def test_forks_and_critics_have_their_recipes(arguments, recipe, overrides, tmp_
     printed(script, tmp_path, capsys)
 
 
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({f"{ACTOR}.use_off_policy_loss": "True", f"{ACTOR}.grad_clip": "2.0"}, "grad_clip"),
-        ({f"{ACTOR}.use_off_policy_loss": "True", f"{ACTOR}.off_policy_reshape": "x"}, "reshape"),
-        ({f"{ACTOR}.use_sft_prefix_reward": "True", f"{ACTOR}.internal_layer": "5"}, "prefix"),
-        ({"trainer.exp_metric": "other", f"{ROLLOUT}.n": "8"}, "exp_metric"),
-        ({"trainer.exp_metric": "ent", f"{ROLLOUT}.n_prefix": "1"}, "n_prefix"),
-        ({"algorithm.adv_estimator": "new"}, "adv_estimator"),
-    ],
-)
+@tabled("settings, key")
 def test_what_a_recipe_does_not_do_is_listed(settings, key):
     (line,) = translate("verl", settings).missing
     assert key in line.partition("=")[0]
