@@ -46,20 +46,6 @@ def test_help_is_no_message(monkeypatch, capsys):
     assert all(word in out for word in ("/clear", "/quit", "/help"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["temperature=-1"], "temperature=-1"),
-        (["temperature=warm"], "'warm'"),
-        (["max_tokenz=3"], "max_tokenz"),
-    ],
-)
-def test_wrong_settings_are_one_line(tiny, arguments, part, capsys):
-    assert main(["chat", str(tiny), *arguments]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert part in line
-
-
 @pytest.mark.slow
 def test_a_model_answers(tiny, monkeypatch, capsys):
     from postgrad import generate

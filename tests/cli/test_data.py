@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 from fixture_types import Capture, Patch
-from tables import tabled
 
 from postgrad.cli.main import main
 from postgrad.data.problems import load_problems
@@ -141,17 +140,6 @@ def test_help_and_the_list_of_data_sets(folder: Path, capsys: Capture):
     assert "  gsm8k " in run(capsys, "prepare")[1]
     assert "duplicates=" in run(capsys, "prepare", "--help")[1]
     assert "postgrad data check FILE" in run(capsys, "check", "--help")[1]
-
-
-@tabled("arguments, key")
-def test_bad_input_is_one_line_and_writes_nothing(
-    folder: Path, capsys: Capture, arguments: list[str], key: str
-):
-    code, _, err = run(capsys, *arguments)
-    assert code == 2
-    assert key in err
-    assert err.count("\n") == 1
-    assert [path.name for path in folder.iterdir()] == ["train.jsonl"]
 
 
 def test_lists_as_truths_are_reported_and_their_first_text_is_read(folder: Path, capsys: Capture):

@@ -7,7 +7,6 @@ from pathlib import Path
 import preloaded
 import pytest
 
-from postgrad.cli.main import main
 from postgrad.view.picture import read_sample_answers
 
 # The demo with a quarter of its GRPO steps.
@@ -78,20 +77,6 @@ def test_a_demo_with_pictures_shows_them_beside_the_answers(tmp_path):
     for text, _, picture in [*first[1], *last[1]]:
         assert picture.is_file(), text
     assert "postgrad view" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("argument", "key"),
-    [("model=tniy", "model: "), ("sed=1", "seed"), ("seed=one", "seed: one"), ("again", "again")],
-)
-def test_a_wrong_argument_is_one_line_and_writes_nothing(
-    argument, key, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    assert main(["demo", argument]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert key in line
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_suggested_next_run_starts_with_sft(capsys, tmp_path):

@@ -32,21 +32,6 @@ def test_the_written_files_pass_their_own_test(arguments, command, tmp_path, mon
     assert lint.returncode == 0, lint.stdout + lint.stderr
 
 
-@tabled("arguments, key")
-def test_a_wrong_name_is_one_line_and_nothing_is_written(
-    arguments, key, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "there.py").write_text("mine = 1\n")
-    (tmp_path / "test_half.py").write_text("mine = 1\n")
-    before = tree(tmp_path)
-    assert main(["init", *arguments]) == 2
-    error = capsys.readouterr().err.strip()
-    assert key in error
-    assert "\n" not in error
-    assert tree(tmp_path) == before
-
-
 def test_without_arguments_it_prints_the_help(capsys):
     assert main(["init"]) == 0
     assert "--verifier" in capsys.readouterr().out

@@ -8,7 +8,6 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tables import tabled
 from tiny_runs import postgrad
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence, Strip
@@ -31,14 +30,6 @@ from postgrad.serving.responses import ResponseBuilder
 from postgrad.serving.worker import RowUpdate
 
 # ---- arguments, mapping, tokens
-
-
-@tabled("overrides, says")
-def test_bad_arguments_are_one_line_and_exit_code_2(overrides, says, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
-    assert main(["serve", *(overrides or ["--port=0"])]) == 2
-    error = capsys.readouterr().err
-    assert says in error and error.count("\n") == 1, error
 
 
 def test_a_port_in_use(capsys):

@@ -106,9 +106,11 @@ def test_tools_of_every_schema_are_in_the_prompt(tmp_path: Path, row: dict[str, 
 
 
 def test_tools_are_in_the_row_of_sft_and_kept_by_train(tmp_path: Path):
-    problem = load(tmp_path, {"prompt": [USER], "completion": "It is sunny.", "tools": [TOOL]})
+    row = {"instruction": "Weather in Rome?", "output": "It is sunny.", "tools": [TOOL]}
     prompts = Encoder(make_tokenizer(QWEN25))
-    assert json.dumps(TOOL) in prompts.decode_raw(prompts.conversation(problem).prompt)
+    encoded = prompts.conversation(load(tmp_path, row))
+    assert json.dumps(TOOL) in prompts.decode_raw(encoded.prompt)
+    problem = load(tmp_path, {"prompt": [USER], "ground_truth": "sunny", "tools": [TOOL]})
     assert as_problems([problem])[0].tools == (TOOL,)
 
 

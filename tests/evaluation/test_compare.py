@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from jsonl import write_jsonl
 from refused import refused
-from tables import tabled
 
 from postgrad.cli.main import main
 from postgrad.evaluation.compare import bootstrap_interval, compare_set, sign_test
@@ -102,16 +101,6 @@ def test_damaged_settings_give_one_line(content, tmp_path, capsys):
     assert main(["eval", "compare", str(a), str(b)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert str(b / "settings.json") in line
-
-
-@tabled("overrides, message")
-def test_bad_input_gives_one_line(overrides, message, tmp_path, capsys, monkeypatch):
-    write_folder(tmp_path / "a", 0.0, x=[True])
-    write_folder(tmp_path / "b", 0.0, y=[True])
-    monkeypatch.chdir(tmp_path)
-    assert main(["eval", "compare", *overrides]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("postgrad: ") and error.count("\n") == 1 and message in error
 
 
 def test_a_folder_without_an_evaluation_is_told_what_writes_one(tmp_path, capsys):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from jsonl import read_jsonl
 from refused import refused
-from tables import table, tabled
+from tables import tabled
 from tiny_runs import config_of, forkserver, run_words, tree
 
 from postgrad.cli.main import main
@@ -323,34 +323,6 @@ def test_result_file_of_another_set_is_refused(reference, tiny, verifier, tmp_pa
     (out / "one.jsonl").write_text("{broken\n" + (reference / "one.jsonl").read_text())
     assert main(overrides_for(tiny, verifier, out, "batch=3")) == 2
     assert "one.jsonl: line 1" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("overrides", "message"), table(__file__, "bad_input_gives_one_line_run"))
-def test_bad_input_gives_one_line(overrides, message, tiny, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plain.txt").write_text("text")
-    before = tree(tmp_path)
-    assert main(["eval", str(tiny), *overrides]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("postgrad: ") and error.count("\n") == 1 and message in error, error
-    assert tree(tmp_path) == before and len(list(tmp_path.iterdir())) == 1, "nothing is written"
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ("./nothing", "nothing"),
-        ("no/such-model", "no/such-model"),
-        ("x.gguf", "x.gguf"),
-        ("data=y", "postgrad eval MODEL"),
-    ],
-)
-def test_unknown_model_gives_one_line(model, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["eval", model, "data=arithmetic:1"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and message in error and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

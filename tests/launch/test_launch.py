@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tables import tabled
 
 from postgrad.cli.main import main
 
@@ -119,14 +118,6 @@ def test_skypilot_runs_the_command_on_the_first_node(capsys, fake_tools):
     assert [call.split()[0] for call in calls] == ["ray", "python", "postgrad", "ray"]
     assert "--head" in calls[0]
     assert "--address=10.0.0.1:6379" in calls[3]
-
-
-@tabled("words, part")
-def test_wrong_input_is_one_line(words, part, capsys):
-    assert main(["launch", *words]) == 2
-    error = capsys.readouterr().err
-    assert part in error
-    assert error.count("\n") == 1
 
 
 def test_nothing_is_submitted_without_the_program(tmp_path, monkeypatch, capsys):

@@ -383,26 +383,6 @@ def test_hostile_text_is_only_data_in_responses(server):
 
 
 @pytest.mark.slow
-def test_command_names_the_wrong_argument(tmp_path, capsys, monkeypatch):
-    from postgrad.cli.main import main
-
-    monkeypatch.chdir(tmp_path)
-    for arguments, part in (
-        (["nowhere"], "no folder nowhere"),
-        ([], "no folder runs"),
-        (["--prot", "1"], "did you mean --port?"),
-        ([".", "--port", "x"], "--port: x"),
-        ([".", "--port"], "--port: "),
-        (["a", "b"], "unexpected argument b"),
-        ([".", "--host", "no.such.host.invalid"], "--host no.such.host.invalid"),
-    ):
-        assert main(["view", *arguments]) == 2
-        err = capsys.readouterr().err
-        assert part in err and err.count("\n") == 1, err
-    assert list(Path().iterdir()) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_it_without_output(runs, number):
     words = ["view", str(runs), "--no-browser", "--port", "0"]
