@@ -92,7 +92,7 @@ def param(slip: dict[str, Any]) -> Any:
     return pytest.param(slip, marks=marks, id=f"{slip['area']} {slip['run']}")
 
 
-@pytest.mark.parametrize("slip", map(param, SLIPS))
+@pytest.mark.parametrize("slip", [param(slip) for slip in SLIPS])
 def test_a_slip_is_one_line(slip, tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(DATA | slip.get("files", {}))

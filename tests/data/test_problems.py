@@ -305,7 +305,7 @@ def test_parquet_without_rows_or_with_damaged_ones_and_folders_without_one_meani
     parquet.write_table(pa.Table.from_pylist([VERL]).slice(0, 0), path)
     assert "no rows" in refusal_of(str(path), "missing")
     (tmp_path / "a.csv").write_text("prompt\na\n")
-    assert "several files are called a" in refusal_of(str(tmp_path))
+    assert "several files are called a" in refusal_of(str(tmp_path), "conflict")
 
 
 def test_the_name_of_a_problem_says_where_it_was_read(tmp_path: Path):
