@@ -6,8 +6,7 @@
 The student samples from the plain prompt. The teacher sees the same response after a prompt that
 also has the demonstration of the problem (SDFT, Shenfeld et al. 2026), or its ground truth with
 method.hint=ground_truth (OPSD). Expect: distill/reverse falls. The teacher is the starting model;
-method.teacher_sync_every=1 method.teacher_mixup=0.05 makes it a moving average of the policy, and
-method.refresh=true the policy of the current step.
+method.refresh=true makes it the policy of the current step.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 from postgrad import Batch, ConfigError
 from postgrad.config.schema import setting
 from postgrad.methods.distill import Distill, DistillSettings
-from postgrad.methods.support.synced_reference import synced_role
+from postgrad.methods.ports import Role
 from postgrad.problem import problem_label
 from postgrad.types import Ragged
 
@@ -31,19 +30,6 @@ class SelfDistillSettings(DistillSettings):
     )
     refresh: bool = setting(
         False, "the teacher is the policy of the current step instead of the starting model"
-    )
-    teacher_sync_every: int = setting(
-        0,
-        "steps between two updates of the teacher from the policy; 0: the starting model",
-        at_least=0,
-        only_with="method.refresh=false",
-    )
-    teacher_mixup: float = setting(
-        1.0,
-        "share of the policy's weights in the updated teacher; 1 copies the policy",
-        above=0.0,
-        at_most=1.0,
-        only_with="method.refresh=false and method.teacher_sync_every",
     )
 
 
@@ -76,7 +62,7 @@ class SelfDistill(Distill):
         roles = super().roles()
         del roles["teacher"]
         if not settings.refresh:
-            roles["teacher"] = synced_role(settings.teacher_sync_every, settings.teacher_mixup)
+            roles["teacher"] = Role("frozen")
         return roles
 
     def teacher(self):

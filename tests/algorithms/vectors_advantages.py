@@ -43,14 +43,6 @@ def check_drgrpo(a):
     close(a.advantages.drgrpo(column(3), same_group(1)), [3])
 
 
-def check_maxrl(a):
-    # Group 70 has mean 0.5, the second group mean 1; a group without success gives exactly 0.
-    close(a.advantages.maxrl(REWARDS, GROUPS), [0.999998, -0.999998, -0.999998, 0.999998, 0, 0])
-    close(a.advantages.maxrl(column(1, 0, 0, 0), same_group(4)), [2.999988, -1, -1, -1], digits=5)
-    exactly(a.advantages.maxrl(column(0, 0), same_group(2)), [0, 0])
-    close(a.advantages.maxrl(column(0.5), same_group(1)), [0.5])
-
-
 def check_lite_ppo(a):
     """The batch's variance is (4 · 1/9 + 2 · 4/9) / 5, its std 0.516398; 0.5 / 0.516399."""
     close(a.advantages.lite_ppo(REWARDS, GROUPS), [0.968244, -0.968244, -0.968244, 0.968244, 0, 0])

@@ -103,18 +103,6 @@ def check_explained_variance(a):
     close(a.value.explained_variance(column(0, 1, 3, 0), returns, mask), 1 - (1 / 3) / 1.00001)
 
 
-def check_highest(a):
-    """Of 5 unmasked tokens the median and above are 3 of share 0.5; ties are kept together."""
-    values = column(0.3, 9, 0.1, 0.5, 0.4, 0.2)
-    mask = torch.tensor([1, 0, 1, 1, 1, 1]).bool()
-    highest = a.entropy.highest
-    exactly(highest(values, mask, 0.5), [1, 0, 0, 1, 1, 0])
-    exactly(highest(values, mask, 0.2), [0, 0, 0, 1, 0, 0])
-    exactly(highest(values, mask, 1.0), [1, 0, 1, 1, 1, 1])
-    exactly(highest(column(1, 1, 0), trues(3), 0.1), [1, 1, 0])
-    exactly(highest(values, torch.zeros(6), 0.5), [0] * 6)
-
-
 def check_entropy(a):
     logits = column(0.7, 0.2, 0.1).log().expand(3, 3) + column(0, 5, -300).unsqueeze(1)
     close(a.entropy.entropy(logits), [0.801819] * 3)

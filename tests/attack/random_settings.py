@@ -137,7 +137,6 @@ LARGEST = {
     "method.max_refills": 3,
 }
 NEEDED = {  # settings without which a recipe's own defaults do not fit two steps of a tiny model
-    "tr_dpo": ["method.reference_sync_every=1"],
     "distill": ["method.teacher={model}"],
     "gkd": ["method.teacher={model}"],
     "dapo": ["method.overlong_buffer=3"],
@@ -210,7 +209,6 @@ def _data(recipe: str) -> str:
         "dpo",
         "dpo_norm",
         "dpo_sft",
-        "tr_dpo",
         "cs336_dpo",
         "ipo",
         "orpo",

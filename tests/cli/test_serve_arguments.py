@@ -17,10 +17,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from postgrad.cli.main import main
-from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.engine import Request, Sampling, StopStrings
 from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.served_path import parse_served_path
-from postgrad.rollout.stops import StopStrings
 from postgrad.serving import servers_file
 from postgrad.serving.detokenizer import Detokenizer, raw_bytes
 from postgrad.serving.http import event

@@ -69,7 +69,7 @@ def cluster():
     """Starts one Ray for the module; it has more CPUs than the machine, so ranks share cores."""
     before = dict(os.environ)
     patch = pytest.MonkeyPatch()
-    patch.setattr(ActorPool, "create_actor", reusable_actors.create_actor)
+    patch.setattr(ActorPool, "replace_actor", reusable_actors.replace_actor)
     patch.setattr(ActorPool, "close", reusable_actors.close)
     patch.setattr(stored, "MIN_BYTES", 1)  # every column stays with the ranks, however small
     start_local(import_ray(), num_cpus=8)
@@ -226,7 +226,6 @@ def test_adapters_resume_on_other_numbers_of_workers_and_reach_engines(make_conf
         "training.checkpoint_every=1",
         "training.keep_checkpoints=9",
         "method.kl=none",
-        "training.async_save=true",
     )
     complete, weights, folder = run(make_config("grpo", "complete", *keep, *on_ray(2)))
     for step, cluster in enumerate([on_ray(2), on_ray(3), ()], start=1):
@@ -241,30 +240,6 @@ def test_adapters_resume_on_other_numbers_of_workers_and_reach_engines(make_conf
         "trainer and engine have equal log-probs"
     )
     assert_close_weights(weights, other_weights, 1e-4)
-
-
-@pytest.mark.parametrize(
-    "own", [pytest.param((), id="full"), pytest.param(LORA, id="lora", marks=pytest.mark.scale)]
-)
-def test_a_reference_that_follows_the_policy_is_that_of_one_process(own, make_config, tmp_path):
-    """Each step runs on other workers: two, two and one more for the reference, none."""
-    synced = (
-        *own,
-        "method.reference_sync_every=1",
-        "method.reference_mixup=0.5",
-        "training.checkpoint_every=1",
-        "training.async_save=true",
-    )
-    local, _, _ = run(make_config("grpo", "local", *synced))
-    clusters = [on_ray(2), on_ray(2, "cluster.pools.reference=1"), ()]
-    for step, cluster in enumerate(clusters, start=1):
-        stop_after(make_config("grpo", "resumed", *synced, *cluster), step)
-    resumed = [line for line in metrics_of(tmp_path / "resumed") if "loss" in line]
-    assert_same_metrics(local, resumed)
-    saved = [
-        tmp_path / name / "checkpoints" / "step-3" / "reference" for name in ("local", "resumed")
-    ]
-    assert_close_weights(*(read_weights(folder, ()) for folder in saved))
 
 
 # ---- ports, number of workers, pools
@@ -428,33 +403,6 @@ def test_a_reward_model_with_its_own_worker_follows_the_local_run(make_config, o
         assert_same_metrics(local, on_ranks)
 
 
-FAILING_VERIFIER = """
-import os
-def sometimes_fails(response, problem):
-    assert len(response) % 5, "a multiple of five"
-    return {"score": len(response) / 6, "pid": os.getppid()}
-"""
-
-
-@pytest.mark.nightly
-def test_verifiers_with_their_own_workers(make_config, tmp_path):
-    """Scores and failures are those of the local run; the verifiers run below other processes."""
-    (tmp_path / "sometimes_fails.py").write_text(FAILING_VERIFIER)
-    own = (
-        "training.steps=2",
-        f"reward.verifier={tmp_path / 'sometimes_fails.py'}:sometimes_fails",
-        "reward.max_failure_rate=1",
-    )
-    local, _, _ = run(make_config("grpo", "local", *own))
-    on_ranks, _, _ = run(make_config("grpo", "pool", *own, *on_ray(1, "cluster.pools.verifier=2")))
-    local_pids = {line.pop("reward/pid") for line in local}
-    actor_pids = {line.pop("reward/pid") for line in on_ranks}
-    assert_same_metrics(local, on_ranks)
-    assert local_pids == {float(os.getpid())}
-    assert float(os.getpid()) not in actor_pids
-    assert any(line["reward/failures"] > 0 for line in local)
-
-
 @pytest.mark.nightly
 def test_offload_and_activation_checkpointing_change_nothing(make_config):
     local, _, _ = run(make_config("ppo", "local", "training.steps=2"))
@@ -543,20 +491,6 @@ def test_stream_on_two_engines_keeps_the_bound(make_config):
         assert step - 1 - min(versions) == line["staleness/max"] and max(versions) < step
         uids += sorted(set(table["uid"].to_pylist()))
     assert len(set(uids)) == 12
-
-
-@pytest.mark.nightly
-def test_asynchronous_checkpoints_have_equal_bytes(make_config, tmp_path):
-    every = ("training.checkpoint_every=1", "training.keep_checkpoints=9", *on_ray(2))
-    run(make_config("ppo", "sync", *every))
-    run(make_config("ppo", "async", "training.async_save=true", *every))
-    for step in (1, 2, 3):
-        one, two = (tmp_path / name / "checkpoints" / f"step-{step}" for name in ("sync", "async"))
-        files = sorted(p.relative_to(one) for p in one.rglob("*") if p.is_file())
-        assert files == sorted(p.relative_to(two) for p in two.rglob("*") if p.is_file())
-        for file in files:
-            assert (one / file).read_bytes() == (two / file).read_bytes(), file
-    assert (tmp_path / "async" / "checkpoints" / "latest").read_text() == "step-3\n"
 
 
 # ---- access

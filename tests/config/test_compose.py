@@ -25,9 +25,9 @@ from postgrad.config.compose import (
     recipe_names,
     to_yaml,
 )
-from postgrad.config.foreign_names import foreign_names
 from postgrad.config.schema import Config
 from postgrad.config.stored import read_stored_config
+from postgrad.config.suggestions import foreign_names
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.version import __version__

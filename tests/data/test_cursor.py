@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from refused import refused
 from tables import tabled
 
-from postgrad.data.cursor import Cursor
+from postgrad.data.problem_queue import Cursor
 from postgrad.errors import ConfigError, RunError
 
 sizes = st.integers(1, 30)

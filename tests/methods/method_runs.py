@@ -23,7 +23,7 @@ from postgrad.types import Batch, Failure, Problem, Score
 
 RECIPES = [name for name in recipe_names() if not name.startswith("demo_")]
 # Recipes that train on pairs of the data, or on one response per row.
-PAIR_RECIPES = ("dpo", "dpo_norm", "dpo_sft", "tr_dpo", "ipo", "orpo", "simpo", "cs336_dpo")
+PAIR_RECIPES = ("dpo", "dpo_norm", "dpo_sft", "ipo", "orpo", "simpo", "cs336_dpo")
 SFT_RECIPES = ("sft", "dft", "cs336_sft", "cs336_sft_2048", "cs336_sft_4096", "cs336_instruct")
 GIVEN_RECIPES = (*PAIR_RECIPES, "kto", "reward_model", *SFT_RECIPES)
 # Recipes that differ from another one only in their sizes are composed, not run.
@@ -70,7 +70,6 @@ WORDS = {
     "classmate_gdpo": NO_MARKERS,
     "classmate_baseline": NO_MARKERS,
     "classmate_warmup": NO_MARKERS,
-    "tr_dpo": ["method.reference_sync_every=1"],
     "distill": ["method.teacher=tiny"],
     "gkd": ["method.teacher=tiny"],
     "classmate_think": [

@@ -28,9 +28,6 @@ def check(recipe: str, model, *overrides: str) -> None:
 
 # Settings that cannot work together, and the keys that the error must name.
 REFUSED = {
-    "maxrl method.overlong_buffer=2": ["overlong_buffer", "maxrl"],
-    "maxrl method.kl=reward": ["method.kl=reward", "maxrl"],
-    "maxrl reward.objective=minimize": ["reward.objective=minimize", "maxrl"],
     "dapo method.refill_by=": ["refill_by"],
     "grpo method.advantage=gae": ["method.advantage=gae", "critic"],
     "ppo method.advantage=grpo": ["method.advantage=grpo"],

@@ -296,7 +296,7 @@ def test_the_critic_comes_back_bit_for_bit(tiny, tmp_path):
 def test_a_damaged_value_head_is_a_run_error(tiny, tmp_path):
     critic = bound("ppo", tiny, *PPO).host.models["critic"]
     written = []
-    training = TrainingConfig(async_save=False)
+    training = TrainingConfig()
     writer = checkpoint.Writer(tmp_path, [critic], training, written.append)
     writer.save(checkpoint.State(1, {}, 0, {}), None)
     (folder,) = written

@@ -7,8 +7,6 @@ from tiny_runs import config_of
 
 from postgrad.methods.step import Step
 from postgrad.methods.support.dynamic_sampling import _informative_rows
-from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.port import TokenOutputs
 from postgrad.types import Batch, Trajectory
 
 
@@ -98,22 +96,6 @@ def test_bypass_compares_with_the_engine_and_skips_a_pass(tiny):
     assert "compute_old_logprobs" not in b.stages() and "correct" in b.stages()
     batch = b.until("estimate")
     assert torch.equal(batch.tokens["old_logprobs"], batch.tokens["behavior_logprobs"])
-
-
-def test_tokens_of_low_entropy_have_no_gradient_but_count(tiny):
-    b = bound("grpo", tiny, "method.top_entropy=0.5")
-    batch = b.until("estimate")  # computes the entropies, also for a single update
-    batch.tokens["advantages"] = torch.ones(batch.num_tokens)
-    batch = b.method.objective.prepare(batch)
-    entropy, mask = batch.tokens["entropy"], batch.tokens["loss_mask"]
-    logprobs = batch.tokens["old_logprobs"].clone().requires_grad_()
-    outputs = TokenOutputs(logprobs, entropy, torch.zeros_like(entropy))
-    b.method.objective.loss(batch, outputs, MetricAccumulator()).backward()
-    assert logprobs.grad is not None
-    used = logprobs.grad != 0
-    assert torch.equal(used, mask & (entropy >= entropy[mask].quantile(0.5)))
-    assert torch.equal(logprobs.grad[used], -batch.tokens["loss_weight"][used])
-    assert float(batch.tokens["loss_weight"].sum()) == pytest.approx(1.0)
 
 
 def test_truncated_rows_have_no_gradient_but_count_in_their_group(tiny):

@@ -26,6 +26,7 @@ from postgrad.model.passes.head import Head
 from postgrad.model.passes.row_attention import RowGroup
 from postgrad.model.passes.support import (
     Support,
+    eval_mode,
     in_captured_family,
     set_support,
     support_of,
@@ -285,7 +286,7 @@ def test_a_broken_mask_is_caught_where_logits_are_large(monkeypatch, tmp_path):
     gate = Gate(model_with_large_logits(), tmp_path)
     gate.measure()
     assert gate.batch is not None
-    with gate_module.eval_mode(gate.model):
+    with eval_mode(gate.model):
         gate.model.set_attn_implementation(NAME)
         broken = gate_module.our_logprobs(gate.model, gate.batch, "shared")
     assert gate_module.disagreement(broken, gate.stock, torch.bfloat16, gate.rounding)

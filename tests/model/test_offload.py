@@ -245,20 +245,6 @@ def test_state_of_another_kind_is_refused(tmp_path):
         Optimizer(model, config("adamw_offloaded")).load(tmp_path / "o.safetensors")
 
 
-@pytest.mark.parametrize("kind", ["adamw_8bit", "adamw"])
-def test_state_of_bitsandbytes_is_named(tmp_path, kind):
-    from safetensors.torch import save_file
-
-    state = {f"{key}/0.bias": torch.zeros(11) for key in ("state1", "state2")}
-    state["step/0.bias"] = torch.tensor(3)
-    save_file(state, tmp_path / "optimizer.safetensors")
-    with pytest.raises(RunError) as caught:
-        Optimizer(net(), config(kind)).load(tmp_path / "optimizer.safetensors")
-    line = str(caught.value)
-    assert "bitsandbytes" in line and f"model.path={tmp_path / 'policy'} name=" in line
-    assert "\n" not in line
-
-
 def test_state_dict_keeps_float32_on_the_host():
     """torch's own load_state_dict would cast the moments to bfloat16."""
     one, two = net(torch.bfloat16), net(torch.bfloat16)

@@ -1,7 +1,5 @@
 """Checkpoints that several ranks write together: any mesh and one process continue from them."""
 
-import threading
-
 import pytest
 import torch
 from parallel import (
@@ -96,30 +94,3 @@ def test_writers_get_equal_shares_and_whole_blocks():
     writers = assign_weights(sizes, 3)
     assert list(writers.values()) == [0, 1, 1, 1, 2, 2]
     assert set(assign_weights(sizes, 100).values()) <= set(range(100))
-
-
-def save_with_a_slow_rank(folder, checkpoint) -> list[bool]:
-    """Return whether the checkpoint counts as written before and after the last rank wrote."""
-    policy = sharded_policy(folder, [])
-    may_write = threading.Event()
-    write = TensorsFile.write
-
-    def wait_and_write(self):
-        may_write.wait()
-        write(self)
-
-    if policy.ranks.rank == 1:
-        TensorsFile.write = wait_and_write
-    policy.begin_save(str(checkpoint))
-    if policy.ranks.rank == 0:
-        policy.writer.done(wait=True)
-    results = [policy.saved(wait=False)]
-    may_write.set()
-    return [*results, policy.saved(wait=True)]
-
-
-@pytest.mark.slow
-def test_a_checkpoint_is_written_when_the_last_rank_has_written(folders, tmp_path):
-    folder = folders("qwen3", {})
-    results = run_on_ranks(2, save_with_a_slow_rank, folder, tmp_path / "step-1")
-    assert results == [[False, True]] * 2

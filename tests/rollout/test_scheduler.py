@@ -24,14 +24,13 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3Config, Qwen3
 
 from postgrad.config.schema import RolloutConfig
 from postgrad.model.passes.attention import register_attention
-from postgrad.rollout.engine import Completion, Request, Sampling
+from postgrad.rollout.engine import Completion, Request, Sampling, make_stops
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.scheduler import Scheduler
 from postgrad.rollout.native.sequence import Job, Sequence
 from postgrad.rollout.native.store_pages import PageStore
 from postgrad.rollout.native.store_slots import SlotStore
 from postgrad.rollout.native.tables import PREFILL_ROWS
-from postgrad.rollout.stops import make_stops
 
 SAMPLING = Sampling(1.0, 30, stop_ids=(50,))
 Found = dict[tuple[int, int], Completion]  # by the number of a job and the index of a row

@@ -56,23 +56,6 @@ def no_baseline(rewards: Tensor) -> Tensor:
     return finite("rewards", rewards)
 
 
-def maxrl(rewards: Tensor, groups: Tensor, *, eps: float = STD_EPS) -> Tensor:
-    """(rows,) (R_i - mean_g) / (mean_g + eps): MaxRL, for rewards from 0 (wrong) to 1 (right).
-
-    The division weighs problems by 1 / success rate, as the gradient of log success rate does. A
-    group without a success gives 0, and a group of one has divisor 1. Raises: ValueError for a
-    negative reward, for which dividing by the mean has no meaning.
-    """
-    rewards = finite("rewards", rewards)
-    if bool((rewards < 0).any()):
-        raise ValueError("maxrl divides by the mean reward and needs rewards of at least 0")
-    index = Groups.of(groups, rewards.device)
-    offset, _ = centered(rewards, index)
-    counts = index.sum(torch.ones_like(rewards))
-    mean = torch.where(counts < 2, 1.0, index.sum(rewards) / counts)
-    return offset / (index.expand(mean) + eps)
-
-
 def grpo_passk(
     rewards: Tensor, groups: Tensor, *, normalize_by_std: bool = True, eps: float = STD_EPS
 ) -> Tensor:
@@ -284,7 +267,6 @@ ADVANTAGES: dict[str, Advantage] = {
     "drgrpo": Advantage(drgrpo, _REWARDS),
     "lite_ppo": Advantage(lite_ppo, _REWARDS),
     "no_baseline": Advantage(no_baseline, ("rewards",)),
-    "maxrl": Advantage(maxrl, _REWARDS),
     "grpo_passk": Advantage(grpo_passk, _REWARDS, options=_BY_STD, needs=("group>=2",)),
     "rloo": Advantage(rloo, _REWARDS),
     "opo": Advantage(opo, _LENGTHS),

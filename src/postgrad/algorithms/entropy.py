@@ -6,7 +6,6 @@ slice is recomputed in the backward pass. Results do not depend on `chunk`. A lo
 token that cannot occur.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -47,20 +46,6 @@ def sum_probs_squared(logits: Tensor, *, temperature: float = 1.0, chunk: int = 
         return torch.softmax(_wide(part) / temperature, -1).square().sum(-1)
 
     return _by_slice(measure, logits, chunk)
-
-
-def highest(values: Tensor, mask: Tensor, share: float) -> Tensor:
-    """(tokens,) bool: the unmasked tokens at or above the (1 - share) quantile of a token column.
-
-    For the entropy this selects the tokens where the policy decides between continuations (Wang et
-    al. 2025). At least one token is selected if one is unmasked, and ties are selected together.
-    """
-    mask = mask.bool()
-    ordered = values[mask].sort().values
-    if ordered.numel() == 0:
-        return mask
-    position = math.ceil((1 - share) * (ordered.numel() - 1) - 1e-9)
-    return mask & (values >= ordered[position])
 
 
 def _wide(part: Tensor) -> Tensor:

@@ -25,13 +25,13 @@ from postgrad.rollout.engine import (
     Sampling,
     check_requests,
     make_sampling,
+    make_stops,
     max_row_tokens,
     trajectory_seed,
 )
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.respond import STEP, generate
-from postgrad.rollout.stops import make_stops
 from postgrad.serving.detokenizer import Detokenizer
 from postgrad.training.players import open_players
 

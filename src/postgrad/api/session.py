@@ -34,7 +34,7 @@ from postgrad.methods.ports import Ports
 from postgrad.methods.sft import Sft
 from postgrad.methods.step import Group, Step
 from postgrad.methods.support.grpo_settings import check_loss_options
-from postgrad.methods.support.scoring import add_scores
+from postgrad.methods.support.responses import add_scores
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.policy import split_updates
 from postgrad.model.threads import kept_threads, set_threads

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from postgrad.config.foreign_names import foreign_names
 from postgrad.config.overrides import SHORT_FORMS
+from postgrad.config.suggestions import foreign_names
 from postgrad.errors import Conflict, UnknownName, did_you_mean
 from postgrad.user_code import PythonObject
 

@@ -205,7 +205,6 @@ class Trainer:
         if driver.number == 0:
             raise RunError("no step has run yet, so there is nothing to save")
         driver.save()
-        driver.progress.writer.finish(wait=True)
         return driver.folder / "checkpoints" / f"step-{driver.number}"
 
     def resume(self) -> "Trainer":

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
-from postgrad.config.foreign_names import foreign_names
+from postgrad.config.suggestions import foreign_names
 from postgrad.errors import UnknownName, WrongValue, did_you_mean
 
 WIDTH = 98  # columns of a usage

@@ -28,7 +28,6 @@ from postgrad.model.load.formats import Loaded
 from postgrad.model.load.load import base_model_name, load
 from postgrad.model.lora import add_adapters
 from postgrad.model.policy import BaseModelPolicy, FrozenPolicy, LocalPolicy
-from postgrad.model.quantized import round_linears
 from postgrad.model.threads import set_threads
 from postgrad.user_code import import_named
 
@@ -191,12 +190,6 @@ def build_role(
 
         loaded.model.requires_grad_(False)
         return NativeEngine(loaded, config.rollout)
-    if role.kind == "synced":
-        from postgrad.model.synced import SyncedPolicy
-
-        if config.model.quantization == "4bit":  # it starts as the policy's base model
-            round_linears(loaded.model)
-        return SyncedPolicy(config, loaded, name, role.share, ranks)
     loaded.model.requires_grad_(False)
     return FrozenPolicy(config, loaded, ranks)
 

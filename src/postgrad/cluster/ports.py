@@ -23,14 +23,13 @@ START_S = 300.0  # time limit of a worker's start, which imports torch and loads
 POLICY = "policy"
 ENGINE = "engine"
 GENERATING = ("engine", "chat")  # kinds of roles that generate text
-_SAVE = ("save", "load", "begin_save", "saved")
+_SAVE = ("save", "load")
 # The methods of each kind of port. No other attribute of an object can be called.
 METHODS = {
     "policy": ("logprobs", "top_logprobs", "update", "token_stats", "weights", *_SAVE),
     "engine": ("generate", "publish", "poll"),
     "chat": ("generate",),
     "frozen": ("logprobs", "top_logprobs"),
-    "synced": ("logprobs", "top_logprobs", "publish", *_SAVE),
     "scores": ("scores",),
     "critic": ("values", "update", *_SAVE),
 }

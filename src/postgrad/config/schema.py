@@ -131,10 +131,9 @@ class OptimizerConfig:
     kind: str = setting(
         "adamw",
         "adamw_offloaded keeps the state in host memory (12 bytes per weight less on the device, "
-        "slower steps), adamw_8bit keeps it in 8 bits, adamw_fused runs as one kernel; muon "
-        "orthogonalizes the steps of the blocks' matrices and uses AdamW for the rest; rmsprop is "
+        "slower steps), adamw_8bit keeps it in 8 bits, adamw_fused runs as one kernel; rmsprop is "
         "the optimizer of DPO's authors",
-        choices=("adamw", "adamw_offloaded", "adamw_8bit", "adamw_fused", "muon", "rmsprop"),
+        choices=("adamw", "adamw_offloaded", "adamw_8bit", "adamw_fused", "rmsprop"),
     )
     lr: float = setting(1e-6, "peak learning rate", above=0.0, at_most=1.0)
     betas: list[float] = setting(
@@ -207,9 +206,6 @@ class TrainingConfig:
         "not fit into the GPU's memory",
         at_least=0,
     )
-    async_save: bool = setting(
-        False, "copy a checkpoint to host memory and write it while the next steps run"
-    )
     checkpoint_every: int = setting(
         50, "steps between checkpoints; the last step is always saved", at_least=1
     )
@@ -258,6 +254,7 @@ class TrainingConfig:
         [],
         "steps to record with torch's profiler, e.g. [3]: a table and a trace in RUN/profile",
         at_least=1,
+        only_with="cluster.backend=local",
     )
 
 
@@ -309,13 +306,12 @@ class ClusterConfig:
         "with cluster.backend=process, any number with ray; 0: the trained model samples, with "
         "ray in each worker, or in each rollout.tensor_parallel workers",
         at_least=0,
-        only_with="cluster.backend=process,ray",
+        only_with="cluster.backend=process,ray and rollout.engine!=http,sglang",
     )
     pools: dict[str, int] = setting(
         {},
         "ray: number of own workers per role, e.g. cluster.pools.critic=2; roles without a pool "
-        "share the policy's workers. cluster.pools.verifier=2: two actors score responses, each "
-        "with reward.workers processes, instead of child processes of the driver",
+        "share the policy's workers",
         only_with=RAY,
     )
     offload: bool = setting(

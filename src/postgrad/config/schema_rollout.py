@@ -23,6 +23,7 @@ class RolloutConfig:
         "",
         "server and model of rollout.engine=http or sglang: http://host:8000/v1#model; "
         "the server must accept new weights (docs/machines.md)",
+        only_with="rollout.engine!=native,hf,vllm",
     )
     max_logprob_difference: float = setting(
         0.0,
@@ -50,6 +51,7 @@ class RolloutConfig:
         "vllm with cluster=ray: workers that divide the weights of one engine among them, "
         "on devices of one node",
         at_least=1,
+        only_with="rollout.engine=vllm and cluster.backend=ray",
     )
     staleness: int = setting(
         0,

@@ -1,9 +1,12 @@
 """Hints for a key that does not exist, also for the settings of verl, TRL and OpenRLHF."""
 
 import difflib
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
 
-from postgrad.config.foreign_names import foreign_names
 from postgrad.errors import did_you_mean
 
 MAX_LISTED = 40  # keys in an error message
@@ -86,3 +89,45 @@ def suggest_recipe(name: str, recipes: Sequence[str]) -> str:
     swapped = [recipe for recipe in recipes if sorted(recipe) == sorted(plain)]
     similar = difflib.get_close_matches(plain, swapped or recipes, n=1, cutoff=0.7)
     return f"did you mean {similar[0]}?" if similar else "postgrad recipes lists them"
+
+
+# ---- settings of other trainers, which are data: foreign_names.yaml, and the tables of translate/
+
+
+@dataclass(frozen=True)
+class ForeignNames:
+    """Hints by what was typed. A hint starts with a setting, a value or a recipe.
+
+    Attributes:
+        keys: by full names or their last two parts.
+        names: by the last part of a name.
+        not_needed: by the last part of a name: why a run does not need the setting.
+        values: of settings with choices, by the value there.
+        recipes: by names of trainers and algorithms.
+        verl: by full names of verl's settings.
+    """
+
+    keys: dict[str, str]
+    names: dict[str, str]
+    not_needed: dict[str, str]
+    values: dict[str, dict[str, str]]
+    recipes: dict[str, str]
+    verl: dict[str, str]
+
+
+@functools.cache
+def foreign_names() -> ForeignNames:
+    """Return all hints."""
+    own = _read("config/foreign_names.yaml")
+    verl, trl = _read("translate/verl.yaml"), _read("translate/trl.yaml")
+    for key, hints in own["values"].items():
+        choices = verl["choices"].get(key, {}) | trl["choices"].get(key, {})
+        own["values"][key] = {name: here for name, here in choices.items() if here} | hints
+    return ForeignNames(**own, verl=verl["names"])
+
+
+def _read(path: str) -> dict[str, Any]:
+    import yaml  # here, since every command imports this file
+
+    text = resources.files("postgrad").joinpath(path).read_text("utf-8")
+    return yaml.load(text, Loader=yaml.BaseLoader)  # all scalars are texts

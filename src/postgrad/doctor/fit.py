@@ -35,7 +35,6 @@ from postgrad.sizing.devices import Device, make_gpu
 from postgrad.sizing.memory import Memory, estimate, is_captured, state_bytes
 from postgrad.sizing.simulate import ModelSize, measure_size
 from postgrad.sizing.workload import (
-    AVERAGED_WEIGHTS,
     GroupLengths,
     Plan,
     StepLayout,
@@ -201,17 +200,13 @@ def resident_bytes() -> int:
 def checkpoint_bytes(plan: Plan) -> int:
     """Return the bytes of one checkpoint: weights and optimizer state of all trained models.
 
-    Weights are written dequantized. Copies that follow the policy have weights only, in float32 if
-    they are averages.
+    Weights are written dequantized.
     """
     trained = [measure_size(plan.config, plan.model)]
-    total = 0
     for kind, model in plan.roles.values():
-        size = measure_size(plan.config, model, adapters=False)
         if kind == "critic":
-            trained.append(size)
-        elif kind in ("synced", AVERAGED_WEIGHTS):
-            total += size.parameters * (4 if kind == AVERAGED_WEIGHTS else size.bytes_each)
+            trained.append(measure_size(plan.config, model, adapters=False))
+    total = 0
     for size in trained:
         state = sum(state_bytes(plan.config, size).values())
         total += size.parameters * size.bytes_each + state

@@ -6,14 +6,13 @@ and ORPO are this method with other settings.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from postgrad.algorithms.preference import MEAN_LOSSES, PREFERENCE_LOSSES, dpo
 from postgrad.config.schema import setting
-from postgrad.config.setting import Condition
 from postgrad.errors import Conflict
+from postgrad.methods.method import MethodSettings
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.pairs import (
@@ -23,22 +22,13 @@ from postgrad.methods.support.pairs import (
     response_logprobs,
     split_pairs,
 )
-from postgrad.methods.support.synced_reference import (
-    ReferenceSettings,
-    check_reference,
-    reference_role,
-)
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.port import TokenOutputs
 from postgrad.types import Batch, Problem
 
 
 @dataclass
-class DpoSettings(ReferenceSettings):
-    only_with: ClassVar[dict[str, Condition]] = {
-        "reference_sync_every": "method.reference_free=false",
-        "reference_mixup": "method.reference_free=false",
-    }
+class DpoSettings(MethodSettings):
     loss: str = setting(
         "sigmoid",
         "sigmoid is DPO's; ipo uses mean log-probs; hinge is SLiC's; odds_ratio is ORPO's",
@@ -106,12 +96,9 @@ class Dpo(GivenPairs):
             raise Conflict(
                 "method.loss=odds_ratio compares with no reference; add method.reference_free=true"
             )
-        check_reference(self)
 
     def roles(self) -> dict[str, Role]:
-        if self.settings.reference_free:
-            return {}
-        return {"reference": reference_role(self.settings)}
+        return {} if self.settings.reference_free else {"reference": Role("frozen")}
 
     # ---- stages, on the driver
 
@@ -122,13 +109,9 @@ class Dpo(GivenPairs):
         return [Group(problem, 0, pair_rows(self, problem)) for problem in problems]
 
     def validate(self, problems: Sequence[Problem]) -> dict[str, float]:
-        """How often the policy prefers the chosen response more than the reference does.
-
-        A reference that follows the policy is no measure of progress: without it.
-        """
+        """How often the policy prefers the chosen response more than the reference does."""
         batch = self.sample(self.compose(problems, Step(0)), Step(0))
-        if not self.settings.reference_sync_every:
-            batch = self.compute_reference_logprobs(batch, Step(0))
+        batch = self.compute_reference_logprobs(batch, Step(0))
         logprobs = self.ports.policy.logprobs(batch)["logprobs"]
         metrics = dpo(
             *self.objective.pair_logprobs(batch, logprobs), beta=self.settings.beta

@@ -37,8 +37,7 @@ from postgrad.methods.support.grpo_settings import (
     reward_parts,
 )
 from postgrad.methods.support.policy_objective import PolicyObjective
-from postgrad.methods.support.scoring import reward_metrics
-from postgrad.methods.support.synced_reference import check_reference, reference_role
+from postgrad.methods.support.responses import reward_metrics
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.rollout.engine import make_sampling
 from postgrad.types import Batch, Failure, Score
@@ -94,7 +93,6 @@ class Grpo(Method):
             or "old_logprobs" in self.advantage.reads
             or "cov_selected" in self.objective.policy_loss.reads
             or settings.kl == "reward"
-            or settings.top_entropy < 1
             or needs_trainer_logprobs(settings, self.ports.engine)
         )
 
@@ -195,7 +193,7 @@ class Grpo(Method):
 
     def roles(self) -> dict[str, Role]:
         """Return the reference model, if there is a KL penalty."""
-        return {"reference": reference_role(self.settings)} if self.settings.kl != "none" else {}
+        return {"reference": Role("frozen")} if self.settings.kl != "none" else {}
 
     def reward_parts(self) -> dict[str, str]:
         """Return the parts of the score that method.reward_weights and refill_by name."""
@@ -218,4 +216,3 @@ class Grpo(Method):
         super().check()
         check_grpo(self)
         check_correction(self.config)
-        check_reference(self)

@@ -17,7 +17,7 @@ from postgrad.config.schema import setting
 from postgrad.data.encode.encoder import Encoder
 from postgrad.data.rows.labels import label_of, label_value
 from postgrad.errors import Conflict, Missing, WrongValue
-from postgrad.methods.method import Traits
+from postgrad.methods.method import MethodSettings, Traits
 from postgrad.methods.objective import Objective
 from postgrad.methods.ports import Role
 from postgrad.methods.step import Group, Stage, Step
@@ -28,11 +28,6 @@ from postgrad.methods.support.pairs import (
     pair_rows,
     response_logprobs,
 )
-from postgrad.methods.support.synced_reference import (
-    ReferenceSettings,
-    check_reference,
-    reference_role,
-)
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.port import TokenOutputs
 from postgrad.problem import problem_label
@@ -40,7 +35,7 @@ from postgrad.types import Batch, Problem
 
 
 @dataclass
-class KtoSettings(ReferenceSettings):
+class KtoSettings(MethodSettings):
     beta: float = setting(
         0.1, "strength of the KL constraint to the reference", above=0.0, at_most=1e4
     )
@@ -89,7 +84,6 @@ class Kto(GivenResponses):
                 f"training.problems_per_step={num_problems}: kto estimates the KL from prompts "
                 "with the response of another problem; use at least 2"
             )
-        check_reference(self)
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         self.check_validation_problems(problems)
@@ -125,7 +119,7 @@ class Kto(GivenResponses):
         return notes if label is None else [*notes, _one_label_note(label, len(problems))]
 
     def roles(self) -> dict[str, Role]:
-        return {"reference": reference_role(self.settings)}
+        return {"reference": Role("frozen")}
 
     # ---- stages, on the driver
 

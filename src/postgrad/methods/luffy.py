@@ -103,12 +103,6 @@ class LuffySettings(MixedPolicySettings):
         at_least=1,
         only_with=_strategies("steps"),
     )
-    overlong_demonstrations: str = setting(
-        "drop",
-        "those longer than rollout.max_response_tokens",
-        choices=("drop", "error"),
-        only_with=SHOWN,
-    )
     wrong_demonstrations: str = setting(
         "keep",
         "tokens of others in rows without reward: train on them, or mask them",
@@ -179,13 +173,6 @@ class Luffy(MixedPolicy):
         limit = self.config.rollout.max_response_tokens
         traces = self.ports.encoder.demonstrations(problem)
         fitting = [trace for trace in traces if len(trace) <= limit]
-        if len(fitting) < len(traces) and self.settings.overlong_demonstrations == "error":
-            longest = max(map(len, traces))
-            raise RunError(
-                f"the demonstration of {problem_label(problem)} has {longest} tokens; raise "
-                f"rollout.max_response_tokens (now {limit}) or set "
-                "method.overlong_demonstrations=drop"
-            )
         step.metrics["demonstration/dropped"] += len(traces) - len(fitting)
         return fitting
 

@@ -18,11 +18,18 @@ from postgrad.config.setting import Condition
 from postgrad.errors import RunError
 from postgrad.methods.objective import Objective as BaseObjective
 from postgrad.methods.objective import build_objective
-from postgrad.methods.ports import SAVED_KINDS, Ports, Role, sync_copies
+from postgrad.methods.ports import Ports, Role
 from postgrad.methods.step import Group, Stage, Step
 from postgrad.methods.support.checks import check_method, check_stream
-from postgrad.methods.support.sampling import SampleRequest, sample_requests, sampled_row
-from postgrad.methods.support.scoring import add_scores, drop_failures, policy_texts, score_texts
+from postgrad.methods.support.responses import (
+    SampleRequest,
+    add_scores,
+    drop_failures,
+    policy_texts,
+    sample_requests,
+    sampled_row,
+    score_texts,
+)
 from postgrad.methods.support.validation import validate
 from postgrad.pictures import text_of_content
 from postgrad.rollout.engine import Completion, Sampling, make_sampling, trajectory_seed
@@ -213,9 +220,8 @@ class Method:
         return batch
 
     def publish(self, batch: Batch, step: Step) -> Batch:
-        """Send the new weights to an engine that has its own, and to copies of the policy."""
+        """Send the new weights to an engine that has its own."""
         self.sync_weights()
-        sync_copies(self, step)
         return batch
 
     def sync_weights(self) -> None:
@@ -294,8 +300,8 @@ class Method:
         self.ports = ports
 
     def saved_models(self) -> list[Any]:
-        """Return the models that a checkpoint holds: policy, critics, copies of the policy."""
-        names = [name for name, role in self.roles().items() if role.kind in SAVED_KINDS]
+        """Return the models that a checkpoint holds: policy and critics."""
+        names = [name for name, role in self.roles().items() if role.kind == "critic"]
         return [self.ports.policy, *(self.ports.models[name] for name in names)]
 
     # ---- validation and state

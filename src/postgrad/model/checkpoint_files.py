@@ -1,6 +1,4 @@
-"""The files of checkpoints, written by a thread while training continues, by one or more ranks.
-
-Tensors are copied to host memory first, so later steps do not change what is written.
+"""The files of checkpoints, written by one or more ranks.
 
 `policy/` stays a stock Hugging Face folder. Each rank writes the full weights of some blocks into
 one file, and an index lists the files. The optimizer's files hold the ranks' shards as they are;
@@ -10,8 +8,7 @@ each says where its shards belong, so that another mesh, or one process, can put
 import json
 import re
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -173,7 +170,7 @@ def read_own_part(file: Path, layout: Layout) -> dict[str, Tensor] | None:
     return load_file(path)
 
 
-# ---- files that are written while training continues
+# ---- writing
 
 
 @dataclass
@@ -206,7 +203,7 @@ File = FolderFile | TensorsFile | ModelFiles
 
 
 def copy_to_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies in host memory that no later step changes."""
+    """Return copies in host memory."""
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
 
 
@@ -218,39 +215,3 @@ def write_files(files: list[File]) -> None:
         files.pop(0).write()  # its memory is freed as soon as it is on disk
         for written in sorted(path.rglob("*")) if path.is_dir() else [path]:
             fsync_path(written)
-
-
-class AsyncWriter:
-    """Writes the files of one checkpoint at a time."""
-
-    def __init__(self) -> None:
-        self.thread: threading.Thread | None = None
-        self.error: Exception | None = None
-
-    def start(self, files: Sequence[File]) -> None:
-        """Start writing; waits for an earlier call's files first."""
-        self.done(wait=True)
-        self.thread = threading.Thread(target=self._write, args=(list(files),), daemon=True)
-        self.thread.start()
-
-    def done(self, wait: bool) -> bool:
-        """Return whether everything is written. Raises RunError if the writing failed."""
-        if self.thread is not None:
-            self.thread.join(None if wait else 0.0)
-            if self.thread.is_alive():
-                return False
-            self.thread = None
-        if self.error is not None:
-            error = self.error
-            self.error = None
-            reason = str(error)
-            if isinstance(error, OSError) and error.strerror:
-                reason = error.strerror
-            raise RunError(f"writing failed: {reason}") from error
-        return True
-
-    def _write(self, files: list[File]) -> None:
-        try:
-            write_files(files)
-        except Exception as error:  # done() raises it in the caller's thread
-            self.error = error

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config, OptimizerConfig
-from postgrad.model.checkpoint_files import AsyncWriter, File, FolderFile, copy_to_host
+from postgrad.model.checkpoint_files import File, FolderFile
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.load import save_weights
 from postgrad.model.lora import merged_weights
@@ -81,29 +81,14 @@ class OneRank:
     # ---- files
 
     def full_tensors(
-        self, parameters: Mapping[str, Tensor], dtype: torch.dtype, copy: bool
+        self, parameters: Mapping[str, Tensor], dtype: torch.dtype
     ) -> dict[str, Tensor]:
-        """Return full tensors of parameters, those of shards in `dtype`; on the first rank only.
+        """Return full tensors of parameters, those of shards in `dtype`; on the first rank only."""
+        return {name: p.detach() for name, p in parameters.items()}
 
-        `copy` takes them to host memory, where no later step changes them.
-        """
-        tensors = {name: p.detach() for name, p in parameters.items()}
-        return copy_to_host(tensors) if copy else tensors
-
-    def model_files(
-        self, folder: Path, copy: bool, masters: Mapping[str, Tensor] | None = None
-    ) -> list[File]:
-        """Return this rank's files of a stock Hugging Face folder.
-
-        `masters` are float32 values to write instead of the weights, which are rounded.
-        """
-        weights = self.weights() | dict(masters or {})
-        weights = copy_to_host(weights) if copy else weights
-        return [FolderFile(save_weights, self.loaded, weights, folder)]
-
-    def is_saved(self, writer: AsyncWriter, wait: bool) -> bool:
-        """Return whether all ranks have written their files."""
-        return writer.done(wait)
+    def model_files(self, folder: Path) -> list[File]:
+        """Return this rank's files of a stock Hugging Face folder."""
+        return [FolderFile(save_weights, self.loaded, self.weights(), folder)]
 
     @torch.no_grad()
     def load(self, parameters: Mapping[str, Tensor], read: Callable[[], dict[str, Tensor]]) -> None:

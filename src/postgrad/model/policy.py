@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import Config
 from postgrad.errors import RunError, UnknownName, WrongValue, did_you_mean
-from postgrad.model.checkpoint_files import AsyncWriter, File, FolderFile, write_files
+from postgrad.model.checkpoint_files import File, FolderFile, write_files
 from postgrad.model.device import DTYPES, copy_async, peak_memory_bytes
 from postgrad.model.load.formats import Loaded, auto_class_of
 from postgrad.model.lora import (
@@ -209,7 +209,6 @@ class LocalPolicy(FrozenPolicy):
         modules = self.trained_modules()
         self.optimizer = self.ranks.make_optimizer(modules, config.optimizer, scales)
         self.graph_cache = GraphCache(self.model, self.optimizer.masters_by_id())
-        self.writer = AsyncWriter()
         self.stats = TokenStats()
         self.weights_version = 0  # counts how often the weights changed
 
@@ -289,30 +288,24 @@ class LocalPolicy(FrozenPolicy):
     def weights(self) -> dict[str, Tensor]:
         return self.ranks.weights()
 
-    def files(self, folder: Path, copy: bool) -> list[File]:
-        """Return this rank's files of a checkpoint; `copy` takes tensors to host memory."""
-        files = self.ranks.model_files(folder / "policy", copy)
-        files += self.optimizer.files(folder / "optimizer.safetensors", copy)
-        return files + self.adapter_files(folder / "adapter", copy)
+    def files(self, folder: Path) -> list[File]:
+        """Return this rank's files of a checkpoint."""
+        files = self.ranks.model_files(folder / "policy")
+        files += self.optimizer.files(folder / "optimizer.safetensors")
+        return files + self.adapter_files(folder / "adapter")
 
-    def adapter_files(self, folder: Path, copy: bool) -> list[File]:
+    def adapter_files(self, folder: Path) -> list[File]:
         """Return the adapter's files in peft's format; none without an adapter."""
         if not self.has_adapters:
             return []
         dtype = DTYPES[self.config.model.dtype]
-        adapter = self.ranks.full_tensors(adapter_parameters(self.model), dtype, copy)
+        adapter = self.ranks.full_tensors(adapter_parameters(self.model), dtype)
         if not self.ranks.is_first:
             return []
         return [FolderFile(save_adapter, self.loaded, adapter, folder)]
 
     def save(self, folder: str) -> None:
-        write_files(self.files(Path(folder), copy=False))
-
-    def begin_save(self, folder: str) -> None:
-        self.writer.start(self.files(Path(folder), copy=True))
-
-    def saved(self, wait: bool) -> bool:
-        return self.ranks.is_saved(self.writer, wait)
+        write_files(self.files(Path(folder)))
 
     def load(self, folder: str) -> None:
         self.weights_version += 1

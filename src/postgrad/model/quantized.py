@@ -180,13 +180,6 @@ def quantize_linears(model: Any, device: torch.device) -> None:
         setattr(parent, name, QuantizedLinear(quantized, module.bias).requires_grad_(False))
 
 
-@torch.no_grad()
-def round_linears(model: Any) -> None:
-    """Round the weights that quantize_linears() replaces to 4 bits; they keep their type."""
-    for _, _, module in _linears(model):
-        module.weight.copy_(quantize(module.weight).dequantize())
-
-
 def _linears(model: Any) -> list[tuple[nn.Module, str, nn.Linear]]:
     """Return all linear layers except the head, each with its parent and its name there."""
     head = model.get_output_embeddings()

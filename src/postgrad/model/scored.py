@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import Config, ModelConfig
 from postgrad.errors import Unsupported
-from postgrad.model.checkpoint_files import File, FolderFile, TensorsFile, copy_to_host
+from postgrad.model.checkpoint_files import File, FolderFile, TensorsFile
 from postgrad.model.load.context import context_length
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.load import (
@@ -158,11 +158,11 @@ class LocalCritic(ScoredModel):
                 metrics[f"critic/{name}"] = metrics.pop(name)
         return metrics
 
-    def files(self, folder: Path, copy: bool) -> list[File]:
+    def files(self, folder: Path) -> list[File]:
         critic = folder / "critic"
-        files = self.ranks.model_files(critic, copy)
-        files += self.optimizer.files(folder / "critic_optimizer.safetensors", copy)
-        head = self.ranks.full_tensors(dict(self.head.named_parameters()), torch.float32, copy)
+        files = self.ranks.model_files(critic)
+        files += self.optimizer.files(folder / "critic_optimizer.safetensors")
+        head = self.ranks.full_tensors(dict(self.head.named_parameters()), torch.float32)
         if self.ranks.is_first:
             files.append(TensorsFile(head, critic / VALUE_HEAD))
         return files
@@ -249,16 +249,15 @@ class RewardPolicy(ScoredModel):
         check_architecture(loaded)
         super().__init__(config, loaded, objective, head)
 
-    def files(self, folder: Path, copy: bool) -> list[File]:
+    def files(self, folder: Path) -> list[File]:
         classifier = make_classifier(self.loaded)
         weights = {**self.weights(), SCORE: self.head.weight.detach()}
         known = classifier.state_dict().keys()
         weights = {name: weight for name, weight in weights.items() if name in known}
-        weights = copy_to_host(weights) if copy else weights
         stock = Loaded(classifier, self.loaded.tokenizer)
         files: list[File] = [FolderFile(save_weights, stock, weights, folder / "policy")]
-        files += self.adapter_files(folder / "adapter", copy)
-        return files + self.optimizer.files(folder / "optimizer.safetensors", copy)
+        files += self.adapter_files(folder / "adapter")
+        return files + self.optimizer.files(folder / "optimizer.safetensors")
 
     @torch.no_grad()
     def load_weights(self, folder: Path) -> None:

@@ -140,6 +140,15 @@ def _has_final_norm(view: View, num_blocks: int) -> bool:
     return is_full or view.norm == "final"
 
 
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a transformers model: the modules of its longest ModuleList."""
+    longest: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) > len(longest):
+            longest = list(module)
+    return longest
+
+
 def final_norm(model: nn.Module) -> nn.Module:
     """Return the norm after the last block. Raises ConfigError if it has no known name."""
     decoder: Any = model.base_model

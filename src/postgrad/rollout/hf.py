@@ -23,13 +23,13 @@ from postgrad.rollout.engine import (
     Completion,
     Request,
     Sampling,
+    StopStrings,
     check_requests,
     copy_weights,
     token_limit,
 )
 from postgrad.rollout.native.gate import decode_problem
 from postgrad.rollout.native.sampling import SeededRandom, sample_tokens, truncate
-from postgrad.rollout.stops import StopStrings
 
 
 class HfEngine:

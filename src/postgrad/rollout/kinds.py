@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from postgrad.config.schema import EngineConfig
-from postgrad.errors import Conflict, Missing, NoEffect, UnknownName, did_you_mean
+from postgrad.errors import Conflict, Missing, UnknownName, did_you_mean
 from postgrad.rollout.engine import Engine
 from postgrad.user_code import is_path, load_object
 
@@ -42,20 +42,16 @@ class EngineKind:
             process that is the trained model itself. False: the engine keeps its own weights, and
             `build` may get a model without weights (only its configuration and tokenizer).
         remote: a server samples. The driver's process holds the engine, and no worker builds it.
-        takes_url: `rollout.url` has a meaning.
         records_kept: completions can have the ids that top-p, top-k and min-p kept.
         streams: weights can change between two tokens of a response (rollout.stream).
-        divides: several workers can divide the engine's weights (rollout.tensor_parallel).
         check: raises ConfigError for settings that cannot work, before anything is loaded.
     """
 
     build: BuildEngine
     shares_weights: bool
     remote: bool = False
-    takes_url: bool = False
     records_kept: bool = False
     streams: bool = False
-    divides: bool = False
     check: Callable[[EngineConfig], None] = _check_nothing
 
 
@@ -126,15 +122,12 @@ def _check_http(config: EngineConfig) -> None:
 ENGINES = {
     "native": EngineKind(_build_native, shares_weights=True, records_kept=True, streams=True),
     "hf": EngineKind(_build_hf, shares_weights=True, records_kept=True),
-    "vllm": EngineKind(_build_vllm, shares_weights=False, divides=True, check=_check_vllm),
-    "http": EngineKind(
-        _build_http, shares_weights=False, remote=True, takes_url=True, check=_check_http
-    ),
+    "vllm": EngineKind(_build_vllm, shares_weights=False, check=_check_vllm),
+    "http": EngineKind(_build_http, shares_weights=False, remote=True, check=_check_http),
     "sglang": EngineKind(
         _build_sglang,
         shares_weights=False,
         remote=True,
-        takes_url=True,
         records_kept=True,
         check=_check_http,
     ),
@@ -164,7 +157,6 @@ def find_engine(name: str) -> EngineKind:
     return EngineKind(
         build,
         shares_weights=bool(engine_class.shares_weights),
-        takes_url=True,
         streams=hasattr(engine_class, "open_stream"),
     )
 
@@ -178,37 +170,10 @@ def check_engine(config: EngineConfig) -> None:
     """Refuse an engine that cannot be used, before anything is loaded. Raises ConfigError."""
     rollout = config.rollout
     kind = find_engine(rollout.engine)
-    if rollout.url and not kind.takes_url:
-        raise NoEffect(
-            f"rollout.url={rollout.url} has no effect with rollout.engine={rollout.engine}; "
-            "remove it, or use rollout.engine=http"
-        )
-    if kind.remote and config.cluster.engines:
-        raise NoEffect(
-            f"cluster.engines={config.cluster.engines} has no effect with "
-            f"rollout.engine={rollout.engine}, whose weights are always apart; remove it"
-        )
-    if rollout.tensor_parallel > 1:
-        _check_divided(config, kind)
-    kind.check(config)
-
-
-def _check_divided(config: EngineConfig, kind: EngineKind) -> None:
-    """Refuse rollout.tensor_parallel where no workers can divide the engine."""
-    size = config.rollout.tensor_parallel
-    cluster = config.cluster
-    if not kind.divides:
-        raise Conflict(
-            f"rollout.tensor_parallel={size} divides the engine vllm, and "
-            f"rollout.engine={config.rollout.engine}; add rollout.engine=vllm, or remove it"
-        )
-    if cluster.backend != "ray":
-        raise Conflict(
-            f"rollout.tensor_parallel={size} needs one worker per device, and "
-            f"cluster.backend={cluster.backend} has one; add cluster=ray"
-        )
-    if not cluster.engines and cluster.workers % size:
+    size, cluster = rollout.tensor_parallel, config.cluster
+    if cluster.backend == "ray" and not cluster.engines and cluster.workers % size:
         raise Conflict(
             f"rollout.tensor_parallel={size} does not divide cluster.workers={cluster.workers}; "
             "change one of them, or add cluster.engines=1 for an engine on devices of its own"
         )
+    kind.check(config)

@@ -27,11 +27,11 @@ from postgrad.rollout.engine import (
     Completion,
     Request,
     Sampling,
+    StopStrings,
     check_context,
     refuse_pictures,
     token_limit,
 )
-from postgrad.rollout.stops import StopStrings
 
 MAX_ROWS = 1024
 CPU_CACHE_BYTES = 2 << 30

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import torch
 
 from postgrad.net.bodies import HttpError
+from postgrad.rollout.engine import make_stops
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.native.sampling import TopTokens
 from postgrad.rollout.native.scheduler import Scheduler
 from postgrad.rollout.native.sequence import Job, Sequence
-from postgrad.rollout.stops import make_stops
 from postgrad.serving.memory import explain_memory_error
 
 IDLE_S = 5.0  # time without work after which the cache's memory is freed

@@ -26,7 +26,6 @@ from postgrad.model.kernels.install import install_kernels
 from postgrad.model.load.context import context_length
 from postgrad.model.load.formats import Loaded, auto_class_of
 from postgrad.model.lora import add_adapters
-from postgrad.model.optimizers.muon import find_blocks
 from postgrad.model.passes.attention import register_attention
 from postgrad.model.passes.head import head_of, model_outputs
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches_of_kind
@@ -36,7 +35,7 @@ from postgrad.model.passes.support import packing_problem
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL
 from postgrad.model.quantized import quantize_linears, quantized_modules
-from postgrad.model.views import hidden_states
+from postgrad.model.views import find_blocks, hidden_states
 from postgrad.sizing.workload import Pass, Plan
 from postgrad.types import Batch, Trajectory
 
@@ -72,7 +71,6 @@ class ModelSize:
     largest: int  # parameters of the largest tensor
     linears: int  # different shapes of weight matrices
     trained: int  # parameters that are trained: all of them, or those of the adapters
-    matrices: int  # trained parameters in matrices of the blocks, which Muon updates
     block: int  # parameters of one block
 
 
@@ -142,7 +140,6 @@ def _measure_size(config: Config, model_config: Any, adapters: bool) -> ModelSiz
     parameters = list(model.parameters())
     quantized = [module.quantized for module in quantized_modules(model).values()]
     blocks = find_blocks(model)
-    matrices = [p for block in blocks for p in block.parameters() if p.dim() == 2]
     block = list(blocks[0].parameters())
     block_quantized = [module.quantized for module in quantized_modules(blocks[0]).values()]
     text_config = model_config.get_text_config()
@@ -158,7 +155,6 @@ def _measure_size(config: Config, model_config: Any, adapters: bool) -> ModelSiz
         largest=max(p.numel() for p in parameters),
         linears=len({tuple(w.shape) for w in [*parameters, *quantized] if len(w.shape) == 2}),
         trained=sum(p.numel() for p in parameters if p.requires_grad),
-        matrices=sum(p.numel() for p in matrices if p.requires_grad),
         block=sum(p.numel() for p in block) + sum(w.shape.numel() for w in block_quantized),
     )
 

@@ -16,8 +16,6 @@ DEFAULT_MAX_ROWS = 256
 DEFAULT_TOKEN_BUDGET = 8192
 # Kind of a model that is the policy without its adapters, and so needs no weights of its own.
 SHARED_WEIGHTS = "shared weights"
-# Kind of a copy that follows the policy as an average, with float32 masters of its weights.
-AVERAGED_WEIGHTS = "averaged weights"
 Roles = dict[str, tuple[str, Any]]  # name -> (kind, transformers configuration)
 
 

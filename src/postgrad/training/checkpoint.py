@@ -44,10 +44,6 @@ class Savable(Protocol):
 
     def load(self, folder: str) -> None: ...
 
-    def begin_save(self, folder: str) -> None: ...
-
-    def saved(self, wait: bool) -> bool: ...
-
 
 @dataclass(frozen=True)
 class State:
@@ -69,8 +65,6 @@ def checkpoint_due(training: TrainingConfig, number: int) -> bool:
 class Writer:
     """Writes the checkpoints of a run.
 
-    With training.async_save the models are written while the next steps run, one checkpoint at
-    a time. `latest` is updated when the whole checkpoint is on the disk.
     `on_saved` is called with the folder of each complete checkpoint.
     """
 
@@ -84,9 +78,7 @@ class Writer:
         self.folder = folder
         self.models = models
         self.keep = training.keep_checkpoints
-        self.async_save = training.async_save
         self.on_saved = on_saved
-        self.unfinished: tuple[int, int | None] | None = None  # (step, best step) being written
 
     def remove_leftovers(self, step: int, best: int | None) -> None:
         """Remove what a kill left: unfinished checkpoints, and those that `step` replaced."""
@@ -97,38 +89,19 @@ class Writer:
             _point_to_best(self.folder / "checkpoints", best)
 
     def save(self, state: State, best: int | None) -> None:
-        """Write a checkpoint, or with async_save start to write it. Raises RunError.
+        """Write a checkpoint and make it the latest; `best` is the best step. Raises RunError.
 
-        If it cannot be written, earlier checkpoints stay intact.
+        If it cannot be written, earlier checkpoints stay intact. Keeps the newest checkpoints and
+        the best one, removes the others.
         """
-        self.finish(wait=True)
         final = _checkpoint_folder(self.folder, state.step)
         temporary = temporary_path(final)
         with _removed_on_error(final, temporary):
             _write_state(temporary, state)
             for model in self.models:
-                write = model.begin_save if self.async_save else model.save
-                write(str(temporary.resolve()))
-        self.unfinished = (state.step, best)
-        if not self.async_save:
-            self.finish(wait=True)
-
-    def finish(self, wait: bool) -> None:
-        """Make the unfinished checkpoint the latest once it is written; `wait` waits for that.
-
-        Keeps the newest checkpoints and the best one, removes the others.
-        """
-        if self.unfinished is None:
-            return
-        step, best = self.unfinished
-        final = _checkpoint_folder(self.folder, step)
-        temporary = temporary_path(final)
-        with _removed_on_error(final, temporary):
-            if self.async_save and not all(model.saved(wait) for model in self.models):
-                return
-            self.unfinished = None
+                model.save(str(temporary.resolve()))
             _commit(final, temporary, best)
-        _remove_old(self.folder, step, self.keep, best)
+        _remove_old(self.folder, state.step, self.keep, best)
         self.on_saved(final)
 
 

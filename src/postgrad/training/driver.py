@@ -20,11 +20,10 @@ from postgrad.training.log import RunLog, batch_metrics
 from postgrad.training.memory import explained_memory_errors, halved_token_budget
 from postgrad.training.open import OpenRun, open_run, report_run
 from postgrad.training.prepare import prepare
-from postgrad.training.profile import profiled
 from postgrad.training.report import Reporter
 from postgrad.training.result import Result, StepResult
 from postgrad.training.rollouts import make_rollouts
-from postgrad.training.stages import final_batch, run_stage, seed_step
+from postgrad.training.stages import final_batch, profiled, run_stage, seed_step
 from postgrad.training.validation import Validator, validation_due
 
 STAGE_PHASES = {"score": "scoring", "update": "updating"}
@@ -104,7 +103,6 @@ class Driver:
         with self.interrupt.handling_signals():
             if self.interrupt.requested:
                 self.save()  # the caller asked for the end after the step was yielded
-            self.progress.writer.finish(wait=True)
         self.reporter.ended(self.reached, self.interrupt.requested)
 
     def advance(self) -> StepResult:
@@ -115,7 +113,6 @@ class Driver:
         if number == self.start + 1:
             self.progress.check_state()
         self.number = number
-        self.progress.writer.finish(wait=False)
         if validation_due(training, number):
             self.reached = self.validator.validate(number)
         due = checkpoint_due(training, number) or number == self.validator.best.step

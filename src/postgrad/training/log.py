@@ -24,7 +24,7 @@ from postgrad.files import (
     fsync_path,
     remove_folder,
 )
-from postgrad.methods.support.scoring import reward_metrics
+from postgrad.methods.support.responses import reward_metrics
 from postgrad.types import SOURCE_NAMES, Batch
 
 # Small row groups let a reader load one problem's rows from a large file.

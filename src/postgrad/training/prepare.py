@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from postgrad import phases
 from postgrad.config.schema import Config
-from postgrad.data.cursor import Cursor
+from postgrad.data.problem_queue import Cursor
 from postgrad.data.problems import Report, load_problems
 from postgrad.data.sets import find_test_set_evidence, split_sets
 from postgrad.errors import Conflict, Missing, TooLarge, UnknownName, did_you_mean
 from postgrad.methods import find_method
 from postgrad.methods.method import Method
-from postgrad.methods.ports import check_synced_roles
 from postgrad.model.load.context import context_length
 from postgrad.model.load.load import load_tokenizer, model_config
 from postgrad.rollout.served_path import is_served
@@ -82,7 +81,6 @@ def prepare(config: Config, planned: "Device | None" = None) -> Prepared:
     if config.training.epochs:
         num_problems = config.training.epochs * len(run.train)
         config.training.steps = max(1, int(num_problems / config.training.problems_per_step))
-    check_synced_roles(method)
     method.check_problems(run.train)
     method.check_validation_problems(run.held_out)
     _check_tokenizers(config, method, tokenizer)

@@ -9,11 +9,10 @@ import torch
 from postgrad.cluster.ports import is_remote_role
 from postgrad.config.schema import ClusterConfig, Config, copy_settings, engine_config
 from postgrad.data.encode.styles import stop_strings
-from postgrad.errors import ConfigError, Conflict, Missing, RunError, Unsupported, WrongValue
+from postgrad.errors import ConfigError, Missing, RunError, Unsupported, WrongValue
 from postgrad.machine import available_cores
 from postgrad.methods.method import Method
 from postgrad.model.device import (
-    DTYPES,
     KERNEL_DEVICE,
     choose_device,
     choose_dtype,
@@ -51,11 +50,6 @@ def resolve(
         from postgrad.cluster.meshes import check_meshes
 
         check_meshes(config, method.all_roles() if method else {})
-    if config.training.profile_steps and config.cluster.backend != "local":
-        raise Conflict(
-            f"training.profile_steps profiles this process only, but cluster.backend="
-            f"{config.cluster.backend} runs the models in others; use cluster.backend=local"
-        )
     if not planned:
         from postgrad.rollout.kinds import check_engine
 
@@ -136,18 +130,13 @@ def choose_threads(config: Config, device: torch.device) -> int:
 def local_roles(config: Config, method: Method) -> dict[str, tuple[str, Any]]:
     """Return (kind, transformers configuration) of the models that load besides the policy."""
     from postgrad.cluster.host import is_base_model
-    from postgrad.model.synced import needs_masters
-    from postgrad.sizing.workload import AVERAGED_WEIGHTS, SHARED_WEIGHTS
+    from postgrad.sizing.workload import SHARED_WEIGHTS
 
     roles: dict[str, tuple[str, Any]] = {}
     for name, role in method.all_roles().items():
         if not is_remote_role(role.path):
             model = replace(config.model, path=role.path or config.model.path)
-            kind = role.kind
-            if is_base_model(config, role):
-                kind = SHARED_WEIGHTS
-            elif kind == "synced" and needs_masters(role.share, DTYPES[config.model.dtype]):
-                kind = AVERAGED_WEIGHTS
+            kind = SHARED_WEIGHTS if is_base_model(config, role) else role.kind
             roles[name] = (kind, model_config(model, config.seed))
     return roles
 

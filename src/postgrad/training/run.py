@@ -41,7 +41,6 @@ MAY_CHANGE = {
     "rollout.tensor_parallel",
     "rollout.url",
     "rollout.max_logprob_difference",
-    "training.async_save",
     "training.profile_steps",
     "cluster.backend",
     "cluster.workers",
@@ -83,8 +82,7 @@ def resume_config(config: Config) -> Config:
     folder = run_folder(config)
     if not (folder / CONFIG_FILE).is_file():
         return config
-    defaults = dataclasses.asdict(type(config)(method=type(config.method)()))
-    stored = _with_defaults(_read_config(folder), defaults)
+    stored = _read_config(folder)
     restore_auto(config, stored, AUTO)
     if config.training.epochs:  # the run computed its steps from the number of problems
         config.training.steps = stored["training"]["steps"]
@@ -149,17 +147,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return stored
 
 
-def _with_defaults(stored: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Add the default of every key that the version which started the run did not have."""
-    completed = dict(stored)
-    for key, value in defaults.items():
-        if isinstance(value, dict) and isinstance(completed.get(key), dict):
-            completed[key] = _with_defaults(completed[key], value)
-        else:
-            completed.setdefault(key, value)
-    return completed
-
-
 # ---- inputs.json: hashes of the user's files and of the model that the settings name
 #
 # The settings of a resumed run hold names of files only. The hashes tell whether a reward function,
@@ -191,7 +178,7 @@ def changed_inputs(folder: Path, config: Config) -> list[str]:
     """Return the names of the files whose content differs from that at the start of the run."""
     try:
         before = json.loads((folder / INPUTS_FILE).read_text())
-    except (OSError, ValueError):  # a run of an older version has none
+    except (OSError, ValueError):  # the settings name no file, or somebody removed it
         return []
     now = _hashes(config)
     return [name for name in before if name in now and now[name] != before[name]]

@@ -4,10 +4,12 @@ A mistake in a user's method is one line that names the stage, the file and the 
 """
 
 import inspect
+import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,13 @@ from torch import Tensor
 
 from postgrad.errors import RunError, UserCode
 from postgrad.methods.method import Method
-from postgrad.methods.ports import check_synced
 from postgrad.methods.step import Stage, Step
 from postgrad.rollout.engine import trajectory_seed
 from postgrad.training.memory import explained_memory_errors
 from postgrad.types import Batch, ColumnError
 from postgrad.user_code import place_of, user_error
+
+PROFILE_ROWS = 40  # of the table
 
 
 def check_stages(method: Method) -> None:
@@ -95,11 +98,7 @@ def stage_name(stage: Stage) -> str:
 
 
 def final_batch(method: Method, work: Any, step: Step) -> Batch:
-    """Return the result of a step's last stage. Raises RunError if it is not a batch.
-
-    Also raises it if a model that follows the policy was not moved.
-    """
-    check_synced(method, step)
+    """Return the result of a step's last stage. Raises RunError if it is not a batch."""
     if not isinstance(work, Batch):
         raise RunError(
             f"step {step.number}: the last learning stage returned a {type(work).__name__}; "
@@ -196,3 +195,38 @@ def _check_finite(name: str, values: Tensor | None, stage: str) -> None:
             f"{num_wrong} of {len(values)} {name} after {stage} are not finite numbers; look at "
             "method.advantage and the rewards"
         )
+
+
+# ---- profiles
+
+
+@contextmanager
+def profiled(
+    folder: Path, number: int, steps: list[int], note: Callable[[str], None]
+) -> Iterator[None]:
+    """Profile the block if `number` is in `steps`.
+
+    Writes profile/step-N.json.gz (the trace) and profile/step-N.txt (the table) in the run
+    folder; both name the stages. A profile that cannot be written is a note, not an error.
+    """
+    if number not in steps:
+        yield
+        return
+    from torch.profiler import ProfilerActivity, profile, supported_activities
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # no log lines of the profiler
+    activities = supported_activities()
+    with profile(activities=activities) as profiler:
+        yield
+    on_cpu_only = activities == {ProfilerActivity.CPU}
+    order = "self_cpu_time_total" if on_cpu_only else "self_device_time_total"
+    trace = folder / "profile" / f"step-{number}.json.gz"
+    table = folder / "profile" / f"step-{number}.txt"
+    try:
+        trace.parent.mkdir(exist_ok=True)
+        profiler.export_chrome_trace(str(trace))
+        table.write_text(profiler.key_averages().table(sort_by=order, row_limit=PROFILE_ROWS))
+    except OSError as error:
+        note(f"the profile of step {number} could not be written: {error.strerror}")
+        return
+    note(f"profile of step {number}: {table}; open {trace.name} beside it in ui.perfetto.dev")

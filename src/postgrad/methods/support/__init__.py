@@ -6,7 +6,7 @@
     declarations          losses and advantages by name or path
     advantage_columns     the columns that advantages read
     correction            importance weights for an engine with its own weights
-    sampling, scoring     the rows that responses become, and their scores
+    responses             the rows that responses become, and their scores
     dynamic_sampling      DAPO's replacement of groups without signal
     mixed_policy          groups with tokens of others: the base of LUFFY and ExGRPO
     replay_pool           ExGRPO's stored responses

@@ -9,7 +9,7 @@ from torch import Tensor
 from postgrad.errors import RunError, did_you_mean
 from postgrad.methods.method import Method
 from postgrad.methods.step import Group, Step
-from postgrad.methods.support.scoring import NoRowsLeft
+from postgrad.methods.support.responses import NoRowsLeft
 from postgrad.types import Batch, Problem
 
 

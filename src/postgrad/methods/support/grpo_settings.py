@@ -10,8 +10,8 @@ from postgrad.algorithms.losses import LOSSES, Loss
 from postgrad.config.schema_rollout import ENGINE_APART
 from postgrad.config.setting import Condition, setting
 from postgrad.errors import Conflict, Missing, NoEffect, UnknownName, UserCode, WrongValue
+from postgrad.methods.method import MethodSettings
 from postgrad.methods.support.correction import CORRECTIONS
-from postgrad.methods.support.synced_reference import ReferenceSettings
 
 # Conditions of settings: a correction that is set, or the one of an engine with its own weights.
 AUTO = tuple(f"method.correction=auto and {condition}" for condition in ENGINE_APART)
@@ -37,11 +37,10 @@ def _read_by_advantages(option: str) -> str:
 
 
 @dataclass
-class GrpoSettings(ReferenceSettings):
+class GrpoSettings(MethodSettings):
+    # A method that extends this one may read the setting otherwise.
     only_with: ClassVar[dict[str, Condition]] = {
-        "reference_sync_every": "method.kl!=none",
-        "reference_mixup": "method.kl!=none",
-        "normalize_by_std": _read_by_advantages("normalize_by_std"),
+        "normalize_by_std": _read_by_advantages("normalize_by_std")
     }
     advantage: str = setting(
         "grpo",
@@ -120,13 +119,6 @@ class GrpoSettings(ReferenceSettings):
         only_with="method.kl=reward",
     )
     entropy_coef: float = setting(0.0, "coefficient of the entropy bonus", at_least=0.0)
-    top_entropy: float = setting(
-        1.0,
-        "share of an update's tokens that the policy loss uses, those where the policy had the "
-        "highest entropy; 0.2 is the 80/20 rule, 1 is all",
-        above=0.0,
-        at_most=1.0,
-    )
     overlong_buffer: int = setting(
         0,
         "DAPO: tokens before the limit over which the length penalty grows from 0 to 1; 0 is off",
@@ -202,7 +194,6 @@ def check_grpo(method: Any) -> None:
     check_kl(method)
     check_loss_options(method)
     check_overlong_buffer(method)
-    check_maxrl(method)
 
 
 def aggregation_note(method: Any) -> list[str]:
@@ -343,21 +334,3 @@ def check_overlong_buffer(method: Any) -> None:
             f"method.overlong_buffer={buffer} exceeds rollout.max_response_tokens={limit}; "
             f"use at most {limit}"
         )
-
-
-def check_maxrl(method: Any) -> None:
-    """Refuses settings that make rewards negative with an advantage that divides by their mean."""
-    settings = method.settings
-    if settings.advantage != "maxrl":
-        return
-    negative = {
-        f"method.overlong_buffer={settings.overlong_buffer}": settings.overlong_buffer > 0,
-        "method.kl=reward": settings.kl == "reward",
-        "reward.objective=minimize": method.config.reward.objective == "minimize",
-    }
-    for key, is_set in negative.items():
-        if is_set:
-            raise Conflict(
-                f"{key} makes rewards negative, and method.advantage=maxrl divides by their mean; "
-                "remove it"
-            )

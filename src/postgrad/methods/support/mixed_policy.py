@@ -199,7 +199,7 @@ class MixedPolicy(Grpo):
     def compute_old_logprobs(self, batch: Batch, step: Step) -> Batch:
         """Skip rows without a token of the policy, unless a setting reads their values."""
         from_policy = batch.sum_tokens((batch.tokens["token_source"] == POLICY).long()) > 0
-        is_setting_read = self.settings.max_probability is not None or self.settings.top_entropy < 1
+        is_setting_read = self.settings.max_probability is not None
         rows = torch.nonzero(from_policy | is_setting_read)[:, 0]
         part = super().compute_old_logprobs(batch.select(rows), step)
         for name in ("old_logprobs", "sum_probs_squared", "entropy"):

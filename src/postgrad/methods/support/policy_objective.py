@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from postgrad.algorithms.covariance import cov_selection
-from postgrad.algorithms.entropy import highest
 from postgrad.algorithms.kl import kl_penalty
 from postgrad.algorithms.losses import log_ratio
 from postgrad.config.schema import Config
@@ -53,10 +52,7 @@ class PolicyObjective(Objective):
         return batch.select(torch.nonzero(has_gradient)[:, 0])
 
     def select_tokens(self, batch: Batch) -> None:
-        """Mark the tokens that need the whole optimizer step to be found.
-
-        Sets `cov_selected` for clip_cov and kl_cov, `entropy_selected` for method.top_entropy.
-        """
+        """Set `cov_selected`, the tokens of clip_cov and kl_cov, by the whole optimizer step."""
         tokens = batch.tokens
         if "cov_selected" in self.policy_loss.reads:
             options = {**self.policy_loss.selection, **self.settings.loss_options}
@@ -68,9 +64,6 @@ class PolicyObjective(Objective):
                 band=(options["cov_low"], options["cov_high"]) if "cov_low" in options else None,
                 uniforms=tokens["uniforms"],
             )
-        if self.settings.top_entropy < 1:
-            share = self.settings.top_entropy
-            tokens["entropy_selected"] = highest(tokens["entropy"], tokens["loss_mask"], share)
 
     def needs_all_rows(self) -> bool:
         """Return whether rows whose advantages are all zero have a gradient too.
@@ -126,8 +119,6 @@ class PolicyObjective(Objective):
         """Return the token losses with importance weights; 0 where a rule leaves tokens out."""
         if "rollout_weights" in batch.tokens:
             values = values * weights_for(self.policy_loss, batch)
-        if "entropy_selected" in batch.tokens:
-            values = torch.where(batch.tokens["entropy_selected"], values, 0.0)
         return values
 
     def kl_losses(self, batch: Batch, logprobs: Tensor, metrics: MetricAccumulator) -> Tensor:

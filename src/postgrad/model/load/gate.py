@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from postgrad.model.passes.support import (
     PASS_KINDS,
     PassKind,
     Support,
+    eval_mode,
     packing_problem,
     set_attention,
     set_support,
@@ -352,17 +353,6 @@ def unusual_layers(model: Any) -> str:
             return name
     kinds = set(getattr(config, "layer_types", None) or ())
     return ", ".join(sorted(kinds - MASKED_LAYERS))
-
-
-@contextmanager
-def eval_mode(model: Any) -> Iterator[None]:
-    """Switch off what only training does (activation checkpointing, router noise)."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def fingerprint(model: Any, more_sources: Sequence[Path] = ()) -> str:

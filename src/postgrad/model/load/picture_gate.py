@@ -17,7 +17,6 @@ from postgrad.errors import Unsupported, first_line
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.gate import (
     Gate,
-    eval_mode,
     fingerprint,
     measure_rounding,
     read_verdict,
@@ -25,6 +24,7 @@ from postgrad.model.load.gate import (
 from postgrad.model.passes.support import (
     PASS_KINDS,
     STOCK_ATTENTION,
+    eval_mode,
     set_attention,
     support_of,
 )

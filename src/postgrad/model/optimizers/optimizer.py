@@ -1,4 +1,4 @@
-"""AdamW or Muon with float32 masters, gradient accumulation, clipping and a schedule.
+"""AdamW with float32 masters, gradient accumulation, clipping and a schedule.
 
 If the model computes in bfloat16, the optimizer holds float32 copies of the weights and writes the
 rounded values back after each step. Parameters without a gradient (frozen ones) are left alone: no
@@ -17,13 +17,10 @@ from torch import Tensor, nn
 
 from postgrad.config.schema import OptimizerConfig
 from postgrad.errors import RunError, Unsupported
-from postgrad.model.checkpoint_files import File, TensorsFile, copy_to_host, read_tensors
+from postgrad.model.checkpoint_files import File, TensorsFile, read_tensors
 from postgrad.model.optimizers.adamw_8bit import CODES, MIN_ELEMENTS, AdamW8bit
 from postgrad.model.optimizers.gradient_sums import set_master
-from postgrad.model.optimizers.muon import MuonWithAdamW, matrix_names
 from postgrad.model.optimizers.offload import OffloadedAdamW
-
-BITSANDBYTES_KEY = "state1"  # name of a moment in the state that bitsandbytes keeps
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -47,10 +44,8 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
 
 def make_torch_optimizer(
     groups: list[dict[str, Any]], config: OptimizerConfig
-) -> torch.optim.Optimizer | MuonWithAdamW:
+) -> torch.optim.Optimizer:
     """Return the optimizer of `optimizer.kind`. Raises ConfigError if it cannot run here."""
-    if config.kind == "muon":
-        return MuonWithAdamW(groups, config)
     if config.kind == "rmsprop":
         return torch.optim.RMSprop(groups, lr=config.lr, eps=config.eps)
     beta1, beta2 = config.betas
@@ -87,7 +82,6 @@ class Optimizer:
         self.config = config
         self.params = self.own_params(model)
         self.masters = {name: self._make_master(p) for name, p in self.params.items()}
-        self.matrices = matrix_names(model) if config.kind == "muon" else set()
         groups = self._parameter_groups(lr_scale or {})
         self.adam = make_torch_optimizer(groups, config)
         for name, p in self.params.items():
@@ -106,15 +100,11 @@ class Optimizer:
         return p.detach().float().clone()
 
     def _parameter_groups(self, lr_scale: dict[str, float]) -> list[dict[str, Any]]:
-        """Return the masters by the scale of their learning rate and, for Muon, by their kind."""
-        groups: dict[tuple[float, bool], list[Tensor]] = {}
+        """Return the masters by the scale of their learning rate."""
+        groups: dict[float, list[Tensor]] = {}
         for name, master in self.masters.items():
-            key = (lr_scale.get(name, 1.0), name in self.matrices)
-            groups.setdefault(key, []).append(master)
-        return [
-            {"params": groups[scale, is_matrix], "scale": scale, "matrices": is_matrix}
-            for scale, is_matrix in sorted(groups)
-        ]
+            groups.setdefault(lr_scale.get(name, 1.0), []).append(master)
+        return [{"params": groups[scale], "scale": scale} for scale in sorted(groups)]
 
     def masters_by_id(self) -> dict[int, Tensor]:
         """Return the masters by the id of their parameter."""
@@ -177,10 +167,9 @@ class Optimizer:
         """
         save_file(self.tensors(), file)
 
-    def files(self, file: Path, copy: bool) -> list[File]:
-        """Return this process's part of what save() writes; `copy` takes it to host memory."""
-        tensors = self.tensors()
-        return [TensorsFile(copy_to_host(tensors) if copy else tensors, file)]
+    def files(self, file: Path) -> list[File]:
+        """Return this process's part of what save() writes."""
+        return [TensorsFile(self.tensors(), file)]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what save() writes, by name."""
@@ -204,12 +193,6 @@ class Optimizer:
         for tensor_name, tensor in self.read(file).items():
             key, _, name = tensor_name.partition("/")
             states.setdefault(name, {})[key] = tensor
-        if any(BITSANDBYTES_KEY in state for state in states.values()):
-            raise RunError(
-                f"{file} has the state of bitsandbytes, which an earlier optimizer.kind=adamw_8bit "
-                "used and which cannot be read; start a new run from the weights: add "
-                f"model.path={file.parent / 'policy'} name=NEW"
-            )
         self.adam.state.clear()
         for name, master in self.masters.items():
             self._restore(name, master, states.get(name, {}))
@@ -224,8 +207,6 @@ class Optimizer:
         expected = "square_avg" if kind == "rmsprop" else "exp_avg"
         if kind == "adamw_8bit" and master.numel() >= MIN_ELEMENTS:
             expected += CODES
-        if kind == "muon" and name in self.matrices:
-            expected = "momentum_buffer"
         if expected not in saved:
             raise RunError(
                 f"optimizer.kind={kind} cannot read the saved optimizer, which is of another kind; "
@@ -239,9 +220,6 @@ class Optimizer:
         for key, tensor in saved.items():
             if key not in ("master", "step"):
                 state[key] = tensor.to(master.device)
-        if "step" not in saved:  # Muon counts none
-            self.adam.state[master] = state
-            return
         step: Any = saved["step"].to("cpu")
         if kind == "adamw_fused":  # the fused kernel reads the step on the device
             step = step.to(master.device)

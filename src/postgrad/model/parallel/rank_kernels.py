@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.errors import Unsupported
-from postgrad.model.load.gate import disagreement, eval_mode, probe_rows
+from postgrad.model.load.gate import disagreement, probe_rows
 from postgrad.model.parallel.ranks import Ranks, divide_tokens
 from postgrad.model.passes.head import model_outputs
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches_of_kind
-from postgrad.model.passes.support import PassKind, set_support, support_of
+from postgrad.model.passes.support import PassKind, eval_mode, set_support, support_of
 from postgrad.model.views import pass_states
 
 STOCK_ATTENTION = "eager"  # every architecture has it

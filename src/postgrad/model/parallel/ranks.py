@@ -40,7 +40,7 @@ from postgrad.types import Batch
 # The most loaded rank may have this many times the mean before rows of one prompt are divided.
 MAX_IMBALANCE = 1.05
 # Kinds of roles whose models are sharded; those of other kinds are complete on each rank.
-SHARDED_KINDS = ("frozen", "synced", "critic")
+SHARDED_KINDS = ("frozen", "critic")
 
 MakeMicroBatches = Callable[[Batch, list[int] | None], list[MicroBatch]]
 

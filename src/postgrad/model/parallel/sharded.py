@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from postgrad.config.schema import Config, OptimizerConfig
-from postgrad.errors import Conflict, RunError, Unsupported
+from postgrad.errors import Conflict, Unsupported
 from postgrad.model.checkpoint_files import (
-    AsyncWriter,
     File,
     ModelFiles,
     TensorsFile,
@@ -177,7 +176,7 @@ class ShardedModel(OneRank):
     # ---- files
 
     def full_tensors(
-        self, parameters: Mapping[str, Tensor], dtype: torch.dtype, copy: bool
+        self, parameters: Mapping[str, Tensor], dtype: torch.dtype
     ) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for name, p in parameters.items():
@@ -186,13 +185,9 @@ class ShardedModel(OneRank):
                 tensors[name] = full.to("cpu", dtype, copy=True)
         return tensors
 
-    def model_files(
-        self, folder: Path, copy: bool, masters: Mapping[str, Tensor] | None = None
-    ) -> list[File]:
-        """Return this rank's files; with `masters`, which are the shards, they are float32."""
+    def model_files(self, folder: Path) -> list[File]:
         model = self.loaded.model
-        dtype = self.compute_dtype if masters is None else torch.float32
-        weights = dict(self.own_weights(dtype))
+        weights = dict(self.own_weights(self.compute_dtype))
         if self.is_first:
             persistent = model.state_dict().keys()
             buffers = {name: b for name, b in model.named_buffers() if name in persistent}
@@ -211,20 +206,8 @@ class ShardedModel(OneRank):
             index: dict[str, tuple[str, int]] = {}
             for rank in writing:
                 index |= {name: (paths[rank].name, size) for name, size in by_rank[rank].items()}
-            files.append(ModelFiles(self.loaded, dtype, folder, index))
+            files.append(ModelFiles(self.loaded, self.compute_dtype, folder, index))
         return files
-
-    def is_saved(self, writer: AsyncWriter, wait: bool) -> bool:
-        error: RunError | None = None
-        done = False
-        try:
-            done = writer.done(wait)
-        except RunError as raised:  # the other ranks must not wait for this one
-            error = raised
-        num_unfinished = self.mesh.all_reduce_max(int(not done and error is None))
-        if error is not None:
-            raise error
-        return num_unfinished == 0
 
     @torch.no_grad()
     def load(self, parameters: Mapping[str, Tensor], read: Callable[[], dict[str, Tensor]]) -> None:

@@ -28,7 +28,6 @@ from postgrad.model.checkpoint_files import (
     read_tensors,
 )
 from postgrad.model.device import supports_triton
-from postgrad.model.optimizers.muon import find_blocks
 from postgrad.model.optimizers.optimizer import Optimizer
 from postgrad.model.parallel.experts import count_experts, dispatch_experts
 from postgrad.model.parallel.groups import REPLICATED, Division, division_of, set_division
@@ -36,6 +35,7 @@ from postgrad.model.parallel.meta_model import allocate_shards, fill_shards, ten
 from postgrad.model.parallel.rank_kernels import install_kernels_on_ranks
 from postgrad.model.parallel.ranks import Ranks
 from postgrad.model.parallel.tensor_parallel import divide_model
+from postgrad.model.views import find_blocks
 
 
 class ForwardRoot(nn.Module):
@@ -148,11 +148,6 @@ class ShardedOptimizer(Optimizer):
                 "optimizer.kind=adamw_8bit cannot be sharded over ranks; use optimizer.kind=adamw, "
                 "or cluster.offload=true to save memory"
             )
-        if config.kind == "muon":
-            raise Unsupported(
-                "optimizer.kind=muon needs whole matrices and cannot be sharded over ranks; "
-                "use optimizer.kind=adamw, or cluster.backend=local"
-            )
         self.ranks = ranks
         self.compute = compute
         self.sharded_params = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -190,7 +185,7 @@ class ShardedOptimizer(Optimizer):
         expert = self.ranks.expert
         return Layout(tensor.rank, tensor.size, shard.rank, shard.size, divisions, expert.size)
 
-    def files(self, file: Path, copy: bool) -> list[File]:
+    def files(self, file: Path) -> list[File]:
         """Return this rank's part of what save() writes; ranks with copies write none."""
         if not self.ranks.is_first_copy:
             return []

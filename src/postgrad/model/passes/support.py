@@ -3,6 +3,8 @@
 `model/load/gate.py` decides it when a model is loaded and notes it on the model.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -138,3 +140,14 @@ def window_of(attention: Any) -> int:
 def has_window(model: Any) -> bool:
     """Return whether some layer attends to a sliding window only."""
     return bool(getattr(model.config.get_text_config(), "sliding_window", None))
+
+
+@contextmanager
+def eval_mode(model: Any) -> Iterator[None]:
+    """Switch off what only training does (activation checkpointing, router noise)."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -13,15 +13,15 @@ from postgrad.config.schema import RolloutConfig
 from postgrad.model.device import free_memory_bytes, has_own_memory, supports_triton
 from postgrad.model.load.context import context_length
 from postgrad.model.load.formats import Loaded
-from postgrad.model.load.gate import eval_mode
 from postgrad.model.load.load import stop_ids
-from postgrad.model.passes.support import support_of
+from postgrad.model.passes.support import eval_mode, support_of
 from postgrad.rollout.engine import (
     Completion,
     Request,
     Sampling,
     check_requests,
     copy_weights,
+    make_stops,
     max_row_tokens,
 )
 from postgrad.rollout.native.pages import graph_rows, kv_token_bytes, largest_cache
@@ -29,7 +29,6 @@ from postgrad.rollout.native.scheduler import Scheduler, Store
 from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.native.sequence import Sequence as Row
 from postgrad.rollout.native.store_slots import CPU_PASS_TOKENS, SlotStore
-from postgrad.rollout.stops import make_stops
 from postgrad.rollout.streams import BatchedStream, Finished, Stream
 
 if TYPE_CHECKING:

@@ -19,14 +19,13 @@ from postgrad.files import atomic_write_text
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.gate import (
     disagreement,
-    eval_mode,
     fingerprint,
     our_logprobs,
     probe_rows,
 )
 from postgrad.model.load.load import cache_folder
 from postgrad.model.passes.layout import passes_of
-from postgrad.model.passes.support import sees_pictures, support_of
+from postgrad.model.passes.support import eval_mode, sees_pictures, support_of
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.types import Batch, Trajectory
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
+from postgrad.rollout.engine import Completion, Request, Sampling, StopStrings, token_limit
 from postgrad.rollout.native.sampling import (
     TopTokens,
     find_top_tokens,
     logprobs_at,
 )
-from postgrad.rollout.stops import StopStrings
 
 if TYPE_CHECKING:  # imported by runs with pictures
     from postgrad.model.vision import RowPictures
