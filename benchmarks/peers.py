@@ -12,13 +12,21 @@ Every system gets the settings that its documentation recommends for the work:
   little memory at 4B), bfloat16 weights and Adam state (8 bytes per weight; Postgrad's float32
   state takes 18), gradient checkpointing.
 - Unsloth: LoRA of rank 16, vLLM in its process, its own checkpointing.
+- verl: its default trainer (`sync`: trainer and vLLM on the same GPU, one after the other, weights
+  float32 as by default), FSDP 2, packed rows, dynamic batches and checkpointing, as its tuning
+  guide says, and one update per step. At 8B, weights and Adam state wait on the host. Its memory is
+  the trainer's alone. VERL_SETTINGS in the environment adds settings.
 
 Prompts, lengths and shapes are those of speed.py; weights are random.
 """
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,6 +38,7 @@ from speed import ALL_ROWS, Row, length_reward, make_model, make_prompts, respon
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 ROWS_PER_PASS = 8  # of TRL and Unsloth
 SHARE = {"8b": 0.4}  # of the GPU's memory for vLLM beside a trainer; otherwise 0.6
+VERL_SHARE = {"4b": 0.5, "8b": 0.5}  # its float32 weights and state stay, or are offloaded
 
 
 def run_vllm(row: Row, folder: Path) -> dict[str, Any]:
@@ -41,10 +50,7 @@ def run_vllm(row: Row, folder: Path) -> dict[str, Any]:
     is_real = row.shape == "smollm2"
     options: dict[str, Any] = {} if is_real else {"load_format": "dummy"}
     if not on_cpu:
-        # Powers of two, and every 64 rows, so that steps whose rows have partly ended have a graph.
-        sizes = {1 << power for power in range(row.rows.bit_length())}
-        sizes |= {*range(64, row.rows + 1, 64), row.rows}
-        options["compilation_config"] = {"cudagraph_capture_sizes": sorted(sizes)}
+        options["compilation_config"] = {"cudagraph_capture_sizes": graph_sizes(row)}
         options["gpu_memory_utilization"] = 0.85
     llm = vllm.LLM(
         str(make_model(folder, row.shape, with_weights=is_real)),
@@ -63,6 +69,12 @@ def run_vllm(row: Row, folder: Path) -> dict[str, Any]:
         "first_s": with_logprobs[0],
         "start_s": start_s,
     }
+
+
+def graph_sizes(row: Row) -> list[int]:
+    """Return powers of two and every 64 rows: steps whose rows have partly ended have a graph."""
+    sizes = {1 << power for power in range(row.rows.bit_length())}
+    return sorted(sizes | {*range(64, row.rows + 1, 64), row.rows})
 
 
 def generate_with_vllm(llm: Any, row: Row, logprobs: int | None) -> float:
@@ -252,10 +264,140 @@ def run_unsloth(row: Row, folder: Path) -> dict[str, Any]:
     return timer.figures(f"Unsloth {unsloth.__version__} with vLLM")
 
 
+def run_verl(row: Row, folder: Path) -> dict[str, Any]:
+    """Time GRPO steps of verl, full fine-tuning, from the lines that it writes about its steps."""
+    target = Path(tempfile.mkdtemp(dir=folder, prefix="verl-"))
+    metrics, log = target / "metrics.jsonl", target / "log"
+    path = [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "VERL_FILE_LOGGER_PATH": str(metrics),
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_COLOR_PREFIX": "0",
+    }
+    settings = verl_settings(row, folder, target)
+    start = time.monotonic()
+    with log.open("w") as out:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "verl.trainer.main_ppo", *settings],
+            stdout=out,
+            stderr=out,
+            cwd=target,
+            env=environment,
+        )
+        try:
+            while child.poll() is None and len(read_verl_steps(metrics)) <= row.steps:
+                time.sleep(0.1)
+            elapsed_s = time.monotonic() - start
+        finally:
+            child.kill()  # Ray's processes end with it
+            child.wait()
+    steps = read_verl_steps(metrics)
+    if len(steps) <= row.steps:
+        raise SystemExit(log.read_text()[-1500:])
+    seconds = [step["timing_s/step"] for step in steps]
+    stages = ("gen", "old_log_prob", "update_actor", "update_weights")
+    return {
+        "label": f"verl {importlib.metadata.version('verl')} with vLLM",
+        "seconds": seconds[1:],
+        "first_s": seconds[0],
+        "start_s": elapsed_s - sum(seconds),
+        "memory_gib": max(step["actor/perf/max_memory_allocated_gb"] for step in steps),
+        "probability_gap_mean": max(step["training/rollout_probs_diff_mean"] for step in steps),
+        "stages": {f"stage/{name}_s": steps[-1][f"timing_s/{name}"] for name in stages},
+        "response_tokens": steps[-1]["response_length/mean"],
+    }
+
+
+def verl_settings(row: Row, folder: Path, target: Path) -> list[str]:
+    """Return the settings of verl's `main_ppo` for a row; prompts are written to `target`."""
+    import pandas
+
+    prompts = [[{"role": "user", "content": line["prompt"]}] for line in make_dataset(row)]
+    data = target / "prompts.parquet"
+    columns = {"data_source": "words", "reward_model": [{"ground_truth": "0"} for _ in prompts]}
+    pandas.DataFrame({"prompt": prompts, **columns}).to_parquet(data)
+    folder = make_model(folder, row.shape)
+    model = "actor_rollout_ref.model"
+    actor = "actor_rollout_ref.actor"
+    rollout = "actor_rollout_ref.rollout"
+    settings = [
+        f"data.train_files={data}",
+        f"data.val_files={data}",
+        f"data.train_batch_size={row.problems}",
+        f"data.max_prompt_length={row.prompt}",
+        f"data.max_response_length={row.tokens}",
+        "data.dataloader_num_workers=0",
+        f"{model}.path={folder}",
+        f"{model}.tokenizer_path={write_verl_tokenizer(folder, target / 'tokenizer')}",
+        f"{model}.use_remove_padding=true",
+        f"{model}.enable_gradient_checkpointing=true",
+        f"{actor}.strategy=fsdp2",
+        f"{actor}.optim.lr=1e-6",
+        f"{actor}.ppo_mini_batch_size={row.problems}",
+        f"{actor}.use_dynamic_bsz=true",
+        f"{actor}.ppo_max_token_len_per_gpu={max(16_384, 2 * (row.prompt + row.tokens))}",
+        f"{rollout}.name=vllm",
+        f"{rollout}.tensor_model_parallel_size=1",
+        f"{rollout}.n={row.samples}",
+        f"{rollout}.ignore_eos=true",
+        f"{rollout}.max_model_len={row.prompt + row.tokens}",
+        f"{rollout}.max_num_seqs={row.rows}",
+        f"{rollout}.cudagraph_capture_sizes={json.dumps(graph_sizes(row))}",
+        f"{rollout}.gpu_memory_utilization={VERL_SHARE.get(row.shape, 0.6)}",
+        "algorithm.adv_estimator=grpo",
+        f"reward.custom_reward_function.path={Path(__file__).resolve()}",
+        "reward.custom_reward_function.name=verl_reward",
+        "trainer.logger=[console,file]",
+        f"trainer.total_training_steps={row.steps + 1}",
+        "trainer.total_epochs=1",
+        "trainer.val_before_train=false",
+        "trainer.resume_mode=disable",
+        "trainer.n_gpus_per_node=1",
+        "ray_kwargs.ray_init.num_cpus=16",
+        "+ray_kwargs.ray_init.include_dashboard=false",
+        "+ray_kwargs.ray_init._node_ip_address=127.0.0.1",
+        f"hydra.run.dir={target}",
+        "hydra.output_subdir=null",
+    ]
+    if row.shape == "8b":
+        settings += [f"{actor}.fsdp_config.{what}_offload=true" for what in ("param", "optimizer")]
+    if importlib.util.find_spec("flash_attn") is None:
+        settings.append(f"+{model}.override_config.attn_implementation=sdpa")
+    return settings + os.environ.get("VERL_SETTINGS", "").split()
+
+
+def write_verl_tokenizer(folder: Path, target: Path) -> Path:
+    """Write the model's tokenizer with what verl expects of a Qwen3: a template, two tokens."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["\n", "<|im_end|>"], special_tokens=True)
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer.save_pretrained(target)
+    return target
+
+
+def read_verl_steps(file: Path) -> list[dict[str, Any]]:
+    """Return the metrics of the complete lines."""
+    if not file.is_file():
+        return []
+    lines = [line for line in file.read_text().splitlines() if line.endswith("}")]
+    return [json.loads(line)["data"] for line in lines]
+
+
+def verl_reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any) -> float:
+    """Return the reward of speed.py; verl calls this."""
+    return length_reward(solution_str, None)
+
+
 SYSTEMS: dict[str, Callable[[Row, Path], dict[str, Any]]] = {
     "vllm": run_vllm,
     "trl": run_trl,
     "unsloth": run_unsloth,
+    "verl": run_verl,
 }
 
 
