@@ -274,6 +274,7 @@ def run_verl(row: Row, folder: Path) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "VERL_FILE_LOGGER_PATH": str(metrics),
         "HF_HUB_OFFLINE": "1",
+        "HYDRA_FULL_ERROR": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_COLOR_PREFIX": "0",
     }
@@ -358,6 +359,7 @@ def verl_settings(row: Row, folder: Path, target: Path) -> list[str]:
         "trainer.n_gpus_per_node=1",
         "ray_kwargs.ray_init.num_cpus=16",
         "+ray_kwargs.ray_init.include_dashboard=false",
+        "+ray_kwargs.ray_init.object_store_memory=4000000000",  # batches do not pass through it
         "+ray_kwargs.ray_init._node_ip_address=127.0.0.1",
         f"hydra.run.dir={target}",
         "hydra.output_subdir=null",
