@@ -6,35 +6,18 @@ import pytest
 import torch
 from refused import refused
 
-from postgrad.algorithms.classmate_rewards import channel_metrics, combine, correlation, gate, pair
+from postgrad.algorithms.classmate_rewards import channel_metrics, correlation, gate, pair
 from postgrad.data.thought_spans import (
     Span,
     check_keep,
     draw_share,
     find_ids,
-    keep,
     keep_words,
     split_cot,
     split_text,
 )
 
 OPEN, CLOSE = [100], [101]
-
-
-@pytest.mark.parametrize(
-    ("ids", "length", "cot", "mask", "output"),
-    [
-        ([100, 5, 6, 7, 101, 8, 9, 0], 7, [5, 6, 7], "01110000", [8, 9]),
-        ([100, 5, 6, 7, 8, 0, 0, 0], 5, [5, 6, 7, 8], "01111000", None),
-        ([5, 6, 101, 8, 0], 4, [5, 6], "11000", [8]),
-        ([5, 6, 7, 0], 3, [5, 6, 7], "1110", None),
-    ],
-)
-def test_the_four_cases(ids, length, cot, mask, output):
-    span = split_cot(ids, length, OPEN, CLOSE)
-    assert ids[span.start : span.end] == cot
-    assert "".join(str(int(span.start <= i < span.end)) for i in range(len(ids))) == mask
-    assert (None if span.output is None else ids[span.output : length]) == output
 
 
 def test_markers_of_several_tokens_and_an_opening_in_the_prompt():
@@ -62,22 +45,6 @@ def test_markers_that_share_a_token_with_other_text():
     ) == Span(0, 1, 4)
 
 
-def test_how_much_is_kept():
-    kept = {
-        s: list(range(1, 11))[slice(*keep(0, 10, s))]
-        for s in ("1", "0.55", "0.05", "first-3-tokens", "last-3-tokens", "first-100-tokens")
-    }
-    assert kept == {
-        "1": list(range(1, 11)),
-        "0.55": [1, 2, 3, 4, 5],
-        "0.05": [1],
-        "first-3-tokens": [1, 2, 3],
-        "last-3-tokens": [8, 9, 10],
-        "first-100-tokens": list(range(1, 11)),
-    }
-    assert keep(4, 4, "0.5") == (4, 4), "nothing stays nothing"
-
-
 def test_words_keep_the_white_space_between_them():
     assert keep_words("Let x = 2.\n\nThen  2x = 4", 0.5) == "Let x = 2.\n\n"
     assert keep_words("one two", 0.4) == "one two", "no word would be no thought"
@@ -103,32 +70,6 @@ def test_words_are_kept_by_shares_only():
     check_keep("last-3-tokens", "tokens")
     with refused("conflict", "method.keep"):
         check_keep("last-3-tokens", "words")
-
-
-def test_combining():
-    def one(rows, *weights):
-        return float(combine(torch.tensor([rows]), weights))
-
-    assert one([[6.0, 8.0], [2.0, 4.0]]) == 5.0 and one([[6.0, 8.0], [2.0, 4.0]], 0.75, 0.25) == 6.0
-    assert one([[6.0, 8.0], [2.0, 4.0]], 3, 1) == 6.0, "weights are shares"
-    assert one([[6.0, float("nan")]]) == 3.0
-    assert float(combine(torch.tensor([[[6.0, torch.nan]]]), [], no_output_score=-11.0)) == -2.5
-
-
-@pytest.mark.parametrize(
-    ("condition", "right", "wrong"),
-    [
-        ("always", 2.5, 2.5),
-        ("no_classmate_when_main_incorrect", 2.5, 0.0),
-        ("neg_classmate_when_main_incorrect", 2.5, -2.5),
-        ("no_classmate", 0.0, 0.0),
-    ],
-)
-def test_the_gate(condition, right, wrong):
-    assert gate(torch.tensor([7.0, 0.0]), 0.5 * torch.tensor([5.0, 5.0]), condition).tolist() == [
-        right,
-        wrong,
-    ]
 
 
 def test_an_unknown_condition_is_refused():

@@ -73,6 +73,9 @@ def check_ppo_open(a):
         a.losses.ppo_clip(NEW, OLD, ADV, clip_high=None, dual_clip=None).values,
         [-1.1, -1.5, -0.7, 0.8, 4.0],
     )
+    # One open bound leaves the dual clip on.
+    half_open = a.losses.ppo_clip(NEW, OLD, ADV, clip_low=None)
+    close(half_open.values, [-1.1, -1.2, -0.7, 0.5, 3.0])
 
 
 def check_aggregation(a):
@@ -229,6 +232,8 @@ def check_dppo(a):
         loss, grad = t5(a, name, clip_low=bound, clip_high=bound, max_ratio=3.0)
         close(loss, 0.537045)
         close(grad, [-0.22, -0.30, -0.14, 0, 0.60])
+        _, grad = t5(a, name, clip_low=0.3, clip_high=bound, max_ratio=3.0)
+        close(grad, [-0.22, -0.30, -0.14, 0.10, 0.60])
         _, grad = t5(a, name, clip_low=0.001, clip_high=0.001, max_ratio=3.0)
         close(
             grad, [0, 0, -0.14, 0, 0.60]

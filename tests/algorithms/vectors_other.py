@@ -513,6 +513,7 @@ def check_thought(a):
     assert a.thought_spans.split_cot([5, 6, 101, 8, 0], 4, [100], [101]) == a.thought_spans.Span(
         0, 2, 3
     )
+    assert a.thought_spans.split_cot([5, 6, 7, 0], 3, [100], [101]) == a.thought_spans.Span(0, 3)
     assert a.thought_spans.split_cot([5, 6, 101, 8, 0], 2, [100], [101]) == a.thought_spans.Span(
         0, 2
     ), "beyond the length nothing counts"
@@ -522,9 +523,11 @@ def check_thought(a):
         "0.05": (0, 1),
         "first-3-tokens": (0, 3),
         "last-3-tokens": (7, 10),
+        "first-100-tokens": (0, 10),
     }
     for spec, span in kept.items():
         assert a.thought_spans.keep(0, 10, spec) == span
+    assert a.thought_spans.keep(4, 4, "0.5") == (4, 4), "nothing stays nothing"
     assert a.thought_spans.keep_words("Let x = 2.\n\nThen  2x = 4", 0.5) == "Let x = 2.\n\n"
 
 
@@ -532,8 +535,11 @@ def check_classmate_rewards(a):
     """Classmate-CoT 8.3: several classmates and samples into one number, and the gate."""
     scores, nan = torch.tensor([[[6.0, 8.0], [2.0, 4.0]]]), float("nan")
     assert a.classmate_rewards.combine(scores, []).tolist() == [5.0]
-    assert a.classmate_rewards.combine(scores, [0.75, 0.25]).tolist() == [6.0]
-    assert a.classmate_rewards.combine(torch.tensor([[[6.0, nan]]]), []).tolist() == [3.0]
+    for shares in ([0.75, 0.25], [3, 1]):
+        assert a.classmate_rewards.combine(scores, shares).tolist() == [6.0]
+    without = torch.tensor([[[6.0, nan]]])
+    assert a.classmate_rewards.combine(without, []).tolist() == [3.0]
+    assert a.classmate_rewards.combine(without, [], no_output_score=-11.0).tolist() == [-2.5]
     main, classmate = torch.tensor([7.0, 0.0]), torch.tensor([2.5, 2.5])
     gated = {
         c: a.classmate_rewards.gate(main, classmate, c).tolist()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from bupo_models import LAYERS, bupo, gradients, is_above
+from families import save_family
 from method_runs import bound
 from tiny_runs import config_of, random_batch, rows_of, stock_model
 
@@ -16,7 +17,6 @@ from postgrad.cluster.host import build_host
 from postgrad.methods.bupo import Bupo
 from postgrad.methods.method import Step
 from postgrad.model.load.load import load
-from postgrad.model.load.tiny import tiny_tokenizer
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.layout import make_padded_micro_batches
 from postgrad.model.policy import LocalPolicy
@@ -42,37 +42,12 @@ def in_phase(batch: Batch, phase: int) -> Batch:
 # ---- the internal policy of stock classes
 
 
-KINDS = ("Llama", "Qwen2", "Qwen3")
+KINDS = ("llama", "qwen2", "qwen3")
 
 
 def stock_folder(kind: str, tied: bool, folder: Path) -> Path:
-    import transformers
-
-    shape = {
-        "vocab_size": 18,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 2,
-    }
-    shape |= {
-        "num_key_value_heads": 1,
-        "eos_token_id": 17,
-        "pad_token_id": 16,
-        "bos_token_id": None,
-        "tie_word_embeddings": tied,
-    }
-    shape |= {"head_dim": 8} if kind == "Qwen3" else {}
-    torch.manual_seed(3)
-    model = getattr(transformers, f"{kind}ForCausalLM")(
-        getattr(transformers, f"{kind}Config")(**shape)
-    )
-    with torch.no_grad():
-        for p in model.parameters():
-            p.mul_(8 if p.dim() == 2 else 1)
-    model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+    changes = {"num_hidden_layers": LAYERS, "tie_word_embeddings": tied}
+    return save_family(folder, kind, **changes)
 
 
 @pytest.mark.slow
@@ -130,7 +105,7 @@ def test_log_probs_and_gradients_are_those_of_the_stock_hidden_state(
 
 
 def test_a_tied_head_is_one_tensor(tmp_path):
-    config = config_of("bupo", stock_folder("Llama", True, tmp_path), "method.num_blocks=1")
+    config = config_of("bupo", stock_folder("llama", True, tmp_path), "method.num_blocks=1")
     policy = build_host(config).policy
     assert policy.model.get_output_embeddings().weight is policy.model.get_input_embeddings().weight
     assert "lm_head.weight" not in policy.weights()

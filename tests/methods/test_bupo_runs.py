@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from bupo_models import bupo, is_above, run
+from families import save_family
 from method_runs import bound
 from refused import refused
 from tiny_runs import config_of, tree
-
-from postgrad.model.load.tiny import tiny_tokenizer
 
 # ---- layer-wise learning rates
 
@@ -78,48 +77,17 @@ def test_a_share_of_zero_is_frozen_without_gradient_and_state(tiny_untied, side,
 # ---- what is refused
 
 
-def odd_model(kind: str, folder: Path) -> Path:
-    import transformers as t
-
-    shape = {
-        "vocab_size": 18,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    shape |= {
-        "num_key_value_heads": 2,
-        "eos_token_id": 17,
-        "pad_token_id": 16,
-        "bos_token_id": None,
-    }
-    torch.manual_seed(0)
-    makers = {
-        "layout": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**shape)),
-        "scaled embeddings": lambda: t.GraniteForCausalLM(
-            t.GraniteConfig(**shape, embedding_multiplier=4.0)
-        ),
-    }
-    makers[kind]().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("family", "message"),
     [
-        ("layout", r"GPTNeoXForCausalLM has no embed_tokens"),
-        (
-            "scaled embeddings",
-            r"GraniteForCausalLM.*between its blocks",
-        ),
+        ("gpt_neox", r"GPTNeoXForCausalLM has no embed_tokens"),
+        ("granite", r"GraniteForCausalLM.*between its blocks"),
     ],
 )
 def test_a_model_of_another_layout_is_refused_by_name_and_nothing_is_written(
-    kind, message, verifiers, tmp_path
+    family, message, verifiers, tmp_path
 ):
-    model = odd_model(kind, tmp_path / "model")
+    model = save_family(tmp_path / "model", family)
     with refused("unsupported", "model.path", shows=message) as caught:
         run(
             "bupo",

@@ -9,7 +9,7 @@ from classmate_models import END, FOUR, Setting
 from method_runs import SMALL, build_tokenizer, run
 from openai_server import MODEL, serve
 from refused import refused
-from tiny_runs import config_of, metrics_of, overrides_of
+from tiny_runs import config_of, metrics_of, metrics_without_timing, overrides_of
 
 from postgrad.cli.main import main
 from postgrad.cluster.backends import open_models
@@ -21,7 +21,6 @@ from postgrad.methods.method import Step
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.served_path import parse_served_path
 from postgrad.training.driver import train
-from postgrad.training.log import is_timing
 from postgrad.training.report import Reporter
 from postgrad.training.warmup import warmup_config
 from postgrad.types import Score
@@ -40,13 +39,6 @@ def verifier(tmp_path_factory):
     file = tmp_path_factory.mktemp("verifier") / "mine.py"
     file.write_text(VERIFIER)
     return f"reward.verifier={file}:sevens"
-
-
-def steady(folder):
-    return [
-        {k: v for k, v in line.items() if not is_timing(k) and k != "memory_gib"}
-        for line in metrics_of(folder)
-    ]
 
 
 @pytest.mark.slow
@@ -78,7 +70,7 @@ def test_a_run_goes_the_same_way_wherever_the_classmates_are(tiny, verifier, tmp
         }
         for name, more in places.items():
             run("classmate", tiny, tmp_path, *overrides, *more, f"name={name}")
-    metrics = {name: steady(tmp_path / name) for name in places}
+    metrics = {name: metrics_without_timing(tmp_path / name) for name in places}
     rows = {
         name: pq.read_table(tmp_path / name / "rollouts" / "step-000002.parquet").column(
             "classmate_texts"

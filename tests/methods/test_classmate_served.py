@@ -5,9 +5,7 @@ import json
 import pytest
 from method_runs import SMALL, run
 from serve_process import command
-from tiny_runs import metrics_of
-
-from postgrad.training.log import is_timing
+from tiny_runs import metrics_without_timing
 
 
 @pytest.mark.slow
@@ -34,11 +32,5 @@ def test_a_run_with_a_served_classmate_is_the_run_with_it_in_this_process(tiny, 
         )
     assert json.loads(servers.read_text()) == {}, "the server is gone, and so is its entry"
     run("classmate", tiny, tmp_path, *overrides, "method.classmates=['']", "name=here")
-    metrics = [
-        [
-            {k: v for k, v in line.items() if not is_timing(k) and k != "memory_gib"}
-            for line in metrics_of(tmp_path / name)
-        ]
-        for name in ("http", "here")
-    ]
+    metrics = [metrics_without_timing(tmp_path / name) for name in ("http", "here")]
     assert metrics[0] == metrics[1] and len(metrics[0]) == 2 and metrics[0][0]["grad_norm"] > 0

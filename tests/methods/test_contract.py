@@ -6,7 +6,6 @@ no stage or loss depends on where the models are. With adapters, only they chang
 are rewarded for sevens learn to write them, from fixed seeds.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from jsonl import write_jsonl
 from killed import assert_a_killed_run_ends_the_same
 from method_runs import run
 from safetensors.torch import load_file
@@ -110,6 +110,12 @@ CASES = {
         verifier="graded",
         check=asked_once_per_problem,
     ),
+    "adapters": Case(  # merged weights have lost the last bits of their state
+        ("model.lora.rank=4", "method.kl=loss"),
+        recipe="grpo",
+        verifier="graded",
+        shows=("kl/reference",),
+    ),
     "curriculum": Case(
         (CURRICULUM, "method.solved_score=0.5", "method.floor=0.3"),
         recipe="grpo",
@@ -126,7 +132,7 @@ def pairs(tmp_path_factory) -> Path:
         for a in range(4)
         for b in range(4)
     ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(file, *rows)
     return file
 
 
@@ -202,17 +208,18 @@ LEARNERS = {
         "method.phase_one_steps=6",
         "training.updates_per_step=1",
     ),
+    "online_dpo": (
+        "optimizer.lr=1e-2",
+        "optimizer.schedule=constant",
+        "optimizer.warmup_steps=0",
+        "training.problems_per_step=24",
+        "training.steps=20",
+    ),
 }
 
 
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory):
-    """A model as it comes from its initialization: nearly uniform."""
-    return make_tiny(tmp_path_factory.mktemp("models") / "fresh", seed=0, layers=2, width=32)
-
-
 # The golden runs have the numbers of the others; that they learn follows from those of grpo.
-FREQUENT = ("grpo", "ppo", "bupo")
+FREQUENT = ("grpo", "ppo", "bupo", "online_dpo")
 
 
 @pytest.mark.parametrize(
@@ -220,17 +227,18 @@ FREQUENT = ("grpo", "ppo", "bupo")
     [pytest.param(name, marks=[pytest.mark.nightly] * (name not in FREQUENT)) for name in LEARNERS],
 )
 def test_it_learns_to_write_sevens(recipe, fresh, verifiers, tmp_path):
-    lines = run(
-        recipe, fresh, tmp_path, *SETTINGS, *LEARNERS[recipe], f"reward.verifier={verifiers}:sevens"
-    )
+    overrides = (*SETTINGS, *LEARNERS[recipe], f"reward.verifier={verifiers}:sevens")
+    lines = run(recipe, fresh, tmp_path, *overrides)
     rewards = [line["reward/mean"] for line in lines]
     assert sum(rewards[:2]) / 2 < 0.15, rewards
-    assert sum(rewards[-3:]) / 3 > BOUND, rewards
+    assert all(line.get("engine/gap_max", 0.0) < 1e-4 for line in lines)
+    assert sum(rewards[-3:]) / 3 > (0.4 if recipe == "online_dpo" else BOUND), rewards
     if recipe == "bupo":
         assert [line["phase"] for line in lines] == [1] * 6 + [2] * 24
         assert lines[5]["internal/entropy"] < lines[0]["internal/entropy"]
         return
-    assert lines[-1]["entropy"] < lines[0]["entropy"]
+    if recipe != "online_dpo":
+        assert lines[-1]["entropy"] < lines[0]["entropy"]
     if recipe == "ppo":
         assert max(line["critic/explained_variance"] for line in lines[5:]) > 0.05
 
@@ -242,35 +250,3 @@ def test_control_rewards_without_meaning_teach_no_sevens(recipe, fresh, verifier
     )
     sevens = [line["reward/sevens"] for line in lines]
     assert sum(sevens[-3:]) / 3 < BOUND / 2, sevens
-
-
-def test_dpo_raises_margin_and_accuracy(fresh, tmp_path):
-    """The chosen answer repeats the first digit, the rejected one the second.
-
-    Unseen pairs follow it.
-    """
-    rows = [
-        {"prompt": f"{a}+{b}=", "chosen": str(a) * 3, "rejected": str(b) * 3, "uid": f"{a}{b}"}
-        for a in range(10)
-        for b in range(10)
-        if a != b
-    ]
-    files = {"train": [p for i, p in enumerate(rows) if i % 5], "validation": rows[::5]}
-    for name, part in files.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    overrides = [f"data.{name}={tmp_path / name}.jsonl" for name in files]
-    own = (
-        "optimizer.lr=3e-3",
-        "optimizer.warmup_steps=0",
-        "training.steps=60",
-        "training.problems_per_step=24",
-    )
-    lines = run("dpo", fresh, tmp_path, *overrides, *own, "training.checkpoint_every=1000")
-    steps = [line for line in lines if "dpo/margin" in line]
-    first, last = [line for line in lines if "validation/margin" in line]
-    assert abs(steps[0]["dpo/margin"]) < 1e-6 and first["validation/margin"] == 0.0, (
-        "the policy starts as its reference"
-    )
-    assert sum(line["dpo/margin"] for line in steps[-3:]) / 3 > 1.0
-    assert sum(line["dpo/accuracy"] for line in steps[-3:]) / 3 > 0.95
-    assert last["validation/accuracy"] > 0.8 and last["validation/margin"] > 0.5

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from method_runs import SMALL, VERIFIERS, bound, run
+from method_runs import SMALL, bound, run
 from tiny_runs import CURRICULUM, config_of
 
 from postgrad.data.problem_queue import ProblemQueue
@@ -79,9 +79,7 @@ def test_what_would_bypass_it_is_refused(tiny):
 
 
 @pytest.mark.slow
-def test_it_learns(tiny, tmp_path):
-    verifiers = tmp_path / "mine.py"
-    verifiers.write_text(VERIFIERS)
+def test_it_learns(tiny, verifiers, tmp_path):
     lines = run(
         "grpo",
         tiny,

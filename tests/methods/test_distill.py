@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from method_runs import SMALL, VERIFIERS, bound, run
+from method_runs import SMALL, bound, run
 from refused import refused
 from tiny_runs import config_of
 from torch.nn.functional import log_softmax
@@ -64,10 +64,8 @@ def test_the_student_approaches_the_teacher(kind, models, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_verifiable_reward_is_added(models, tmp_path):
+def test_a_verifiable_reward_is_added(models, verifiers, tmp_path):
     student, teacher = models
-    verifiers = tmp_path / "mine.py"
-    verifiers.write_text(VERIFIERS)
     own = (f"method.teacher={teacher}", "method.reward_coef=10")
     lines = run("distill", student, tmp_path, *STEPS, *own, f"reward.verifier={verifiers}:sevens")
     rewards = [line["reward/mean"] for line in lines]

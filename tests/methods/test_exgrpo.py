@@ -12,7 +12,6 @@ from test_gradient_property import (
 )
 from tiny_runs import config_of
 
-from postgrad.cluster.wire import decode, encode
 from postgrad.methods.exgrpo import ExGrpo
 from postgrad.methods.step import Step
 from postgrad.types import POLICY, REPLAY, Batch
@@ -256,22 +255,6 @@ def test_other_choices_of_the_row(overrides, tiny):
             torch.zeros(len(match.tokens)) if overrides == "importance=false" else match.logprobs
         )
         assert torch.equal(batch.tokens["behavior_logprobs"][part], recorded)
-
-
-def test_the_state_crosses_a_checkpoint_unchanged(tiny):
-    replay = mixed(tiny)
-    assert decode(encode(replay.ex.state()))["pool"]["rows"] == []
-    replay.go(1, 1, 2, 3, 1)
-    other = ReplayRun(tiny)
-    other.ex.load(decode(encode(replay.ex.state())))
-    assert encode(other.ex.state()) == encode(replay.ex.state()) and other.ex.is_mixed
-    other.problem_queue.load(replay.problem_queue.state())
-    other.plan = replay.plan
-    one, two = replay.go(2), other.go(2)
-    assert one.rows["uid"] == two.rows["uid"] and torch.equal(
-        one.response.values, two.response.values
-    )
-    assert encode(other.ex.state()) == encode(replay.ex.state())
 
 
 # ---- whole runs

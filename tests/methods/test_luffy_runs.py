@@ -1,11 +1,11 @@
 """LUFFY: rewards and advantages, invariances, complete runs and what they learn."""
 
-import json
 import random
 from dataclasses import replace
 
 import pytest
 import torch
+from jsonl import write_jsonl
 from luffy_settings import CLIP, MEAN
 from method_runs import SMALL, bound, run
 from refused import refused
@@ -274,9 +274,7 @@ def test_only_the_first_demonstrations_are_encoded(tiny, monkeypatch):
 
 def test_data_without_demonstrations_are_refused_before_the_run(tiny, tmp_path):
     data = tmp_path / "data.jsonl"
-    data.write_text(
-        "".join(json.dumps({"question": f"{i}+1=", "answer": str(i + 1)}) + "\n" for i in range(9))
-    )
+    write_jsonl(data, *({"question": f"{i}+1=", "answer": str(i + 1)} for i in range(9)))
     with refused("missing", "data.train", shows=r"method\.num_demonstrations=0"):
         run("luffy", tiny, tmp_path / "runs", f"data.train={data}")
     assert not (tmp_path / "runs").exists()
@@ -302,7 +300,7 @@ def copying(tmp_path):
             }
             for i in numbers
         ]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_jsonl(tmp_path / f"{name}.jsonl", *rows)
     (tmp_path / "exact.py").write_text(
         "def exact(response, problem):\n    return float(response == problem.ground_truth)\n"
     )

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from core_recipes import recipe_params
+from jsonl import write_jsonl
 from method_runs import (
     DISTILL_RECIPES,
     GIVEN_RECIPES,
     LIMIT,
-    PAIR_RECIPES,
     RECIPES,
     SAMPLING_RECIPES,
     SIZES_ONLY,
@@ -81,58 +81,13 @@ def test_a_recipe_that_samples_trains(recipe, tiny, verifiers, tmp_path):
         assert line["advantages/rows_with_signal"] > 0
 
 
-def test_sft_trains(tiny, tmp_path):
-    lines = run("sft", tiny, tmp_path, "optimizer.lr=1e-3", "optimizer.warmup_steps=0")
-    assert_sound(lines, tiny, tmp_path)
-    assert all(line["sft/loss"] > 0 for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "override"),
-    [
-        ("dpo", None),
-        ("kto", None),
-        *(
-            pytest.param(recipe, override, marks=pytest.mark.nightly)
-            for recipe, override in [
-                *((recipe, None) for recipe in PAIR_RECIPES if recipe != "dpo"),
-                ("dpo", "method.loss=hinge"),
-                ("dpo", "method.reference_free=true"),
-            ]
-        ),
-    ],
-)
-def test_recipes_of_pairs_train(recipe, override, tiny, tmp_path):
-    data = tmp_path / "pairs.jsonl"
-    pairs = [
-        {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a + b + 1)}
-        for a in range(4)
-        for b in range(4)
-    ]
-    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    own = [
-        "optimizer.lr=1e-3",
-        "optimizer.warmup_steps=0",
-        "training.updates_per_step=2",
-        f"data.train={data}",
-    ]
-    lines = run(recipe, tiny, tmp_path, *own, *([override] if override else []))
-    assert_sound(lines, tiny, tmp_path)
-    names = {"dpo/margin", "dpo/accuracy", "dpo/reward_chosen", "dpo/reward_rejected"}
-    if recipe in ("dpo_sft", "orpo"):
-        names.add("dpo/sft_loss")
-    if recipe == "kto":
-        names = {"kto/accuracy", "kto/kl"}
-    assert all(names <= line.keys() for line in lines)
-
-
 def test_dpo_wants_pairs_to_be_validated_on(tiny, tmp_path):
     pair, single = (
         {"prompt": "1+1=", "chosen": "2", "rejected": "3"},
         {"question": "1+2=", "answer": "3"},
     )
     data, held = tmp_path / "pairs.jsonl", tmp_path / "held.jsonl"
-    data.write_text("".join(json.dumps(pair | {"prompt": f"{a}+1="}) + "\n" for a in range(16)))
+    write_jsonl(data, *(pair | {"prompt": f"{a}+1="} for a in range(16)))
     held.write_text(json.dumps(single) + "\n")
     with refused("missing", "chosen"):
         run("dpo", tiny, tmp_path / "runs", f"data.train={data}", f"data.validation={held}")

@@ -1,13 +1,12 @@
 """Reward models: they learn held-out pairs, are stock classifiers, and score rollouts."""
 
-import copy
-import json
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from method_runs import SMALL, VERIFIERS, run
+from jsonl import write_jsonl
+from method_runs import SMALL, run
 from refused import refused
 from tiny_runs import config_of
 
@@ -15,25 +14,13 @@ from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.reward_model import RewardModel as Method
-from postgrad.model.load.formats import Loaded
 from postgrad.model.load.load import load, load_tokenizer
-from postgrad.model.load.tiny import make_tiny
 from postgrad.model.scored import RewardModel, RewardPolicy
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.expression import parse_reward
 from postgrad.verifiers.scorer import Scorer
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("models") / "fresh", seed=0, layers=2, width=32)
-
-
-def write(file: Path, rows: list[dict]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
 
 
 def problem(question: str) -> Problem:
@@ -55,8 +42,8 @@ def trained(fresh, tmp_path_factory) -> tuple[list[dict], Path]:
             few = few.replace("7", "1")
         pair = {"prompt": f"{i % 10}+1=", "chosen": many, "rejected": few}
         rows.append(pair | {"uid": str(i), "margin": 0.1})
-    data = write(folder / "train.jsonl", rows[:128])
-    held = write(folder / "held.jsonl", rows[128:])
+    data = write_jsonl(folder / "train.jsonl", *rows[:128])
+    held = write_jsonl(folder / "held.jsonl", *rows[128:])
     lines = run(
         "reward_model",
         fresh,
@@ -115,26 +102,6 @@ def _batch(rows):
     return Batch.of(rows)
 
 
-def test_checkpoints_continue_with_the_same_bytes(fresh, tmp_path):
-    config = config_of("reward_model", fresh, *SMALL)
-    method = find_method("reward_model")(config)
-    loaded = load(config.model, CPU)
-    first, second = (
-        RewardPolicy(
-            config, Loaded(copy.deepcopy(loaded.model), loaded.tokenizer), method.objective
-        )
-        for _ in range(2)
-    )
-    with torch.no_grad():
-        for p in (*first.model.parameters(), first.head.weight):
-            p.add_(0.01)
-    first.save(str(tmp_path))
-    second.load(str(tmp_path))
-    for mine, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
-        assert torch.equal(mine, other)
-    assert torch.equal(first.head.weight, second.head.weight)
-
-
 def test_scores_start_near_zero(fresh):
     """The standard deviation of a new head is 1 / (width + 1), the width of this model is 32."""
     config = config_of("reward_model", fresh, *SMALL)
@@ -179,9 +146,7 @@ def test_pairs_that_are_too_long_are_refused_or_dropped(fresh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["grpo", pytest.param("ppo", marks=pytest.mark.nightly)])
-def test_policies_learn_from_a_reward_model_in_a_sum(recipe, trained, fresh, tmp_path):
-    verifiers = tmp_path / "mine.py"
-    verifiers.write_text(VERIFIERS)
+def test_policies_learn_from_a_reward_model_in_a_sum(recipe, trained, fresh, verifiers, tmp_path):
     own = ("method.critic_lr=5e-3",) if recipe == "ppo" else ()
     lines = run(
         recipe,
@@ -258,7 +223,7 @@ def test_what_is_no_reward_model_is_refused(trained, fresh, tmp_path):
     pairs = [
         {"prompt": f"{i}+1=", "chosen": "2", "rejected": "3", "margin": "wide"} for i in range(9)
     ]
-    data = write(tmp_path / "pairs.jsonl", pairs)
+    data = write_jsonl(tmp_path / "pairs.jsonl", *pairs)
     with refused("wrong_value", "margin"):
         run("reward_model", fresh, tmp_path / "runs", f"data.train={data}")
     assert not (tmp_path / "runs").exists()
@@ -269,7 +234,7 @@ def test_a_child_process_gives_the_same_scores(trained, fresh, tmp_path):
     """Both where the reward model is a verifier and where it is trained."""
     _, folder = trained
     pairs = [{"prompt": f"{i}+1=", "chosen": "7", "rejected": "3"} for i in range(9)]
-    data = write(tmp_path / "pairs.jsonl", pairs)
+    data = write_jsonl(tmp_path / "pairs.jsonl", *pairs)
     runs = {
         "grpo": (f"reward.verifier=model:{folder}", "reward/mean"),
         "reward_model": (f"data.train={data}", "reward_model/margin"),

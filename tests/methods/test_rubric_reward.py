@@ -1,8 +1,7 @@
 """GRPO on rubric rewards: criteria are named rewards, and the policy learns them."""
 
-import json
-
 import pytest
+from jsonl import write_jsonl
 from method_runs import run
 from openai_server import serve
 
@@ -22,7 +21,7 @@ def test_the_policy_learns_what_the_rubric_asks_for(tiny, tmp_path):
     ]
     rows = [{"prompt": f"{i}+1=", "uid": str(i), "rubric": rubric} for i in range(8)]
     data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(data, *rows)
     with serve(chat=judge) as served:
         lines = run(
             "grpo",

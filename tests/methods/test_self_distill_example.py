@@ -1,10 +1,10 @@
 """examples/self_distill.py: the teacher is the policy with a hint in its prompt."""
 
-import json
 import math
 
 import pytest
 import torch
+from jsonl import write_jsonl
 from method_runs import SMALL, bound, run
 from refused import refused
 from tiny_runs import SELF_DISTILL, config_of
@@ -27,7 +27,7 @@ def test_self_distillation_shows_the_hint_to_the_teacher_only(tiny, tmp_path):
         for i in range(8)
     ]
     data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(data, *rows)
     template = "method.hint_template='({hint}){question}'"
     for own, hint in (((), "777"), (("method.hint=ground_truth", "method.refresh=true"), "9")):
         world = bound("distill", tiny, *SELF_DISTILL, f"data.train={data}", template, *own)
@@ -55,10 +55,10 @@ def test_the_policy_learns_what_it_says_with_a_hint(tmp_path):
         for c in range(5)
     ]
     data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(data, *rows)
     hinted = tmp_path / "hinted.jsonl"
     with_hint = [row | {"prompt": f"{row['response']}({row['prompt']}"} for row in rows]
-    hinted.write_text("".join(json.dumps(row) + "\n" for row in with_hint))
+    write_jsonl(hinted, *with_hint)
     fast = ("optimizer.lr=1e-2", "training.problems_per_step=32", "optimizer.warmup_steps=0")
     run("sft", copying, tmp_path / "sft", f"data.train={hinted}", *fast, "training.steps=60")
     start = tmp_path / "sft" / "test" / "checkpoints" / "step-60" / "policy"

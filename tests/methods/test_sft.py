@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from jsonl import write_jsonl
 from refused import refused
 from tiny_runs import config_of, metrics_of, stock_model, stock_row
 from transformers import AutoTokenizer
@@ -166,7 +167,7 @@ def test_luffy_reports_such_an_end_of_its_demonstrations(tiny, tmp_path):
 def test_responses_with_the_label_false_are_reported(tiny, tmp_path, column, labels):
     file = tmp_path / "rows.jsonl"
     rows = [{"prompt": "1+1", "completion": "2", column: label} for label in labels]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(file, *rows)
     _, notes = run(tiny, tmp_path, f"data.train={file}")
     assert any("1 of 2 responses of data.train have the label false" in note for note in notes)
 
@@ -195,7 +196,7 @@ def test_every_token_of_a_plain_text_counts(tiny, tmp_path):
     eos = AutoTokenizer.from_pretrained(model).eos_token
     texts = tmp_path / "texts.jsonl"
     rows = [{"text": "90-1=89"}, {"text": f"3*4{eos}"}]
-    texts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(texts, *rows)
     loss, notes = run(model, tmp_path, f"data.train={texts}")
     expected = expected_loss(model, [[("90-1=89$", True)], [("3*4$", True)]])
     assert loss == pytest.approx(expected, rel=1e-4)

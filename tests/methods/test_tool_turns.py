@@ -6,18 +6,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fake_engine import FakeEngine
-from method_runs import Bound
 from refused import refused
 from tiny_runs import config_of, metrics_of, stock_model, stock_row
 from tool_model import CALL, SHORT_CHAT, TOOLS, chat_model
 
 from postgrad.cli.main import main
-from postgrad.data.encode.encoder import Encoder
-from postgrad.environments.lookup import Environments
-from postgrad.environments.tools import Toolbox
 from postgrad.methods import find_method
-from postgrad.rollout.conversations import Turns
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 from postgrad.types import POLICY, TOOL
@@ -108,32 +102,9 @@ def test_a_policy_learns_to_call_its_tool(overrides, tmp_path):
     )
 
 
-def test_no_loss_sees_what_a_tool_wrote(overrides, tmp_path):
+def test_no_loss_sees_what_a_tool_wrote(with_tools):
     """The gradient is the stock model's over the policy's tokens, with tool output as context."""
-    model = chat_model(tmp_path / "model")
-    config = config_of(
-        "grpo",
-        model,
-        *overrides,
-        "rollout.samples=8",
-        "training.problems_per_step=2",
-        "reward.workers=1",
-    )
-    bound = Bound(config)
-    box = Toolbox(config.rollout.tools)
-    prompts = Encoder(bound.prompts.tokenizer, "chat", 4096, tools=box.schemas)
-    call, end = prompts.tokenizer.convert_tokens_to_ids(CALL), prompts.tokenizer.eos_token_id
-    engine = FakeEngine(
-        lambda prompt, seed: (
-            [3, end] if call in prompt else [call, end] if seed % 2 else [4, 5, end]
-        )
-    )
-    bound.method.ports.engine, bound.method.ports.encoder, bound.method.ports.turns = (
-        engine,
-        prompts,
-        Turns(Environments(config.environment, config.rollout), prompts, 4),
-    )
-    bound.scorer.value = lambda text: float(CALL in text)
+    bound = with_tools("grpo", "rollout.samples=8")
     batch = bound.until("estimate")
     tool = batch.tokens["token_source"] == TOOL
     assert bool(tool.any()) and not bool(batch.tokens["loss_mask"][tool].any())
@@ -145,7 +116,7 @@ def test_no_loss_sees_what_a_tool_wrote(overrides, tmp_path):
     assert 0 < answered < len(batch) and bound.metrics["tools/calls"] == answered / len(batch)
     other = batch.tokens["behavior_logprobs"][tool]
     assert torch.equal(other, torch.zeros_like(other))
-    stock = stock_model(model)
+    stock = stock_model(bound.config.model.path)
     rows = zip(batch.prompt.split(), batch.response.split(), strict=True)
     priced = torch.cat([stock_row(stock, p.tolist(), r.tolist())[0] for p, r in rows])
     ours = bound.method.ports.policy.logprobs(batch)["logprobs"]

@@ -5,62 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fake_engine import FakeEngine
-from method_runs import Bound
 from refused import refused
 from tiny_runs import GUESS, config_of
-from tool_model import CALL, TOOLS, chat_model
 
-from postgrad.data.encode.encoder import Encoder
-from postgrad.environments.lookup import Environments
-from postgrad.environments.tools import Toolbox
 from postgrad.methods import find_method
 from postgrad.methods.method import Step
 from postgrad.methods.support.replay_pool import Experience, ReplayPool
-from postgrad.rollout.conversations import Turns
 from postgrad.types import DEMONSTRATION, POLICY, REPLAY, TOOL, Batch, Trajectory
-
-
-@pytest.fixture
-def with_tools(tmp_path):
-    """Makes a method whose policy calls a tool in every second response."""
-    (tmp_path / "mine.py").write_text(TOOLS)
-    model = chat_model(tmp_path / "model")
-
-    def make(recipe, *overrides):
-        config = config_of(
-            recipe,
-            model,
-            f"rollout.tools=[{tmp_path / 'mine.py'}:look]",
-            "data.template=chat",
-            "data.train=arithmetic:1:digits",
-            "data.max_prompt_tokens=512",
-            "rollout.max_response_tokens=60",
-            "rollout.samples=4",
-            "training.problems_per_step=2",
-            "training.updates_per_step=1",
-            "reward.workers=1",
-            *overrides,
-        )
-        world = Bound(config)
-        schemas = Toolbox(config.rollout.tools).schemas
-        prompts = Encoder(world.prompts.tokenizer, "chat", 4096, tools=schemas)
-        call = prompts.tokenizer.convert_tokens_to_ids(CALL)
-        end = prompts.tokenizer.eos_token_id
-
-        def reply(prompt, seed):
-            if call in prompt:
-                return [3, end]
-            return [call, end] if seed % 2 else [4, 5, end]
-
-        ports = world.method.ports
-        ports.engine = FakeEngine(reply)
-        ports.encoder = prompts
-        ports.turns = Turns(Environments(config.environment, config.rollout), prompts, 4)
-        world.scorer.value = lambda text: float(CALL in text)
-        return world
-
-    return make
 
 
 def test_luffy_trains_on_demonstrations_and_on_the_policys_own_turns(with_tools):

@@ -3,10 +3,12 @@
 import pytest
 import torch
 from method_runs import SMALL, bound, run
-from tiny_runs import config_of
+from tiny_runs import config_of, metrics_of
 
 from postgrad.methods.step import Step
 from postgrad.methods.support.dynamic_sampling import _informative_rows
+from postgrad.training.driver import train
+from postgrad.training.report import Reporter
 from postgrad.types import Batch, Trajectory
 
 
@@ -78,10 +80,8 @@ OPTIONS = [
     [OPTIONS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in OPTIONS[1:])],
     ids=str,
 )
-def test_options_train(tiny, tmp_path, overrides):
-    verifier = tmp_path / "mine.py"
-    verifier.write_text("def v(response, problem):\n    return sum(map(ord, response)) % 11 / 10\n")
-    lines = run("grpo", tiny, tmp_path, *overrides, f"reward.verifier={verifier}:v")
+def test_options_train(tiny, verifiers, tmp_path, overrides):
+    lines = run("grpo", tiny, tmp_path, *overrides, f"reward.verifier={verifiers}:graded")
     assert all(line["loss"] == line["loss"] and "grad_norm" in line for line in lines)
     if "method.correction=token" in overrides:
         assert {"correction/fraction_high", "correction/fraction_low"} <= lines[0].keys()
@@ -138,31 +138,12 @@ def test_groups_are_filtered_by_accuracy_not_by_the_shaped_reward():
 
 def test_epochs_become_steps_and_a_run_resumes(tiny, tmp_path):
     small = [word for word in SMALL if not word.startswith("training.steps")]
-    config = config_of(
-        "sft",
-        tiny,
-        *small,
-        "training.epochs=0.1",
-        "optimizer.warmup_steps=0",
-        "optimizer.warmup_ratio=0.5",
-        f"runs={tmp_path}",
-    )
-    from tiny_runs import metrics_of
-
-    from postgrad.training.driver import train
-    from postgrad.training.report import Reporter
-
+    warmup = ("optimizer.warmup_steps=0", "optimizer.warmup_ratio=0.5", f"runs={tmp_path}")
+    words = (*small, "training.epochs=0.1", *warmup)
+    config = config_of("sft", tiny, *words)
     result = train(config, Reporter())
     assert result.step == 2  # 0.1 * 96 problems // 4
     lines = metrics_of(result.folder)
     assert lines[0]["lr"] == pytest.approx(config.optimizer.lr / 2), "half of 2 steps warm up"
-    again = config_of(
-        "sft",
-        tiny,
-        *small,
-        "training.epochs=0.1",
-        "optimizer.warmup_steps=0",
-        "optimizer.warmup_ratio=0.5",
-        f"runs={tmp_path}",
-    )
-    assert train(again, Reporter()).step == 2 and metrics_of(result.folder) == lines
+    assert train(config_of("sft", tiny, *words), Reporter()).step == 2
+    assert metrics_of(result.folder) == lines

@@ -1,12 +1,12 @@
 """Every architecture: our passes, gradients and decoding give the numbers of the stock model."""
 
-import json
 import random
 from pathlib import Path
 
 import pytest
 import torch
 from families import FAMILIES, SumOfLogprobs, make_family, save_family
+from jsonl import write_jsonl
 from refused import refused
 from tiny_runs import config_of
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -219,7 +219,7 @@ def test_training_changes_the_model(recipe, model_type, folders, tmp_path):
         for b in range(1, 3)
     ]
     data = tmp_path / "pairs.jsonl"
-    data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    write_jsonl(data, *pairs)
     sizes = [
         "training.steps=2",
         "training.problems_per_step=4",

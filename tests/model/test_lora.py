@@ -17,7 +17,6 @@ from postgrad.model.load.load import load, load_tokenizer, model_config
 from postgrad.model.lora import adapter_parameters, add_adapters, merge_adapter, merged_weights
 from postgrad.model.policy import FrozenPolicy, LocalPolicy
 from postgrad.model.port import FULL, View, after
-from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.sizing import simulate
 from postgrad.sizing.memory import state_bytes
@@ -173,28 +172,6 @@ def test_merged_and_unmerged_weights_give_the_same_log_probs(request, tmp_path, 
         assert differs == ("proj" in name), name
 
 
-@pytest.mark.slow
-def test_the_engine_samples_from_the_adapted_policy(tiny):
-    config = config_of("grpo", tiny, *LORA)
-    host = build_host(config)
-    batch = random_batch(3)
-    requests = [Request([1, 2, 3], [7, 8, 9]), Request([4, 15], [10])]
-    before = host.engine.generate(requests, Sampling(1.0, 8))
-    train_steps(host, batch, steps=4)
-    sampled = host.engine.generate(requests, Sampling(1.0, 8))
-    assert [c.logprobs for g in before for c in g] != [c.logprobs for g in sampled for c in g]
-    from postgrad.types import Batch, Trajectory
-
-    rows = [
-        Trajectory("u", r.prompt, c.tokens, 0, 0)
-        for r, group in zip(requests, sampled, strict=True)
-        for c in group
-    ]
-    trainer = host.policy.logprobs(Batch.of(rows))["logprobs"]
-    engine = torch.tensor([p for group in sampled for c in group for p in c.logprobs])
-    torch.testing.assert_close(engine, trainer, rtol=0, atol=1e-5)
-
-
 def test_the_reference_is_the_policys_base_model(tiny):
     config = config_of("grpo", tiny, *LORA, "method.kl=loss")
     host = build_host(config)
@@ -241,21 +218,6 @@ def test_an_internal_policy_trains_the_adapters_below_it(tiny_untied):
         name for name, p in policy.model.named_parameters() if p.requires_grad or p.grad is not None
     }
     assert with_gradient == changed, "base weights get no gradient, even after a change of views"
-
-
-@pytest.mark.slow
-def test_load_restores_the_saved_bits(tiny, tmp_path):
-    host, batch = build_host(config_of("grpo", tiny, *LORA)), random_batch(3)
-    train_steps(host, batch)
-    host.policy.save(str(tmp_path))
-    saved = host.policy.logprobs(batch)["logprobs"]
-    host.policy.update(batch, 3)
-    expected = {name: w.clone() for name, w in host.policy.weights().items()}
-    other = build_host(config_of("grpo", tiny, *LORA))
-    other.policy.load(str(tmp_path))
-    assert torch.equal(other.policy.logprobs(batch)["logprobs"], saved)
-    other.policy.update(batch, 3)
-    assert all(torch.equal(w, expected[name]) for name, w in other.policy.weights().items())
 
 
 @pytest.mark.slow

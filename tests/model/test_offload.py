@@ -1,7 +1,6 @@
 """AdamW with its state in host memory, and the other kinds, against torch's AdamW bit for bit."""
 
 import mmap
-from pathlib import Path
 
 import pytest
 import torch
@@ -357,21 +356,3 @@ def test_a_device_without_the_fused_kernel_is_refused(monkeypatch):
     monkeypatch.setattr(torch.optim, "AdamW", refuse)
     with refused("unsupported", "optimizer.kind"):
         Optimizer(net(), config("adamw_fused"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_trains_saves_and_continues_in_a_policy(kind, tiny, tmp_path: Path):
-    """Through the policy's own save and load: the same gradient norms afterwards."""
-    settings = config_of(
-        "grpo", tiny, f"optimizer.kind={kind}", "optimizer.lr=1e-2", "model.dtype=bfloat16"
-    )
-    one = build_host(settings).policy
-    one.update(random_batch(1), 1)
-    one.save(str(tmp_path))
-    two = build_host(settings).policy
-    two.load(str(tmp_path))
-    assert (
-        one.update(random_batch(2), 2)["grad_norm"] == two.update(random_batch(2), 2)["grad_norm"]
-    )
-    assert same(one.model, two.model)

@@ -26,8 +26,7 @@ def data(seed: int) -> torch.Tensor:
 
 (KIND,) = (field for field in dataclasses.fields(OptimizerConfig) if field.name == "kind")
 # adamw_8bit rounds its state; tests/model/test_adamw_8bit.py.
-KINDS = [kind for kind in KIND.metadata["choices"] if kind.startswith("adamw")]
-KINDS.remove("adamw_8bit")
+KINDS = [k for k in KIND.metadata["choices"] if k.startswith("adamw") and k != "adamw_8bit"]
 
 
 def test_rmsprop_steps_equal_those_of_torch():
@@ -118,16 +117,6 @@ def test_bfloat16_gradients_accumulate_in_float32():
     assert optimizer.masters["weight"].grad.item() == 256.0 + 32.0 and net.weight.grad is None
 
 
-def test_frozen_parameters_are_left_alone():
-    net = small_net()
-    net[0].weight.requires_grad_(False)
-    before = net[0].weight.clone()
-    optimizer = Optimizer(net, OptimizerConfig(lr=0.1, weight_decay=0.5))
-    net(data(1)).sum().backward()
-    optimizer.step(0.1)
-    assert torch.equal(net[0].weight, before) and "0.weight" not in optimizer.masters
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_raises_and_changes_nothing(bad):
     net = small_net()
@@ -181,7 +170,7 @@ def test_updates_per_step_splits_by_group_and_takes_one_optimizer_step_each(tiny
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [*KINDS, "muon"])
+@pytest.mark.parametrize("kind", [*KINDS, "adamw_8bit"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_saved_policy_continues_bit_for_bit(tiny, tmp_path, dtype, kind):
     config = config_of(
@@ -208,12 +197,3 @@ def test_a_saved_policy_continues_bit_for_bit(tiny, tmp_path, dtype, kind):
         assert torch.equal(one.optimizer.masters[name], two.optimizer.masters[name])
         for key, value in one.optimizer.adam.state[one.optimizer.masters[name]].items():
             assert torch.equal(value, two.optimizer.adam.state[two.optimizer.masters[name]][key])
-
-
-def test_load_discards_newer_optimizer_state(tiny, tmp_path):
-    config = config_of("grpo", tiny, "optimizer.lr=1e-2")
-    policy = build_host(config).policy
-    policy.save(str(tmp_path))  # before any step: no moments yet
-    policy.update(random_batch(1), 1)
-    policy.load(str(tmp_path))
-    assert len(policy.optimizer.adam.state) == 0

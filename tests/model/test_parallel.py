@@ -29,6 +29,7 @@ from parallel import (
     sharded_policy,
 )
 from ranks import run_on_ranks
+from tables import table
 from tiny_runs import config_of
 
 from postgrad.cluster.host import load_policy, load_role
@@ -232,14 +233,7 @@ def test_only_the_first_rank_reads_the_model(folders):
 
 @pytest.mark.parametrize(
     ("settings", "key"),
-    [
-        (["cluster.tensor_parallel=3"], "tensor_parallel"),
-        (["cluster.sequence_parallel=3"], "sequence_parallel"),
-        (["cluster.expert_parallel=3"], "expert_parallel"),
-        (["cluster.expert_parallel=4", "cluster.tensor_parallel=2"], "expert_parallel"),
-        (["cluster.expert_parallel=4", "cluster.shard_workers=2"], "expert_parallel"),
-        (["cluster.shard_workers=3"], "shard_workers"),
-    ],
+    table(__file__, "sizes_that_do_not_fit_are_refused"),
 )
 def test_sizes_that_do_not_fit_are_refused(tiny, settings, key):
     cluster = config_of("grpo", tiny, "cluster=ray", "cluster.workers=4", *settings).cluster

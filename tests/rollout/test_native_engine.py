@@ -6,7 +6,6 @@ from tiny_runs import END, config_of, random_batch, stock_model, stock_row
 
 from postgrad.cluster.host import build_host
 from postgrad.cluster.ports import RunModels
-from postgrad.errors import RunError
 from postgrad.rollout.engine import Request, Sampling, trajectory_seed
 from postgrad.rollout.native import engine as engine_module
 from postgrad.rollout.native.sampling import SeededRandom
@@ -80,16 +79,6 @@ def test_greedy_equals_transformers_generate(folder, request):
     assert len(seen) > 4, "the model must say different things"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("max_rows", [1, 3, 64])
-def test_results_do_not_depend_on_how_many_rows_run_at_once(host, max_rows):
-    whole = with_rows(host, 18).generate(requests(), SAMPLING)
-    for one, two in zip(
-        whole, with_rows(host, max_rows).generate(requests(), SAMPLING), strict=True
-    ):
-        assert_same(one, two)
-
-
 def test_rows_that_do_not_fit_into_device_memory_wait(host, monkeypatch):
     """The tiny model keeps 2 x 2 layers x 2 key heads x 8 numbers of 4 bytes per token."""
     config = host.engine.model.config
@@ -112,36 +101,6 @@ def test_rows_that_do_not_fit_into_device_memory_wait(host, monkeypatch):
     assert capacity == 18 and loops == [(3, longest)]
 
 
-def test_results_do_not_depend_on_the_order_of_requests(host):
-    whole = host.engine.generate(requests(), SAMPLING)
-    turned = host.engine.generate(requests()[::-1], SAMPLING)
-    for one, two in zip(whole, turned[::-1], strict=True):
-        assert_same(one, two)
-
-
-@pytest.mark.slow
-def test_results_do_not_depend_on_which_others_are_there(host):
-    whole = host.engine.generate(requests(), SAMPLING)
-    for i, request in enumerate(requests()):
-        (alone,) = host.engine.generate([request], SAMPLING)
-        assert_same(whole[i], alone)
-        ((last,),) = host.engine.generate([Request(request.prompt, request.seeds[-1:])], SAMPLING)
-        assert_same(whole[i][-1:], [last])
-
-
-def test_log_probs_are_the_trainers_own(host):
-    out = host.engine.generate(requests(4), SAMPLING)
-    rows = [
-        Trajectory(str(i), PROMPTS[i], done.tokens, i, j, behavior_logprobs=done.logprobs)
-        for i, group in enumerate(out)
-        for j, done in enumerate(group)
-    ]
-    batch = Batch.of(rows)
-    trainer = host.policy.logprobs(batch)["logprobs"]
-    torch.testing.assert_close(batch.tokens["behavior_logprobs"], trainer, rtol=0, atol=1e-4)
-    assert float(trainer.std()) > 0.3, "log-probs must differ from token to token"
-
-
 def test_in_bfloat16_engine_and_trainer_stay_close(tiny):
     """Different shapes of the same sum round differently; a run is stopped at a mean gap of 0.2."""
     host = build_host(config_of("grpo", tiny, "rollout.temperature=1.3", "model.dtype=bfloat16"))
@@ -157,19 +116,6 @@ def test_in_bfloat16_engine_and_trainer_stay_close(tiny):
     assert gap.mean() < 0.03 and gap.max() < 0.3, (gap.mean(), gap.max())
 
 
-def test_stop_tokens_end_a_row_and_belong_to_it_and_the_limit_is_named(host):
-    done = [c for group in host.engine.generate(requests(12), SAMPLING) for c in group]
-    stopped, cut = (
-        [c for c in done if c.finish == "stop"],
-        [c for c in done if c.finish == "length"],
-    )
-    assert stopped and cut and len(stopped) + len(cut) == len(done)
-    assert all(c.tokens[-1] == END and END not in c.tokens[:-1] for c in stopped)
-    assert all(len(c.tokens) == 12 and END not in c.tokens for c in cut)
-    assert all(len(c.tokens) == len(c.logprobs) for c in done)
-    assert {len(c.tokens) for c in stopped} - {12}, "some end early"
-
-
 def test_every_stop_token_of_the_generation_settings_counts(host):
     engine = host.engine
     before = engine.stop_ids
@@ -179,7 +125,8 @@ def test_every_stop_token_of_the_generation_settings_counts(host):
     finally:
         engine.stop_ids = before
     assert any(c.tokens[-1] == 3 for c in done)
-    assert all(3 not in c.tokens[:-1] for c in done)
+    assert all(3 not in c.tokens[:-1] and END not in c.tokens[:-1] for c in done)
+    assert any(c.tokens[-1] == END for c in done)
 
 
 @pytest.mark.slow
@@ -202,25 +149,6 @@ def test_sampled_tokens_follow_the_exact_distribution(host, tiny, temperature):
     )
 
 
-@pytest.mark.slow
-def test_second_tokens_follow_the_exact_distribution_too(host, tiny):
-    n, prompt = 4000, PROMPTS[0]
-    out = host.engine.generate(
-        [Request(prompt, [trajectory_seed(6, 1, "x", i) for i in range(n)])],
-        Sampling(1.0, max_new_tokens=2),
-    )
-    firsts = torch.bincount(
-        torch.tensor([c.tokens[0] for c in out[0] if len(c.tokens) == 2]), minlength=18
-    )
-    first = int(firsts.argmax())
-    seconds = torch.tensor(
-        [c.tokens[1] for c in out[0] if c.tokens[0] == first and len(c.tokens) == 2]
-    )
-    counts = torch.bincount(seconds, minlength=18).double()
-    assert len(seconds) > 300
-    assert chi_square(counts, exact_distribution(tiny, [*prompt, first], 1.0) * len(seconds)) < 48
-
-
 def exact_distribution(folder, prompt, temperature) -> torch.Tensor:
     with torch.no_grad():
         return (
@@ -238,18 +166,12 @@ def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
     return float(parts.sum() + rest)
 
 
-def test_the_same_seed_gives_the_same_and_another_seed_another(host):
-    request = Request(PROMPTS[0], [1, 1, 2])
-    (out,) = host.engine.generate([request], Sampling(1.3, max_new_tokens=30))
-    assert out[0] == out[1] and out[0].tokens != out[2].tokens
-    assert host.engine.generate([request], Sampling(1.3, max_new_tokens=30)) == [out]
-
-
 @pytest.mark.slow
 def test_the_nth_token_gets_the_nth_number_of_its_seed_across_blocks(host, monkeypatch):
-    """Uniform numbers come in blocks of 32; a row that crosses blocks must not repeat one."""
+    """Uniform numbers come in blocks; a row that crosses blocks must not repeat one."""
     import postgrad.rollout.native.store_slots as native
 
+    monkeypatch.setattr(native, "DRAW", 32)
     seen: list[list[float]] = []
     real = native.sample_mixed_tokens
     monkeypatch.setattr(
@@ -285,22 +207,6 @@ def test_seeds_name_a_trajectory():
     assert len(seeds) == 16
 
 
-def test_prompts_and_responses_that_exceed_the_context_are_refused(host):
-    with pytest.raises(
-        RunError, match="505 tokens and 12 new ones exceed the model's context of 512"
-    ):
-        host.engine.generate([Request([1], [0]), Request([1] * 505, [0])], SAMPLING)
-
-
-def test_nothing_to_do_is_no_trouble(host):
-    assert host.engine.generate([], SAMPLING) == []
-    assert host.engine.generate([Request(PROMPTS[0], [])], SAMPLING) == [[]]
-    one, two, three = host.engine.generate(
-        [Request(PROMPTS[0], [5]), Request(PROMPTS[1], []), Request(PROMPTS[2], [6])], SAMPLING
-    )
-    assert len(one) == len(three) == 1 and two == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("max_rows", [3, 64])
 def test_one_prefill_a_prompt_and_no_row_decoded_after_its_end(host, max_rows):
@@ -326,15 +232,6 @@ def test_buckets_are_few_and_never_more_than_half_too_large():
     assert all(count <= size < 1.5 * count + 1 for count, size in enumerate(sizes, start=1))
 
 
-def test_many_prompts_are_prefilled_in_passes_of_bounded_size(host, monkeypatch):
-    import postgrad.rollout.native.store_slots as native
-
-    whole = host.engine.generate(requests(), SAMPLING)
-    monkeypatch.setattr(native, "PREFILL_TOKENS", 10)
-    for one, two in zip(whole, host.engine.generate(requests(), SAMPLING), strict=True):
-        assert_same(one, two)
-
-
 def test_the_engine_samples_from_the_weights_as_they_are_now(tiny):
     host = build_host(config_of("grpo", tiny, "optimizer.lr=3e-2"))
     before = host.engine.generate(requests(), SAMPLING)
@@ -346,19 +243,6 @@ def test_the_engine_samples_from_the_weights_as_they_are_now(tiny):
     host.policy.config.rollout.temperature = 1.3
     assert after[0][0].logprobs == pytest.approx(
         host.policy.logprobs(batch)["logprobs"].tolist(), abs=1e-4
-    )
-
-
-@pytest.mark.slow
-def test_publish_copies_weights_into_the_engine(tiny):
-    trainer, apart = (build_host(config_of("grpo", tiny, "optimizer.lr=3e-2")) for _ in range(2))
-    trainer.policy.update(random_batch(1), 1)
-    assert trainer.engine.generate(requests(), SAMPLING) != apart.engine.generate(
-        requests(), SAMPLING
-    )
-    apart.engine.publish(trainer.policy.weights())
-    assert trainer.engine.generate(requests(), SAMPLING) == apart.engine.generate(
-        requests(), SAMPLING
     )
 
 

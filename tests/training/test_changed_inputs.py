@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from jsonl import write_jsonl
 from tiny_runs import config_of, overrides_of, toy_run
 
 from postgrad.cli.main import main
@@ -29,8 +30,8 @@ class NoStep(Grpo):
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("def score(response, problem):\n    return len(response)\n")
-    (tmp_path / "rows.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"{i}+1=", "ground_truth": "1"}) + "\n" for i in range(8))
+    write_jsonl(
+        tmp_path / "rows.jsonl", *({"prompt": f"{i}+1=", "ground_truth": "1"} for i in range(8))
     )
     (tmp_path / "own.py").write_text(METHOD)
     monkeypatch.chdir(tmp_path)

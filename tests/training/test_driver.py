@@ -5,6 +5,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 import torch
+from jsonl import write_jsonl
 from refused import refused
 from tiny_runs import config_of, metrics_of, overrides_of, stock_model, toy_run
 
@@ -227,25 +228,6 @@ def test_run_of_an_older_version_resumes_with_the_default_of_new_settings(
     assert train(config_of("grpo", fresh, *overrides, "training.steps=2"), Reporter()).step == 2
 
 
-def test_single_update_needs_no_old_logprobs(fresh, verifiers, tmp_path):
-    config = config_of(
-        "grpo",
-        fresh,
-        *SMALL,
-        "training.steps=1",
-        f"runs={tmp_path}",
-        f"reward.verifier={verifiers}:threes",
-    )
-    folder = train(config, Reporter()).folder
-    (line,) = metrics_of(folder)
-    assert "stage/old_logprobs_s" not in line and "old_logprobs" not in rows_of_step(folder, 1)[0]
-    assert (
-        line["engine/gap_max"] < 1e-4
-        and abs(line["kl/engine"]) < 1e-4
-        and line["policy/clip_fraction"] == 0.0
-    )
-
-
 @pytest.mark.slow
 def test_sft_lowers_its_loss_and_reports_validation(fresh, tmp_path):
     overrides = (
@@ -276,9 +258,7 @@ def test_sft_lowers_its_loss_and_reports_validation(fresh, tmp_path):
 
 def test_sft_without_accuracy_needs_no_verifier(fresh, tmp_path):
     data = tmp_path / "data.jsonl"
-    data.write_text(
-        "".join(json.dumps({"prompt": f"{i}+1=", "response": str(i + 1)}) + "\n" for i in range(8))
-    )
+    write_jsonl(data, *({"prompt": f"{i}+1=", "response": str(i + 1)} for i in range(8)))
     overrides = (
         f"data.train={data}",
         "training.steps=1",
@@ -454,28 +434,3 @@ def test_error_in_a_stage_names_the_stage(fresh, tmp_path, verifiers, monkeypatc
     )
     with pytest.raises(RunError, match=r"^step 1, stage estimate: the judge is gone$"):
         train(config, Reporter())
-
-
-@pytest.mark.slow
-def test_run_stops_when_validation_reaches_stop_at(fresh, verifiers, tmp_path):
-    overrides = (
-        "training.steps=40",
-        "training.problems_per_step=8",
-        "rollout.samples=8",
-        "training.stop_at=0.3",
-        "training.validate_every=2",
-    )
-    config = config_of(
-        "grpo",
-        fresh,
-        *SMALL,
-        *overrides,
-        "data.validation=arithmetic:1:digits:test",
-        f"runs={tmp_path}",
-        f"reward.verifier={verifiers}:threes",
-    )
-    result = train(config, Reporter())
-    assert result.reached and 0 < result.step < 40 and result.step % 2 == 0
-    last = metrics_of(result.folder)[-1]
-    assert last["step"] == result.step and last["validation/accuracy"] >= 0.3
-    assert (result.folder / "checkpoints" / f"step-{result.step}").is_dir()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from openai_server import serve
 from safetensors.torch import load_file
+from tables import table
 from tiny_runs import config_of, metrics_of, overrides_of, toy_run, tree
 
 from postgrad.cli.main import main
@@ -138,25 +139,7 @@ def test_engine_with_other_weights_stops_the_run(tiny, tmp_path, other_engine, p
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "part"),
-    [
-        (["rollout.engine=http"], "rollout.url=http://host:8000/v1#model"),
-        (["rollout.url=http://127.0.0.1:9/v1#m"], "rollout.url=http://127.0.0.1:9/v1#m"),
-        (["rollout.engine=http", "rollout.url=nowhere"], "nowhere is not a model behind a server"),
-        (
-            ["rollout.engine=http", "rollout.url=http://127.0.0.1:9/v1#m"],
-            "http://127.0.0.1:9/v1 did not answer GET",
-        ),
-        (
-            [
-                "rollout.engine=http",
-                "rollout.url=http://h/v1#m",
-                "cluster.engines=1",
-                "cluster.backend=process",
-            ],
-            "cluster.engines=1 has no effect with rollout.engine=http",
-        ),
-        (["rollout.engine=vlm"], "vllm"),
-    ],
+    table(__file__, "unusable_engine_is_one_line_and_writes_n"),
 )
 def test_unusable_engine_is_one_line_and_writes_nothing(
     overrides, part, tiny, tmp_path, capsys, monkeypatch

@@ -8,6 +8,7 @@ import numpy
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tables import table
 from tiny_runs import metrics_of, overrides_of, random_batch, toy_run
 from transformers import AutoTokenizer
 
@@ -94,28 +95,7 @@ def batch() -> Batch:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ('batch.rows["reward"] = ["good"] * len(batch)', "not numbers"),
-        ('batch.rows["reward"] = batch.rows["reward"][:, None]', "reward after Mine.score has the"),
-        ('batch.rows["reward"][0] = float("nan")', "1 of .* rewards after Mine.score are not fin"),
-        ('batch.tokens["advantages"][0] = float("inf")', "1 of .* advantages after Mine.score are"),
-        ("batch = batch.select([])", "Mine.score returned a batch without rows"),
-        ('step.metrics["sizes"] = [1, 2]', r'step.metrics\["sizes"\] after Mine.score is a list'),
-        ('batch.tokens["mine"] = [0.0] * batch.num_tokens', "token column mine after .* is a list"),
-        (
-            'batch.tokens["advantages"] = batch.tokens["advantages"] > 0',
-            "advantages after Mine.score has the type bool",
-        ),
-        ('batch.rows["mine"] = numpy.zeros(len(batch))', "row column mine after .* is a ndarray"),
-        (
-            'batch.rows["mine"] = [1, *"a" * (len(batch) - 1)]',
-            "row column mine after Mine.score has entries of several types: number, str",
-        ),
-        (
-            'batch.tokens["mine"] = torch.zeros(batch.num_tokens, dtype=torch.bfloat16)',
-            "token column mine after Mine.score is torch.bfloat16",
-        ),
-    ],
+    table(__file__, "a_column_that_cannot_be_used_is_an_error"),
 )
 def test_a_column_that_cannot_be_used_is_an_error(change, message, batch):
     with pytest.raises(RunError, match=message):

@@ -8,7 +8,9 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
+from jsonl import write_jsonl
 from refused import refused
+from tables import table
 from tiny_runs import config_of, toy_run
 
 from postgrad.cli.main import main
@@ -62,7 +64,7 @@ def data(tmp_path_factory) -> str:
         }
         for question in [*FIVE_TOKENS, *FOUR_TOKENS]
     ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(file, *rows)
     return str(file)
 
 
@@ -89,17 +91,7 @@ def rollouts(folder) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "side"),
-    [
-        ("grpo", "left"),
-        ("grpo", "right"),
-        ("grpo", "middle"),
-        ("luffy", "right"),
-        ("exgrpo", "left"),
-        ("bupo", "left"),
-        ("classmate", "middle"),
-        ("sft", "left"),
-        ("ppo", "right"),
-    ],
+    table(__file__, "every_method_trains_on_the_cut_tokens"),
 )
 def test_every_method_trains_on_the_cut_tokens(
     recipe, side, tiny, prompts, tmp_path, overrides, data

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from jsonl import write_jsonl
 from safetensors.torch import load_file
 from tiny_runs import config_of, metrics_of
 from transformers import AutoModelForImageTextToText, AutoTokenizer
@@ -59,7 +60,7 @@ def folder(tmp_path_factory) -> Path:
     ]
     for row in pairs:
         del row["response"]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    write_jsonl(folder / "pairs.jsonl", *pairs)
     labels = [
         {
             "prompt": MESSAGES,
@@ -69,7 +70,7 @@ def folder(tmp_path_factory) -> Path:
         }
         for i, row in enumerate(rows)
     ]
-    (folder / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labels))
+    write_jsonl(folder / "labels.jsonl", *labels)
     return folder
 
 

@@ -272,35 +272,6 @@ def test_unknown_tracker_names_the_nearest(tiny, capsys):
     assert "did you mean tensorboard, or empty?" in capsys.readouterr().err
 
 
-def test_tracker_that_fails_later_does_not_stop_the_run(tiny, tmp_path, monkeypatch, capsys):
-    def fail(number, metrics):
-        raise OSError("the network is gone")
-
-    monkeypatch.setitem(
-        trackers.TRACKERS,
-        "tensorboard",
-        lambda *_: SimpleNamespace(log=fail, finish=lambda: None),
-    )
-    monkeypatch.setattr("postgrad.training.trackers.check_tracker", lambda config: None)
-    result = train(
-        config_of("grpo", tiny, *SMALL, f"runs={tmp_path}/runs", "track=tensorboard"), Reporter()
-    )
-    assert result.step == 2 and capsys.readouterr().out.count("the network is gone") == 1
-
-
-def test_tracker_that_cannot_start_stops_the_run(tiny, tmp_path, monkeypatch):
-    def fail(*_):
-        raise ValueError("not logged in")
-
-    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", fail)
-    monkeypatch.setattr("postgrad.training.trackers.check_tracker", lambda config: None)
-    with pytest.raises(RunError, match=r"track=tensorboard .*not logged in"):
-        train(
-            config_of("grpo", tiny, *SMALL, f"runs={tmp_path}/runs", "track=tensorboard"),
-            Reporter(),
-        )
-
-
 def fake_tracker(calls, fail=None):
     """A tracker that records what it gets, or raises in the call named `fail`."""
 
