@@ -11,7 +11,6 @@ from tiny_runs import random_batch
 
 from postgrad.algorithms.losses import LOSSES
 from postgrad.algorithms.resampling import resampling_weights
-from postgrad.config.schema import TrainingConfig
 from postgrad.errors import RunError
 from postgrad.methods.method import Step
 from postgrad.training import checkpoint
@@ -277,11 +276,7 @@ def test_rows_are_drawn_by_their_rewards(mode, tiny):
 @pytest.mark.slow
 def test_a_damaged_value_head_is_a_run_error(tiny, tmp_path):
     critic = bound("ppo", tiny, *PPO).host.models["critic"]
-    written = []
-    training = TrainingConfig()
-    writer = checkpoint.Writer(tmp_path, [critic], training, written.append)
-    writer.save(checkpoint.State(1, {}, 0, {}), None)
-    (folder,) = written
+    folder = checkpoint.save(tmp_path, [critic], checkpoint.State(1, {}, 0, {}), 2, None)
     save_file({"weight": torch.zeros(1, 32)}, folder / "critic" / "value_head.safetensors")
     with pytest.raises(RunError, match=r"step-1 cannot be read"):
         checkpoint.load(folder, [critic])

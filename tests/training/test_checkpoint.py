@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from postgrad import files
-from postgrad.config.schema import TrainingConfig
 from postgrad.errors import RunError
 from postgrad.training import checkpoint
 from postgrad.training.checkpoint import State
@@ -33,10 +32,7 @@ def saved(step: int) -> State:
 
 def save(folder: Path, models: list, state: State, keep: int, best: int | None = None) -> Path:
     """Write a checkpoint and return its folder."""
-    training = TrainingConfig(keep_checkpoints=keep)
-    written: list[Path] = []
-    checkpoint.Writer(folder, models, training, written.append).save(state, best)
-    return written[0]
+    return checkpoint.save(folder, models, state, keep, best)
 
 
 def names(folder) -> list[str]:
@@ -213,8 +209,7 @@ def test_leftovers_of_kills_are_removed(tmp_path):
     (tmp_path / "checkpoints" / ".step-5.partial").mkdir()
     (tmp_path / "checkpoints" / ".step-1.removed").mkdir()
     (tmp_path / "checkpoints" / "step-mine").mkdir()
-    training = TrainingConfig(keep_checkpoints=1)
-    checkpoint.Writer(tmp_path, [Policy()], training, print).remove_leftovers(4, 2)
+    checkpoint.remove_leftovers(tmp_path, 4, 1, 2)
     assert names(tmp_path) == ["best", "latest", "step-2", "step-4", "step-mine"]
     assert checkpoint.best(tmp_path) == tmp_path / "checkpoints" / "step-2"
 

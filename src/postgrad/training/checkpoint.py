@@ -62,47 +62,32 @@ def checkpoint_due(training: TrainingConfig, number: int) -> bool:
     return number == training.steps or number % training.checkpoint_every == 0
 
 
-class Writer:
-    """Writes the checkpoints of a run.
+def remove_leftovers(folder: Path, step: int, keep: int, best: int | None) -> None:
+    """Remove what a kill left: unfinished checkpoints, and those that `step` replaced."""
+    for temporary in (folder / "checkpoints").glob(".step-*"):
+        shutil.rmtree(temporary, ignore_errors=True)
+    if step:
+        _remove_old(folder, step, keep, best)
+        _point_to_best(folder / "checkpoints", best)
 
-    `on_saved` is called with the folder of each complete checkpoint.
+
+def save(
+    folder: Path, models: Sequence[Savable], state: State, keep: int, best: int | None
+) -> Path:
+    """Write a checkpoint, make it the latest and return its folder. Raises RunError.
+
+    If it cannot be written, earlier checkpoints stay intact. The newest `keep` checkpoints and the
+    one of the best step stay, the others are removed.
     """
-
-    def __init__(
-        self,
-        folder: Path,
-        models: Sequence[Savable],
-        training: TrainingConfig,
-        on_saved: Callable[[Path], None],
-    ) -> None:
-        self.folder = folder
-        self.models = models
-        self.keep = training.keep_checkpoints
-        self.on_saved = on_saved
-
-    def remove_leftovers(self, step: int, best: int | None) -> None:
-        """Remove what a kill left: unfinished checkpoints, and those that `step` replaced."""
-        for temporary in (self.folder / "checkpoints").glob(".step-*"):
-            shutil.rmtree(temporary, ignore_errors=True)
-        if step:
-            _remove_old(self.folder, step, self.keep, best)
-            _point_to_best(self.folder / "checkpoints", best)
-
-    def save(self, state: State, best: int | None) -> None:
-        """Write a checkpoint and make it the latest; `best` is the best step. Raises RunError.
-
-        If it cannot be written, earlier checkpoints stay intact. Keeps the newest checkpoints and
-        the best one, removes the others.
-        """
-        final = _checkpoint_folder(self.folder, state.step)
-        temporary = temporary_path(final)
-        with _removed_on_error(final, temporary):
-            _write_state(temporary, state)
-            for model in self.models:
-                model.save(str(temporary.resolve()))
-            _commit(final, temporary, best)
-        _remove_old(self.folder, state.step, self.keep, best)
-        self.on_saved(final)
+    final = _checkpoint_folder(folder, state.step)
+    temporary = temporary_path(final)
+    with _removed_on_error(final, temporary):
+        _write_state(temporary, state)
+        for model in models:
+            model.save(str(temporary.resolve()))
+        _commit(final, temporary, best)
+    _remove_old(folder, state.step, keep, best)
+    return final
 
 
 class Progress:
@@ -129,8 +114,7 @@ class Progress:
         self.problem_queue = problem_queue
         self.guard = guard
         self.rollouts = rollouts
-        models = method.saved_models()
-        self.writer = Writer(folder, models, config.training, reporter.saved)
+        self.keep = config.training.keep_checkpoints
         self.saved = 0
         self.changed_lr: float | None = None
 
@@ -165,7 +149,8 @@ class Progress:
             lr=self.changed_lr,
         )
         with explained_memory_errors("save", self.method.ports.policy):
-            self.writer.save(state, best)
+            path = save(self.folder, self.method.saved_models(), state, self.keep, best)
+        self.reporter.saved(path)
         self.saved = number
 
     def set_lr(self, lr: float) -> None:

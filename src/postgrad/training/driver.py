@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from postgrad import phases
 from postgrad.config.schema import Config
 from postgrad.data.problem_queue import ProblemQueue
-from postgrad.training.checkpoint import Progress, checkpoint_due
+from postgrad.training.checkpoint import Progress, checkpoint_due, remove_leftovers
 from postgrad.training.guard import Guard
 from postgrad.training.interrupt import Interrupt
 from postgrad.training.log import RunLog, batch_metrics
@@ -86,7 +86,8 @@ class Driver:
         self.reached = False
         self.log = RunLog(self.folder, self.start)
         self.validator = Validator(opened, self.log)
-        self.progress.writer.remove_leftovers(self.start, self.validator.best.step)
+        best = self.validator.best.step
+        remove_leftovers(self.folder, self.start, self.progress.keep, best)
 
     def steps(self) -> Iterator[StepResult]:
         """Yield each step after its validation and checkpoint.

@@ -1,8 +1,10 @@
 """Replaces every automatic setting by what this machine offers: device, threads, rows, passes."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -27,6 +29,8 @@ from postgrad.model.load.load import model_config, model_hidden_size
 if TYPE_CHECKING:  # the estimate is imported where a GPU is
     from postgrad.sizing.devices import Device
     from postgrad.sizing.workload import Plan, RowKinds
+
+Result = TypeVar("Result")
 
 MAX_ROWS_CPU = 256  # default of rollout.max_rows
 MAX_ROWS_GPU = 2048
@@ -155,61 +159,48 @@ def _resolve_passes(
     # Passes with LoRA or checkpointing are not captured as graphs; see model/passes/captured.py.
     is_eager = bool(model.lora.rank or model.activation_checkpointing)
     default = default_token_budget(device, eager=is_eager)
-    chosen = training.token_budget or default, bool(model.activation_checkpointing)
+    defaults = training.token_budget or default, bool(model.activation_checkpointing)
+    chosen = defaults
     is_auto = training.token_budget == 0 or model.activation_checkpointing is None
-    if is_auto and config.cluster.backend != "ray" and has_own_memory(device):
-        chosen = _passes_that_fit(config, method, device, planned, chosen)
+    has_estimate = config.cluster.backend != "ray" and has_own_memory(device)
+    if is_auto and has_estimate:
+        from postgrad.sizing.choose import choose_passes
+
+        choose = partial(
+            choose_passes,
+            default_budget=default_token_budget(device, bool(model.lora.rank)),
+            recomputed_budget=default_token_budget(device, eager=True),
+        )
+        chosen = _estimate(choose, config, method, device, planned) or defaults
     training.token_budget, model.activation_checkpointing = chosen
+    if chosen != defaults and not planned:
+        changed = f"training.token_budget={training.token_budget}"
+        if model.activation_checkpointing:
+            changed += " model.activation_checkpointing=true"
+        line = "the defaults would not fit into the GPU's memory"
+        print(f"{changed}: {line} (postgrad doctor --fit shows the estimate)", file=sys.stderr)
     if model.kept_attention_blocks is None:
-        model.kept_attention_blocks = _kept_attention(config, method, device, planned)
+        model.kept_attention_blocks = 0
+        if model.activation_checkpointing and has_estimate:
+            from postgrad.sizing.choose import choose_kept_attention
+
+            kept = _estimate(choose_kept_attention, config, method, device, planned)
+            model.kept_attention_blocks = kept or 0
 
 
-def _kept_attention(
-    config: Config, method: Method | None, device: torch.device, planned: "Device | None"
-) -> int:
-    """Return how many recomputed blocks keep their attention: those for which memory is left."""
-    if not config.model.activation_checkpointing:
-        return 0
-    if config.cluster.backend == "ray" or not has_own_memory(device):
-        return 0
-    from postgrad.sizing.choose import choose_kept_attention
-
-    try:
-        plan_and_gpu = _plan_on_gpu(config, method, device, planned)
-        return choose_kept_attention(*plan_and_gpu) if plan_and_gpu else 0
-    except (ConfigError, RunError):  # a model that cannot be simulated
-        return 0
-
-
-def _passes_that_fit(
+def _estimate(
+    choose: "Callable[[Plan, Device], Result]",
     config: Config,
     method: Method | None,
     device: torch.device,
     planned: "Device | None",
-    defaults: tuple[int, bool],
-) -> tuple[int, bool]:
-    """Return token budget and checkpointing by the estimate, or `defaults` without an estimate."""
-    from postgrad.model.passes.layout import default_token_budget
-    from postgrad.sizing.choose import choose_passes
-
-    eager = bool(config.model.lora.rank)
-    budgets = default_token_budget(device, eager), default_token_budget(device, True)
+) -> "Result | None":
+    """Return what a function of sizing/choose.py finds for the run; None without an estimate."""
     try:
         plan_and_gpu = _plan_on_gpu(config, method, device, planned)
-        if plan_and_gpu is None:
-            return defaults
-        plan, gpu = plan_and_gpu
-        best = choose_passes(plan, gpu, *budgets)
+        return choose(*plan_and_gpu) if plan_and_gpu else None
     except (ConfigError, RunError):  # a model that cannot be simulated; the run shows if it fits
-        return defaults
-    if best != defaults and not planned:
-        budget, checkpointing = best
-        changed = f"training.token_budget={budget}"
-        if checkpointing:
-            changed += " model.activation_checkpointing=true"
-        line = f"the defaults would not fit into {gpu.usable / 2**30:.1f} GiB"
-        print(f"{changed}: {line} (postgrad doctor --fit shows the estimate)", file=sys.stderr)
-    return best
+        return None
 
 
 def _plan_on_gpu(
