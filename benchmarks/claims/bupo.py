@@ -22,14 +22,22 @@ def prepare(options: argparse.Namespace) -> None:
     report = options.out / "entropy" / "entropy.json"
     if options.depths or report.is_file():
         return
-    settings = [
+    num_rows = 8 if options.smoke else 64
+    answers = options.out / "answers"
+    sampled = [
         f"data={options.out / 'test.jsonl'}",
-        f"out={report.parent}",
-        f"rows={8 if options.smoke else 64}",
+        f"limit={num_rows}",
+        "temperature=1",
         f"max_response_tokens={24 if options.smoke else options.tokens}",
+        f"out={answers}",
     ]
-    command = [sys.executable, "-m", "postgrad.cli.main", "analyze", "entropy"]
-    subprocess.run([*command, str(options.model), *settings], check=True)
+    run_postgrad("eval", str(options.model), *sampled)
+    read = [f"data={answers}", f"rows={num_rows}", f"out={report.parent}"]
+    run_postgrad("analyze", "entropy", str(options.model), *read)
+
+
+def run_postgrad(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "postgrad.cli.main", *words], check=True)
 
 
 def depths(options: argparse.Namespace) -> list[int]:

@@ -386,31 +386,6 @@ def test_rows_and_step_select_the_data(no_figures, tiny, run_folder, tmp_path):
     assert report["tokens"] == sum(lengths)
 
 
-def test_problems_are_answered_and_the_token_ids_stored(
-    no_figures, tiny, tmp_path, monkeypatch, capsys
-):
-    """The stored ids give exactly the same report."""
-    monkeypatch.chdir(tmp_path)
-    overrides = (
-        "data=arithmetic:1",
-        "rows=6",
-        "samples=2",
-        "max_response_tokens=5",
-        "template=plain",
-        "out=first",
-    )
-    assert analyze(tiny, *overrides) == 0
-    assert "sampling 6 responses" in capsys.readouterr().out
-    stored = pq.read_table("first/responses.parquet")
-    assert stored.num_rows == 6 and {len(set(map(tuple, stored["prompt"].to_pylist())))} == {3}
-    assert analyze(tiny, "data=first/responses.parquet", "rows=0") == 0
-    first = read_report(tmp_path / "first")
-    again = read_report(tmp_path / f"entropy-{tiny.name}")
-    for key in ("tokens", "layers", "full_policy"):
-        assert first[key] == again[key]
-    assert not (tmp_path / f"entropy-{tiny.name}" / "responses.parquet").exists()
-
-
 def test_evaluation_results_are_read(no_figures, tiny, tmp_path, capsys):
     tokenizer = tiny_tokenizer()
     lines = [

@@ -76,7 +76,7 @@ def read(command: str, recipe: str, overrides: list[str]) -> Any:
     if command == "score":
         return score.read_score_settings(recipe, overrides)
     if command == "analyze":
-        return analysis_settings.read_settings(recipe, overrides, None)
+        return analysis_settings.read_settings(recipe, overrides)
     return evaluation_settings.read_settings(recipe, overrides, None, command)
 
 

@@ -1,4 +1,4 @@
-"""Token ids for an entropy analysis: from a run or an evaluation, or sampled and then stored."""
+"""Token ids for an entropy analysis: those of a run or of an evaluation."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,27 +8,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from postgrad.analysis.settings import EntropyConfig
-from postgrad.data.encode.encoder import Encoder
-from postgrad.data.problems import load_problems
 from postgrad.data.rollout_folder import rollout_files
 from postgrad.data.rows.files import read_rows
-from postgrad.errors import Conflict, Missing, RunError, TooLarge, UnknownName, Unreadable
-from postgrad.files import atomic_file
-from postgrad.problem import Problem
-from postgrad.rollout.engine import Engine, Request, Sampling, trajectory_seed
+from postgrad.errors import Conflict, Missing, TooLarge, UnknownName, Unreadable
 from postgrad.types import Batch, Trajectory
 
 T = TypeVar("T")
 Pair = tuple[list[int], list[int]]  # token ids of a prompt and of its response
-IDS = pa.list_(pa.int64())
 
 
-def stored_pairs(config: EntropyConfig, tokenizer: Any) -> list[Pair] | None:
-    """Return the prompt and response ids stored in `data`; None if `data` is problems.
-
-    Raises:
-        ConfigError: the data exists but cannot be used.
-    """
+def stored_pairs(config: EntropyConfig, tokenizer: Any) -> list[Pair]:
+    """Return the prompt and response ids stored in `data`. Raises ConfigError."""
     path = Path(config.data).expanduser()
     if (path / "rollouts").is_dir():
         return _parquet_pairs(_rollout_file(path, config.step))
@@ -41,7 +31,10 @@ def stored_pairs(config: EntropyConfig, tokenizer: Any) -> list[Pair] | None:
         return _parquet_pairs(path)
     if path.suffix == ".jsonl" and path.is_file() and _is_eval_file(path):
         return list(_eval_pairs(path, tokenizer))
-    return None
+    raise Missing(
+        f"data={config.data} has no token ids of responses; answer problems with postgrad eval "
+        "MODEL data=SET out=FOLDER, and give that folder"
+    )
 
 
 def _rollout_file(run: Path, step: int) -> Path:
@@ -142,51 +135,3 @@ def make_batch(pairs: Sequence[Pair], vocabulary: int, context: int, data: str) 
         for number, (prompt, response) in enumerate(pairs)
     ]
     return Batch.of(rows)
-
-
-def read_problems(config: EntropyConfig, encoder: Encoder, context: int) -> list[Problem]:
-    """Return as many problems, evenly spaced in the data, as `rows` responses need.
-
-    Raises ConfigError if a prompt and a response do not fit the model's context.
-    """
-    problems = load_problems(config.data)
-    longest = max(len(encoder.prompt(problem)) for problem in problems)
-    if longest >= context:
-        raise TooLarge(
-            f"data={config.data} has a prompt of {longest} tokens, the model's context is {context}"
-        )
-    if longest + config.max_response_tokens > context:
-        raise TooLarge(
-            f"max_response_tokens={config.max_response_tokens} and a prompt of {longest} tokens "
-            f"exceed the model's context of {context}; set max_response_tokens={context - longest}"
-        )
-    num_problems = -(-config.rows // config.samples)
-    return evenly_spaced(problems, num_problems)
-
-
-def sample_pairs(
-    config: EntropyConfig, engine: Engine, encoder: Encoder, problems: Sequence[Problem]
-) -> list[Pair]:
-    """Return `samples` responses per problem, sampled from the model."""
-    requests: list[Request] = []
-    for problem in problems:
-        seeds = [trajectory_seed(config.seed, 0, problem.uid, i) for i in range(config.samples)]
-        requests.append(Request(encoder.prompt(problem), seeds))
-    groups = engine.generate(requests, Sampling(config.temperature, config.max_response_tokens))
-    pairs: list[Pair] = []
-    for request, group in zip(requests, groups, strict=True):
-        pairs += [(request.prompt, generation.tokens) for generation in group]
-    return pairs
-
-
-def store_pairs(pairs: Sequence[Pair], file: Path) -> None:
-    """Write the pairs as a parquet file of rollouts, which the command accepts as `data`."""
-    columns = {
-        "prompt": pa.array([prompt for prompt, _ in pairs], IDS),
-        "response": pa.array([response for _, response in pairs], IDS),
-    }
-    try:
-        with atomic_file(file) as temporary:
-            pq.write_table(pa.table(columns), temporary)
-    except OSError as error:
-        raise RunError(f"{file} could not be written: {error.strerror or error}") from error

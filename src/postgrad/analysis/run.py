@@ -9,19 +9,13 @@ from typing import Any
 
 from postgrad import phases
 from postgrad.analysis.data import (
-    Pair,
     evenly_spaced,
     make_batch,
-    read_problems,
-    sample_pairs,
-    store_pairs,
     stored_pairs,
 )
-from postgrad.analysis.entropy import EntropyProbe, measure, summarize
+from postgrad.analysis.entropy import measure, summarize
 from postgrad.analysis.figures import draw
 from postgrad.analysis.settings import EntropyConfig
-from postgrad.config.schema import RolloutConfig
-from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import Unwritable
 from postgrad.evaluation.folder import write
 from postgrad.evaluation.model import Target
@@ -30,9 +24,6 @@ from postgrad.model.load.context import context_length
 from postgrad.model.load.load import load, load_tokenizer, model_config
 from postgrad.model.passes.head import head_of
 from postgrad.model.threads import set_threads
-from postgrad.rollout.native.engine import NativeEngine
-
-MAX_ROWS = 64  # rows decoded at once when the model answers problems
 
 
 def analyze_entropy(
@@ -45,22 +36,13 @@ def analyze_entropy(
     folder = output_folder(config, target)
     device = choose_device(config.model.device)
     config.model.device = device.type
-    context = context_length(model_config(config.model, config.seed))
-    tokenizer = load_tokenizer(config.model, config.seed)
-    stored = stored_pairs(config, tokenizer)
-    encoder = _make_encoder(config, tokenizer, context)
-    problems = read_problems(config, encoder, context) if stored is None else []
+    context = context_length(model_config(config.model))
+    tokenizer = load_tokenizer(config.model)
+    pairs = stored_pairs(config, tokenizer)
     if config.model.threads:
         set_threads(config.model.threads)
     phases.begin(f"loading {config.model.path}")
-    loaded = load(config.model, device, config.seed)
-    EntropyProbe(loaded.model)  # refuses an unsupported architecture before any sampling
-    if stored is None:
-        phases.begin(f"sampling {len(problems) * config.samples} responses")
-        engine = NativeEngine(loaded, RolloutConfig(max_rows=MAX_ROWS))
-        pairs = sample_pairs(config, engine, encoder, problems)
-    else:
-        pairs = stored
+    loaded = load(config.model, device)
     vocabulary = len(head_of(loaded.model).weight)
     batch = make_batch(evenly_spaced(pairs, config.rows), vocabulary, context, config.data)
     phases.begin("measuring entropies, tokens")
@@ -73,31 +55,18 @@ def analyze_entropy(
         **summarize(entropies, config.tolerance),
         "settings": dataclasses.asdict(config),
     }
-    _write_results(folder, report, pairs if stored is None else None)
+    _write_results(folder, report)
     phases.begin("drawing")
     return report, folder, draw(report, folder)
 
 
-def _make_encoder(config: EntropyConfig, tokenizer: Any, context: int) -> Encoder:
-    return Encoder(
-        tokenizer,
-        config.template,
-        context,
-        "error",
-        config.prompt_style,
-        config.template_options,
-    )
-
-
-def _write_results(folder: Path, report: dict[str, Any], sampled: list[Pair] | None) -> None:
+def _write_results(folder: Path, report: dict[str, Any]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Unwritable(
             f"out={folder} cannot be written: {error.strerror}; choose another out=FOLDER"
         ) from error
-    if sampled is not None:
-        store_pairs(sampled, folder / "responses.parquet")
     write(folder / "entropy.json", json.dumps(report, indent=1) + "\n")
 
 

@@ -16,15 +16,11 @@ def analyze(analysis: Literal["entropy"], model: str, *overrides: str) -> int:
             smollm2 or tiny
         overrides: settings, see below
 
-    data= is a run folder (its rollouts), a parquet file of rollouts, a folder or .jsonl file of
-    postgrad eval, or problems as training reads them. The model first answers problems; the token
-    ids are stored.
+    data= is a run folder (its rollouts), a parquet file of rollouts, or a folder or .jsonl file of
+    postgrad eval, which answers problems.
 
     settings and their defaults:
       rows=64 step=0 tolerance=0.05 token_budget=4096 dtype=float32 device=auto out=FOLDER
-      for problems: samples=1 temperature=1 max_response_tokens=1024 template=auto prompt_style=own
-                    template_options.enable_thinking=false seed=0
-      The model of a run takes these from its run.
 
     Writes entropy.json and five figures (PNG and PDF) to RUN/eval/entropy or entropy-MODEL.
     """
@@ -38,7 +34,7 @@ def analyze(analysis: Literal["entropy"], model: str, *overrides: str) -> int:
     from postgrad.evaluation.model import find_model
 
     target = find_model(model)
-    config = read_settings(target.path, list(overrides), target.config)
+    config = read_settings(target.path, list(overrides))
     report, folder, figures = analyze_entropy(config, target)
     entropy = report["full_policy"]["mean"]
     print(
