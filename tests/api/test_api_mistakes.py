@@ -37,11 +37,6 @@ class MistypedCallback(postgrad.Callback):
         trainer.stop()
 
 
-class CallbackWithArgumentsOfTrl(postgrad.Callback):
-    def on_step_end(self, args, state, control, **more):
-        return control
-
-
 class NoMethod:
     pass
 
@@ -89,8 +84,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"model": "runs/none/model"}, "no such folder"),
     ({"callbacks": [TrlCallback()]}, "postgrad.Callback"),
     ({"callbacks": [postgrad.Callback]}, "Callback\\(\\)"),
-    ({"callbacks": [CallbackWithArgumentsOfTrl()]}, "on_step_end\\(trainer, step\\)"),
-    ({"callbacks": [lambda trainer, step: None]}, "gets the step alone"),
     ({"callbacks": odd}, "must be a list"),
     ({"callbacks": [MistypedCallback()]}, "did you mean on_step_end"),
     ({"settings": {"optimizer.lr": 5e-5}}, "optimizer.lr is given twice, as 5e-05 and 0.003"),

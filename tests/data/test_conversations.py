@@ -349,7 +349,7 @@ def test_plain_prompts_train_on_the_last_turn_only():
     assert texts == ["It is sunny.</s>"]
     text = make_tokenizer(None).decode(row.prompt)
     assert text == "Hello there\n\nHi!  \n\n\nWhat is the weather in Rome?"
-    with refused("unsupported", "tools"):
+    with refused("unsupported", "tool_calls"):
         encode(None, problem_of(WEATHER, CALLING, RESULT, SUNNY), train_on="last")
 
 

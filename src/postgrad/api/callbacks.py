@@ -1,12 +1,11 @@
 """Callbacks of a training run."""
 
-import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from postgrad.errors import UnknownName, UserCode, WrongValue, did_you_mean
+from postgrad.errors import UnknownName, WrongValue, did_you_mean
 from postgrad.training.report import Reporter
 from postgrad.training.result import StepResult
 from postgrad.types import Batch
@@ -80,36 +79,20 @@ def check_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
         raise WrongValue("callbacks must be a list; write callbacks=[callback]", at="callbacks")
     checked: list[Callback] = []
     for callback in callbacks:
-        if isinstance(callback, Callback):
-            _check_names(callback)
-            _check_arguments(callback)
-            checked.append(callback)
-        elif isinstance(callback, type):
+        if isinstance(callback, type):
             name = callback.__name__
             raise WrongValue(
                 f"callbacks has the class {name}; give an object: {name}()", at="callbacks"
             )
-        elif hasattr(callback, "on_step_end"):
+        is_function = callable(callback) and not hasattr(callback, "on_step_end")
+        if not (isinstance(callback, Callback) or is_function):
             raise WrongValue(
-                f"{type(callback).__name__} is not a postgrad.Callback; transformers' callbacks "
-                "take (args, state, control) and do not fit: derive from postgrad.Callback",
+                f"callbacks has a {type(callback).__name__}; give a postgrad.Callback (those of "
+                "transformers take other arguments), or a function that takes a step",
                 at="callbacks",
             )
-        elif callable(callback):
-            if not _takes(callback, ["step"]):
-                name = getattr(callback, "__name__", type(callback).__name__)
-                raise UserCode(
-                    f"callback {name}{inspect.signature(callback)} cannot be called as "
-                    f"{name}(step); a function gets the step alone",
-                    at="callbacks",
-                )
-            checked.append(_FunctionCallback(callback))
-        else:
-            raise WrongValue(
-                f"callbacks has a {type(callback).__name__}; give a postgrad.Callback, "
-                "or a function that takes a step",
-                at="callbacks",
-            )
+        checked.append(callback if isinstance(callback, Callback) else _FunctionCallback(callback))
+        _check_names(checked[-1])
     return checked
 
 
@@ -123,32 +106,6 @@ def _check_names(callback: Callback) -> None:
                 f"{did_you_mean(name, events)}",
                 at="callbacks",
             )
-
-
-def _check_arguments(callback: Callback) -> None:
-    """Raise ConfigError for an event whose arguments are others, such as those of TRL."""
-    for name, event in vars(Callback).items():
-        if not name.startswith("on_"):
-            continue
-        arguments = list(inspect.signature(event).parameters)[1:]  # without self
-        own = getattr(callback, name)
-        if not _takes(own, arguments):
-            raise UserCode(
-                f"{type(callback).__name__}.{name}{inspect.signature(own)} cannot be called as "
-                f"{name}({', '.join(arguments)}); define it with self and these arguments",
-                at="callbacks",
-            )
-
-
-def _takes(function: Callable[..., Any], arguments: Sequence[str]) -> bool:
-    """Whether the function can be called with so many arguments in order."""
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError:
-        return False
-    except ValueError:  # some functions written in C have no signature
-        return True
-    return True
 
 
 class CallbackReporter(Reporter):

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from postgrad.errors import Conflict, Missing, RunError, Unreachable, WrongValue
+from postgrad.errors import (
+    ConfigError,
+    Conflict,
+    Missing,
+    RunError,
+    Unreachable,
+    WrongValue,
+    first_line,
+)
 from postgrad.publish.card import model_card
 from postgrad.training.checkpoint import saved_steps
 
@@ -108,7 +116,7 @@ def push(
             f"{name!r} is not a name on a hub; write user/name with letters, digits, - _ and .",
             at="name",
         )
-    from huggingface_hub import CommitOperationAdd, HfApi, get_token
+    from huggingface_hub import HfApi, get_token
     from huggingface_hub.utils import disable_progress_bars
 
     if not sys.stderr.isatty():
@@ -117,97 +125,65 @@ def push(
     if not token:
         raise Missing("no token for the hub; set HF_TOKEN, or run: hf auth login", at="HF_TOKEN")
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=token)
-    files = _files(upload.folder)
-    card = None
-    if not any(file.name == CARD for file in files):
-        card = model_card(name, upload.folder, upload.run, upload.step)
-    size = sum(file.stat().st_size for file in files) / 2**30
+    address = f"{api.endpoint}/{name}"
     visibility = "private" if private else "public"
-    note(
-        f"{upload.folder}: {len(files)} files, {size:.2f} GiB, "
-        f"to {api.endpoint}/{name} ({visibility})"
-    )
-
-    def send() -> Any:
-        api.create_repo(name, private=private, exist_ok=True)
-        # An operation stores that it was committed, so each attempt makes new ones.
-        operations = []
-        for file in files:
-            path = file.relative_to(upload.folder).as_posix()
-            operations.append(CommitOperationAdd(path, str(file)))
-        if card is not None:
-            operations.append(CommitOperationAdd(CARD, card.encode()))
-        message = "Postgrad" if upload.run is None else f"{upload.run.name}, step {upload.step}"
-        if branch:
-            api.create_branch(name, branch=branch, exist_ok=True)
-        return api.create_commit(name, operations, commit_message=message, revision=branch or None)
-
-    _send_with_retries(send, name, note)
-    return f"{api.endpoint}/{name}" + (f"/tree/{branch}" if branch else "")
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return the files below the folder, without temporary ones and locks."""
-    files = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.name.endswith(SKIPPED_SUFFIXES):
-            files.append(path)
-    return files
-
-
-def _send_with_retries(send: Callable[[], Any], name: str, note: Callable[[str], None]) -> None:
-    """Call `send`; call it again after a pause if the hub does not answer or has an error.
-
-    Raises ConfigError or RunError for what another attempt does not change.
-    """
+    note(f"{upload.folder}: to {address} ({visibility})")
     for pause in (*PAUSES_S, None):
         try:
-            send()
-            return
+            _send(api, upload, name, private, branch)
+            break
         except Exception as error:
-            reason = _network_error(error, name)
-        if pause is None:
-            raise RunError(
-                f"{name} was not pushed: {reason}; repeat the same command: "
-                "files that arrived are not sent again"
-            )
-        note(f"{reason}; trying again in {pause:g} s")
+            problem = _problem(error, name)
+            if pause is None or isinstance(problem, ConfigError):
+                raise problem from error
+        note(f"{problem}; trying again in {pause:g} s")
         time.sleep(pause)
+    return f"{address}/tree/{branch}" if branch else address
 
 
-def _network_error(error: Exception, name: str) -> str:
-    """Return why an attempt failed if another may succeed; raise otherwise."""
+def _send(api: Any, upload: Upload, name: str, private: bool, branch: str) -> None:
+    """Send the folder in one commit, with a card if it has no README.md."""
+    from huggingface_hub import CommitOperationAdd
+
+    files = [path for path in sorted(upload.folder.rglob("*")) if path.is_file()]
+    operations = [
+        CommitOperationAdd(path.relative_to(upload.folder).as_posix(), str(path))
+        for path in files
+        if not path.name.endswith(SKIPPED_SUFFIXES)
+    ]
+    if not any(operation.path_in_repo == CARD for operation in operations):
+        card = model_card(name, upload.folder, upload.run, upload.step)
+        operations.append(CommitOperationAdd(CARD, card.encode()))
+    message = "Postgrad" if upload.run is None else f"{upload.run.name}, step {upload.step}"
+    api.create_repo(name, private=private, exist_ok=True)
+    if branch:
+        api.create_branch(name, branch=branch, exist_ok=True)
+    api.create_commit(name, operations, commit_message=message, revision=branch or None)
+
+
+def _problem(error: Exception, name: str) -> ConfigError | RunError:
+    """Return what an attempt met: a RunError if another one may succeed. Raises other errors."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     if isinstance(error, OfflineModeIsEnabled):
-        raise Conflict("HF_HUB_OFFLINE=1 turns the hub off; unset it to push") from error
+        return Conflict("HF_HUB_OFFLINE=1 turns the hub off; unset it to push")
+    reason = first_line(error, max_chars=200)
     if isinstance(error, HfHubHTTPError):
         status = error.response.status_code if error.response is not None else 0
-        _check_status(status, name, str(error))
-        return f"the hub answered {status}"
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
-    if isinstance(error, ValueError):
-        raise RunError(f"the hub's answer cannot be read: {reason}") from error
-    package = type(error).__module__.partition(".")[0]
-    if not isinstance(error, OSError) and package not in HTTP_CLIENTS:
+        refused = {401: "the hub refuses the token", 403: f"the token may not write to {name}"}
+        if status in refused:
+            return Unreachable(
+                f"{refused[status]} ({status}); set HF_TOKEN to one with write access, run hf auth "
+                "login, or use a name of your own",
+                at="HF_TOKEN",
+            )
+        if 400 <= status < 500 and status not in RETRIED_STATUSES:
+            return Unreachable(f"the hub refuses {name} ({status}): {reason}")
+        reason = f"the hub answered {status}"
+    is_http = type(error).__module__.partition(".")[0] in HTTP_CLIENTS
+    if not (is_http or isinstance(error, HfHubHTTPError | OSError | ValueError)):
         raise error
-    return reason
-
-
-def _check_status(status: int, name: str, message: str) -> None:
-    """Raise ConfigError for a status that another attempt does not change."""
-    if status == 401:
-        raise Unreachable(
-            "the hub refuses the token (401); "
-            "make a new one, then set HF_TOKEN or run: hf auth login",
-            at="HF_TOKEN",
-        )
-    if status == 403:
-        raise Unreachable(
-            f"the token may not write to {name} (403); "
-            "use one with write access, or a name of your own",
-            at="HF_TOKEN",
-        )
-    if 400 <= status < 500 and status not in RETRIED_STATUSES:
-        reason = next((line.strip() for line in message.splitlines() if line.strip()), "")
-        raise Unreachable(f"the hub refuses {name} ({status}): {reason[:200]}")
+    return RunError(
+        f"{name} was not pushed: {reason}; repeat the same command: files that arrived are not "
+        "sent again"
+    )

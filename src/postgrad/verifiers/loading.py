@@ -20,12 +20,10 @@ from postgrad.verifiers.expression import split_rule
 from postgrad.verifiers.port import Verifier
 from postgrad.verifiers.table import VERIFIERS, VerifierSpec
 
-# Names of a second argument that expects the answer, where a verifier gets the whole problem.
-ANSWER_NAMES = ("answer", "gold", "label", "reference", "solution", "target")
-# Names of a first argument that expects something else than a response.
-PROMPT_NAMES = ("prompt", "prompts", "question", "questions", "problem", "problems")
-# Arguments that are lists with one entry per response, and who calls functions so.
-LIST_ARGUMENTS = {"completions": "TRL", "queries": "OpenRLHF"}
+# Names of arguments that expect something else than one response and its problem.
+OTHER_FIRST = ("prompt", "prompts", "question", "questions", "problem", "problems")
+OTHER_SECOND = ("answer", "gold", "label", "reference", "solution", "target")
+LISTS = ("completions", "queries")  # of TRL and OpenRLHF
 VERL_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
@@ -124,37 +122,23 @@ def as_verifier(function: Any, label: str) -> Verifier:
     names = list(signature.parameters)
     if "solution_str" in names:
         return _adapt(function, partial(_verl_arguments, names), VERL_ARGUMENTS)
-    for name, trainer in LIST_ARGUMENTS.items():
-        if name in names:
-            raise UserCode(
-                f"{label}{signature} takes {name}, as in {trainer}; here a reward scores one "
-                "response: def reward(response, problem), where problem.ground_truth and "
-                "problem.extra hold the columns of the row",
-                at="reward",
-            )
     if names[1:2] == ["ground_truth"]:
         return _adapt(function, partial(_cs336_arguments, names[0]), names[:2])
-    if names and names[0] in PROMPT_NAMES:
-        raise UserCode(
-            f"{label}{signature}: the first argument {names[0]} would be a response; "
-            "write def reward(response, problem), or TRL's def reward(completions, **columns)",
-            at="reward",
-        )
-    if len(names) > 1 and names[1] in ANSWER_NAMES:
-        raise UserCode(
-            f"{label}{signature}: the second argument {names[1]} would be a Problem; "
-            "write def reward(response, problem), and read the answer as problem.ground_truth",
-            at="reward",
-        )
+    is_other = (
+        {*names[:1]} & {*OTHER_FIRST} or {*names[1:2]} & {*OTHER_SECOND} or {*names} & {*LISTS}
+    )
     try:
         # Further arguments are numbers from the setting, as in brief(limit=100).
         signature.bind_partial("response", "problem")
-    except TypeError as error:
+    except TypeError:
+        is_other = True
+    if is_other:
         raise UserCode(
-            f"{label}{signature} cannot be called as function(response, problem); "
-            "define it with these two arguments (a str and a Problem)",
+            f"{label}{signature} cannot be called as function(response, problem); define it with "
+            "these two arguments, a str and a Problem: problem.ground_truth is the answer, "
+            "problem.extra has the columns of the row",
             at="reward",
-        ) from error
+        )
     return function
 
 

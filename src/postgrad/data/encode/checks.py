@@ -123,61 +123,33 @@ def check_prompt_end(problem: Problem, messages: Sequence[Message]) -> None:
         )
 
 
-def check_rendered(
-    template: ChatTemplate,
+def check_shown(
+    template: ChatTemplate | None,
     problem: Problem,
     messages: Sequence[Message],
     tools: Sequence[dict[str, Any]],
 ) -> None:
-    """Refuses what the chat template would lose or write as it is.
+    """Refuse what a prompt would lose: tools, calls and thinking that its template does not read.
 
-    That is tools, tool calls or thinking that it does not read, and unknown roles.
+    Also roles that no chat has: templates write them as they are, or leave them out. Without a
+    template only the contents are shown.
     """
-    check_roles(problem, messages)
-    model = repr(template.tokenizer.name_or_path)
+    field = reasoning_field(messages)
     has_calls = any("tool_calls" in message for message in messages)
-    for name, is_used in (("tools", bool(tools)), ("tool_calls", has_calls)):
-        if is_used and not template.reads(name):
+    for name, is_used in (("tools", tools), ("tool_calls", has_calls), (field, field)):
+        if not is_used:
+            continue
+        reads = template and (template.reads_field if name == field else template.reads)
+        if not (reads and reads(name)):
+            where = f"the chat template of {template.tokenizer.name_or_path!r}" if template else ""
             raise Unsupported(
-                f"{problem_label(problem)} has {name}, which the chat template of {model} does not "
-                "render; use a model whose template does, or remove these rows",
+                f"{problem_label(problem)} has {name}, which "
+                f"{where or 'a prompt without a chat template'} does not render; use a model whose "
+                "template does, remove these rows, or write thinking in the content, as "
+                "<think>...</think>",
                 at=name,
             )
-    field = reasoning_field(messages)
-    if field and not template.reads_field(field):
-        raise Unsupported(
-            f"{problem_label(problem)} has {field} in a message, which the chat template of "
-            f"{model} does not render; write it in the content, as <think>...</think>",
-            at=field,
-        )
-
-
-def check_no_reasoning(problem: Problem, messages: Sequence[Message]) -> None:
-    """Refuses thinking outside of the content, which needs a chat template."""
-    field = reasoning_field(messages)
-    if field:
-        raise Unsupported(
-            f"{problem_label(problem)} has {field} in a message, which only a chat template "
-            "renders; write it in the content, as <think>...</think>",
-            at=field,
-        )
-
-
-def check_no_tools(
-    problem: Problem, tools: Sequence[dict[str, Any]], messages: Sequence[Message]
-) -> None:
-    """Refuses tools and calls of tools, which need a chat template."""
-    if tools or any("tool_calls" in message for message in messages):
-        raise Unsupported(
-            f"{problem_label(problem)} has tools or tool calls, which need a chat template; "
-            "use a model that has one, or remove these rows",
-            at="tools",
-        )
-
-
-def check_roles(problem: Problem, messages: Sequence[Message]) -> None:
-    """Refuses roles that no chat has: templates write them as they are, or leave them out."""
-    for message in messages:
+    for message in messages if template else ():
         if message["role"] not in ROLES:
             raise WrongValue(
                 f"{problem_label(problem)} has a message with the role {message['role']!r}, which "

@@ -12,10 +12,8 @@ from postgrad.config.schema import TRUNCATION_SIDES, DataConfig
 from postgrad.data.encode.checks import (
     check_names,
     check_no_chat_settings,
-    check_no_reasoning,
-    check_no_tools,
     check_prompt_end,
-    check_rendered,
+    check_shown,
     check_text_style,
     rendering,
 )
@@ -176,12 +174,10 @@ class Encoder(TextEncoder):
         messages = self._styled(problem, problem.messages)
         tools = tools_of(problem)
         if self.chat_template is None:
-            check_no_tools(problem, tools, messages)
-            if self.checks_messages:
-                check_no_reasoning(problem, messages)
+            check_shown(None, problem, messages, tools)
             return "\n\n".join(message["content"] for message in messages) + self.style.opening
         if self.checks_messages:
-            check_rendered(self.chat_template, problem, messages, () if self.tools else tools)
+            check_shown(self.chat_template, problem, messages, () if self.tools else tools)
             check_prompt_end(problem, messages)
         with rendering(problem, messages):
             return self.chat_template.render_prompt(messages, tools)
@@ -327,12 +323,12 @@ class Encoder(TextEncoder):
         message = _reply_message(problem, text)
         is_ended = False
         if self.chat_template is None or self.style.opening:
-            check_no_reasoning(problem, [message])
+            check_shown(None, problem, [message], ())
             written = without_opening(prompt, text)
         else:
             template = self.chat_template
             before = template.prompt_messages(self._styled(problem, problem.messages))
-            check_rendered(template, problem, [message], ())
+            check_shown(template, problem, [message], ())
             messages = [*before, message]
             tools = template.tools or tools_of(problem)
             with rendering(problem, messages):
@@ -405,7 +401,7 @@ class Encoder(TextEncoder):
             num_prompt = len(messages) - 1
         else:
             messages = self._with_pictures(problem, messages)
-        check_rendered(self.chat_template, problem, messages, conversation.tools)
+        check_shown(self.chat_template, problem, messages, conversation.tools)
         check_prompt_end(problem, messages[:num_prompt])
         with rendering(problem, messages):
             text, turns = self._turn_finder.turns(messages, conversation.tools)
@@ -465,7 +461,7 @@ class Encoder(TextEncoder):
                 "set method.train_on=last, or use a model with a chat template",
                 at="method.train_on",
             )
-        check_no_tools(problem, conversation.tools, conversation.messages)
+        check_shown(None, problem, conversation.messages, conversation.tools)
         end = self.decode_raw([self.eos_token_id()])
         if end in last["content"].removesuffix(end):
             raise WrongValue(

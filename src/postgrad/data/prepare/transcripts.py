@@ -18,19 +18,6 @@ def is_transcript(value: object) -> bool:
     return isinstance(value, str) and value.lstrip().startswith(HUMAN_MARK.strip())
 
 
-def is_open_transcript(value: object) -> bool:
-    """Whether a value is a transcript that ends where the assistant's reply starts."""
-    if not isinstance(value, str) or not is_transcript(value):
-        return False
-    return value.replace("\r\n", "\n").rstrip().endswith(REPLY_MARK)
-
-
-def read_open_transcript(value: object, name: str) -> Messages:
-    """Return the turns of a transcript that ends where the assistant's reply starts."""
-    text = checked_text(value, name).replace("\r\n", "\n")
-    return read_transcript(text.rstrip().removesuffix(REPLY_MARK), name)
-
-
 def read_transcript(value: object, name: str) -> Messages:
     """Return the turns of a transcript.
 
