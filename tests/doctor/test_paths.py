@@ -8,7 +8,7 @@ from families import make_family
 from tiny_runs import config_of
 
 from postgrad.config.schema import RolloutConfig
-from postgrad.doctor.paths import describe_paths
+from postgrad.doctor.rehearsal import describe_paths
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.load import prepare_for_training
 from postgrad.model.policy import LocalPolicy

@@ -4,6 +4,8 @@ They are loaded by the run, the run's own engine, or a server.
 """
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from postgrad.cluster.host import load_reward_model, load_role
@@ -14,6 +16,7 @@ from postgrad.errors import ConfigError
 from postgrad.methods.ports import LIVE, Role
 from postgrad.model.load.context import context_length
 from postgrad.model.load.load import load_tokenizer, model_config
+from postgrad.problem import Failure, Problem, Score
 from postgrad.rollout.engine import Engine
 from postgrad.rollout.generator import Chat, Generator
 from postgrad.rollout.served_path import is_served, parse_served_path
@@ -23,9 +26,7 @@ from postgrad.verifiers.scorer import JudgeModel
 MAX_CALLS = 64  # concurrent calls to a served engine
 
 
-def open_chat(
-    config: EngineConfig, path: str, engine: Engine | None, template: str, concurrency: int
-) -> Chat:
+def open_chat(config: EngineConfig, path: str, engine: Engine | None, template: str) -> Chat:
     """Return the model that answers messages at a role's path, without the rest of a run.
 
     It is a server's model, `engine` itself, or a model that is loaded in this process.
@@ -35,7 +36,6 @@ def open_chat(
         path: as of a role: a model path, http://host:8000/v1#model, policy:live, ...
         engine: the engine of the run or the evaluation; None where no path is policy:live.
         template: how messages become a prompt (data.template).
-        concurrency: maximum number of concurrent calls to a server.
     """
     model = None
     if not is_remote_role(path):
@@ -44,7 +44,7 @@ def open_chat(
         loaded = load_role(config, "judge", path)
         loaded.model.requires_grad_(False)
         model = NativeEngine(loaded, config.rollout)
-    return _make_generator(config, Role("chat", path), engine, model, template, concurrency)
+    return _make_generator(config, Role("chat", path), engine, model, template)
 
 
 def add_generators(
@@ -57,7 +57,6 @@ def add_generators(
     Raises: ConfigError that names the role.
     """
     settings = engine_config(config)
-    concurrency = config.reward.judge.concurrency
     terms = {term.role: term for term in parse_reward(config.reward.verifier).models}
     all_models = dict(models)
     for name, role in roles.items():
@@ -73,7 +72,7 @@ def add_generators(
             continue
         try:
             all_models[name] = _make_generator(
-                settings, role, engine, models.get(name), config.data.template, concurrency
+                settings, role, engine, models.get(name), config.data.template
             )
         except ConfigError as error:
             raise error.reworded(f"{name}: {error}", at=name) from error
@@ -93,13 +92,11 @@ def open_scoring_models(
     }
     if asks_judge(reward.verifier):
         judge = reward.judge
-        models["judge"] = open_chat(config, judge.model, engine, template, judge.concurrency)
+        models["judge"] = open_chat(config, judge.model, engine, template)
     return models
 
 
 def _make_verifier(config: EngineConfig, term: Term, model: Any) -> JudgeModel:
-    from postgrad.methods.support.reward_models import ModelVerifier
-
     settings = dataclasses.replace(config.model, path=term.model_path)
     encoder = Encoder(load_tokenizer(settings, config.seed))
     return ModelVerifier(model, encoder)
@@ -111,10 +108,9 @@ def _make_generator(
     engine: Engine | None,
     model: Any,
     template: str,
-    concurrency: int,
 ) -> Any:
     if is_served(role.path):
-        return _make_served(config, role, template, concurrency)
+        return _make_served(config, role, template)
     model_settings = config.model
     if role.path and not is_remote_role(role.path):
         model_settings = dataclasses.replace(config.model, path=role.path)
@@ -124,14 +120,14 @@ def _make_generator(
     return Generator(source, encoder, context)
 
 
-def _make_served(config: EngineConfig, role: Role, template: str, concurrency: int) -> Any:
+def _make_served(config: EngineConfig, role: Role, template: str) -> Any:
     from postgrad.rollout.http import HttpChat, HttpEngine
     from postgrad.rollout.http_client import Address
 
     url, tokenizer_path = parse_served_path(role.path)
     address = Address.parse(url)
     if role.kind == "chat":
-        return HttpChat(address, config.cluster.wait_s, concurrency)
+        return HttpChat(address, config.cluster.wait_s)
     model_settings = dataclasses.replace(config.model, path=tokenizer_path)
     try:
         tokenizer = load_tokenizer(model_settings, config.seed)
@@ -144,3 +140,27 @@ def _make_served(config: EngineConfig, role: Role, template: str, concurrency: i
     num_calls = min(MAX_CALLS, config.rollout.max_rows)
     engine = HttpEngine(address, encoder, config.cluster.wait_s, num_calls)
     return Generator(engine, encoder, engine.max_context)
+
+
+class ModelVerifier:
+    """Scores responses with a reward model, whose own tokenizer and chat template are used.
+
+    `model` is one in this process or another one; its port has `scores`.
+    """
+
+    def __init__(self, model: Any, encoder: Encoder) -> None:
+        self.model = model
+        self.encoder = encoder
+
+    def score(self, problems: Sequence[Problem], responses: Sequence[str]) -> list[Score | Failure]:
+        """One Score per response; a Failure for a conversation longer than the context."""
+        pairs = zip(problems, responses, strict=True)
+        rows = [self.encoder.scored(problem, text) for problem, text in pairs]
+        values = self.model.scores(rows).tolist()
+        return [_as_score(value, row) for value, row in zip(values, rows, strict=True)]
+
+
+def _as_score(value: float, row: Sequence[int]) -> Score | Failure:
+    if math.isfinite(value):
+        return Score(value)
+    return Failure("reward_model", f"no score for a conversation of {len(row)} tokens")

@@ -31,7 +31,6 @@ class JudgeConfig:
     retries: int = setting(
         2, "times that the judge is asked again if its reply has no rating", at_least=0
     )
-    concurrency: int = setting(16, "requests to the judge's server at the same time", at_least=1)
     monitor: str = setting(
         "",
         "model that predicts the rating from question and thought alone at each validation, "

@@ -17,11 +17,14 @@ import torch
 
 from postgrad import phases
 from postgrad.config.schema import Config, copy_settings
-from postgrad.doctor.paths import describe_paths
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.method import Step
-from postgrad.model.device import has_own_memory
+from postgrad.model.device import has_own_memory, supports_graph_capture
+from postgrad.model.passes.captured import uncaptured_reason
+from postgrad.model.passes.support import support_of
+from postgrad.model.policy import LocalPolicy
+from postgrad.rollout.native.engine import NativeEngine
 from postgrad.training.driver import Driver, open_driver
 from postgrad.training.report import Reporter
 from postgrad.training.result import StepResult
@@ -171,3 +174,36 @@ def stage_seconds(metrics: dict[str, float]) -> dict[str, float]:
         if name.startswith("stage/") and name.endswith("_s"):
             seconds[name.removeprefix("stage/").removesuffix("_s")] = value
     return seconds
+
+
+# ---- which passes and which decoding the models of the run use, and why not faster ones
+
+
+def describe_paths(policy: Any, engine: Any) -> list[tuple[str, str]]:
+    """Return rows about models in this process; none about others."""
+    rows: list[tuple[str, str]] = []
+    if isinstance(policy, LocalPolicy):
+        rows += _describe_passes(policy.model)
+    if isinstance(engine, NativeEngine):
+        rows.append(("decoding", _describe_decoding(engine)))
+    return rows
+
+
+def _describe_passes(model: Any) -> list[tuple[str, str]]:
+    support = support_of(model)
+    passes = str(support.passes)
+    reasons = list(support.reasons)
+    if supports_graph_capture(next(model.parameters()).device):
+        reason = uncaptured_reason(model)
+        passes += ", kernel by kernel" if reason else ", captured as graphs"
+        reasons += [f"captured: {reason}"] if reason else []
+    return [("passes", passes), *(("", f"not {reason}") for reason in reasons)]
+
+
+def _describe_decoding(engine: NativeEngine) -> str:
+    if engine.stock_engine is not None:
+        return "transformers' generate"
+    if engine.decoder is not None:
+        graphs = "captured as graphs" if engine.decoder.captures else "kernel by kernel"
+        return f"native, paged cache, {graphs}"
+    return "native, contiguous cache"

@@ -12,7 +12,6 @@
     replay_pool           ExGRPO's stored responses
     thinking              responses with a thought before the output: the base of Classmate-CoT
     pairs                 responses of the data: the base of DPO, KTO and reward models
-    reward_models         reward models as verifiers
     judging               language models as judge and monitor
 
 May import what methods may import.
