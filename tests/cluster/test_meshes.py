@@ -39,7 +39,7 @@ def logprobs_on_ranks(policy_folder, dense_folder, meshes):
         assert isinstance(policy.ranks, ShardedModel)
         mesh = policy.ranks.mesh
         reference = FrozenPolicy(config, load(config.model, CPU), mesh)
-        assert mesh.by_expert or mesh.expert.size == 2
+        assert mesh.expert.size == 2
         results.append((policy.logprobs(BATCH)["logprobs"], reference.logprobs(BATCH)["logprobs"]))
     return results
 
@@ -52,14 +52,14 @@ def test_a_dense_model_beside_experts_gives_the_numbers_of_one_process(experts, 
         local_policy(experts).logprobs(BATCH)["logprobs"],
         FrozenPolicy(config, load(config.model, CPU)).logprobs(BATCH)["logprobs"],
     )
-    for of_rank in run_on_ranks(2, logprobs_on_ranks, experts, dense, [[EXPERT], [EXPERT, TENSOR]]):
+    for of_rank in run_on_ranks(2, logprobs_on_ranks, experts, dense, [[EXPERT]]):
         for actual in of_rank:
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def pool_sizes(dense_folder, experts_folder):
-    """Return (tensor, sequence, expert) sizes of the ranks of three pools of two workers."""
-    config = make_config(experts_folder, EXPERT, TENSOR, "cluster.shard_workers=8")
+    """Return (tensor, shard) sizes of the ranks of three pools of two workers."""
+    config = make_config(experts_folder, TENSOR, "cluster.shard_workers=8")
     roles = {
         "critic": Role("critic", str(dense_folder)),
         "reference": Role("frozen"),
@@ -68,13 +68,13 @@ def pool_sizes(dense_folder, experts_folder):
     results = []
     for name in roles:
         ranks = Ranks.from_process_group(CPU, worker_mesh(config, roles, [name], 2))
-        results.append((ranks.tensor.size, ranks.by_expert, ranks.shard.size))
+        results.append((ranks.tensor.size, ranks.shard.size))
     return results
 
 
 def test_the_ranks_of_a_pool_divide_what_its_model_has(experts, dense):
-    # The critic has no experts; the reward model is complete on each worker.
-    expected = [(2, False, 1), (2, True, 1), (1, False, 2)]
+    # The reward model is complete on each worker.
+    expected = [(2, 1), (2, 1), (1, 2)]
     assert run_on_ranks(2, pool_sizes, dense, experts) == [expected, expected]
 
 

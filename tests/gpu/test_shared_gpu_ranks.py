@@ -72,7 +72,6 @@ CASES = {
     "sequence, stock modules": ("olmo2", {}, [SEQUENCE]),
     "tensor x sequence": ("qwen3", FOUR_HEADS, [TENSOR, SEQUENCE]),
     "experts in slices": ("qwen3_moe", {}, [TENSOR]),
-    "whole experts": ("qwen3_moe", {}, [TENSOR, EXPERT]),
     "token dispatch": ("qwen3_moe", {}, [EXPERT]),
 }
 BFLOAT16 = ("fsdp", "tensor", "sequence")

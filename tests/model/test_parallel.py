@@ -68,7 +68,6 @@ CASES = {
     "tensor x 4, adapters": ("starcoder2", {"num_key_value_heads": 4}, [TENSOR_4, LORA]),
     "tensor, recomputed": ("qwen3", {}, [TENSOR, "model.activation_checkpointing=true"]),
     "experts in slices": ("qwen3_moe", {}, [TENSOR]),
-    "whole experts": ("qwen3_moe", {}, [TENSOR, EXPERT]),
     "recurrent layers": ("qwen3_next", {}, [TENSOR]),
 }
 
@@ -98,7 +97,6 @@ FREQUENT = [
     "tensor x sequence",
     "tensor, adapters",
     "experts in slices",
-    "whole experts",
 ]
 RARE = [name for name in CASES if name not in FREQUENT]
 
@@ -242,20 +240,18 @@ def test_sizes_that_do_not_fit_are_refused(tiny, settings, key):
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "by_expert", "why"),
+    ("family", "changes", "why"),
     [
-        ("gpt2", {}, False, "gpt2"),
-        ("qwen3", {"num_key_value_heads": 1}, False, "key-value heads"),
-        ("qwen3", {"intermediate_size": 63}, False, "63"),
-        ("qwen3", {}, True, "no experts"),
-        ("qwen3_moe", {"num_experts": 3}, True, "3 experts"),
+        ("gpt2", {}, "gpt2"),
+        ("qwen3", {"num_key_value_heads": 1}, "key-value heads"),
+        ("qwen3", {"intermediate_size": 63}, "63"),
     ],
 )
-def test_models_that_cannot_be_divided_are_refused(folders, family, changes, by_expert, why):
+def test_models_that_cannot_be_divided_are_refused(folders, family, changes, why):
     config = config_of("grpo", folders(family, changes))
     model = load(config.model, CPU).model
     with pytest.raises(ConfigError, match=why):
-        tensor_parallel.divide_model(model, groups.Group(0, 2), by_expert)
+        tensor_parallel.divide_model(model, groups.Group(0, 2))
 
 
 # ---- every family
@@ -263,7 +259,7 @@ def test_models_that_cannot_be_divided_are_refused(folders, family, changes, by_
 COLUMNS = {
     "FSDP2": [],
     "tensor parallel": [TENSOR],
-    "expert parallel": [TENSOR, EXPERT],
+    "expert parallel": [EXPERT],
     "sequence parallel": [SEQUENCE],
 }
 

@@ -59,7 +59,7 @@ def test_a_checkpoint_continues_on_another_mesh_and_in_one_process(
 ):
     folder = folders("qwen3_moe", {})
     checkpoints = [tmp_path / "first", tmp_path / "second"]
-    meshes = ([TENSOR, EXPERT, *adapters], [*second, *adapters])
+    meshes = ([TENSOR, *adapters], [*second, *adapters])
     trained: dict[str, torch.Tensor] = {}
     for own_weights in run_on_ranks(4, save_and_continue, folder, checkpoints, *meshes):
         assert not trained.keys() & own_weights.keys()

@@ -280,9 +280,8 @@ class ClusterConfig:
     )
     expert_parallel: int = setting(
         1,
-        "ray: workers that divide the experts of each block among them. Tokens are sent to the "
-        "workers of their experts; with cluster.tensor_parallel, which it must equal then, all "
-        "of those workers have the same tokens and none are sent",
+        "ray: workers that divide the experts of each block among them; tokens are sent to the "
+        "workers of their experts. cluster.tensor_parallel divides every expert instead",
         at_least=1,
         only_with=RAY,
     )

@@ -1,8 +1,7 @@
 """Expert parallelism: each rank of a group holds some of the experts of every block.
 
-If the ranks of the group compute the same rows (tensor parallelism), each computes its own experts'
-part of every token, and the parts are summed. If they compute different rows, each token is sent
-to the ranks that hold its experts, and their outputs are sent back (token dispatch).
+The ranks compute different rows: each token is sent to the ranks that hold its experts, and their
+outputs are sent back (token dispatch). Tensor parallelism divides every expert instead.
 """
 
 from typing import Any
@@ -42,25 +41,16 @@ def num_experts_of(model: Any) -> int:
     return num_experts
 
 
-def divide_experts(module: Any, group: Group, by_expert: bool) -> dict[str, Division]:
-    """Slice the experts of one block for ranks that compute the same rows; outputs are summed.
-
-    `by_expert` gives each rank full experts instead of a slice of every expert.
-    """
+def divide_experts(module: Any, group: Group) -> dict[str, Division]:
+    """Slice every expert of one block for ranks that compute the same rows; outputs are summed."""
     divisions = {"gate_up_proj": Division(1, parts=2), "down_proj": Division(2)}
-    if by_expert:
-        divisions = dict.fromkeys(WEIGHTS, Division(0))
-        _keep_own_experts(module, group)
     for name, division in divisions.items():
         replace_parameter(module, name, division, group)
 
     def own_inputs(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden, chosen, weights = args
-        # Before the mask: the router gets the gradients of the other ranks' experts, too.
-        weights = sum_gradients(weights, group)
-        if by_expert:
-            chosen, weights = _skip_other_experts(chosen, weights, group, module.num_experts)
-        return sum_gradients(hidden, group), chosen, weights
+        # The router gets the gradients of the other ranks' slices, too.
+        return sum_gradients(hidden, group), chosen, sum_gradients(weights, group)
 
     module.register_forward_pre_hook(own_inputs)
     module.register_forward_hook(lambda _, args, output: sum_outputs(output, group))

@@ -61,7 +61,6 @@ class Ranks:
     sequence: Group = ALONE  # the tokens of a pass are divided over it
     tensor: Group = ALONE  # the matrices of the blocks are divided over it
     shard: Group = ALONE  # the slices of one rank are sharded over it
-    by_expert: bool = False  # each rank of `tensor` has full experts
     expert: Group = ALONE  # tokens are sent to their experts within it
     expert_shard: Group = ALONE  # the experts of one rank are sharded over it
     expert_mesh: DeviceMesh | None = None  # what FSDP2 shards dispatched experts over
@@ -88,7 +87,7 @@ class Ranks:
         )
         is_hybrid = num_shards * tensor < size
         experts = (ALONE, ALONE, None)
-        if tensor == 1 and cluster.expert_parallel > 1:
+        if cluster.expert_parallel > 1:
             experts = _expert_mesh(device, size, num_shards, cluster.expert_parallel)
         return Ranks(
             dist.get_rank(),
@@ -100,7 +99,6 @@ class Ranks:
             _group_of(by_row, "sequence"),
             _group_of(by_row, "tensor"),
             _group_of(by_weight, "shard"),
-            tensor > 1 and cluster.expert_parallel > 1,
             *experts,
         )
 
@@ -267,11 +265,10 @@ def check_mesh(num_ranks: int, cluster: ClusterConfig) -> None:
             f"cluster.sequence_parallel = {inner}",
             at="cluster.tensor_parallel",
         )
-    if tensor > 1 and cluster.expert_parallel not in (1, tensor):
+    if tensor > 1 and cluster.expert_parallel > 1:
         raise Conflict(
-            f"cluster.expert_parallel={cluster.expert_parallel} must be 1 or equal to "
-            f"cluster.tensor_parallel={tensor}: experts are divided over the same workers; with "
-            "cluster.tensor_parallel=1 it can be any number that divides the workers"
+            f"cluster.expert_parallel={cluster.expert_parallel}: with "
+            f"cluster.tensor_parallel={tensor} every expert is divided; set one of them to 1"
         )
     if cluster.shard_workers and (num_ranks // tensor) % cluster.shard_workers:
         raise Conflict(

@@ -77,7 +77,7 @@ def shard_model(
     divisions: dict[str, Division] = {}
     has_experts = count_experts(model.config) > 0
     if ranks.tensor.size > 1:
-        divisions = divide_model(model, ranks.tensor, ranks.by_expert and has_experts)
+        divisions = divide_model(model, ranks.tensor)
     elif ranks.expert.size > 1 and has_experts:
         divisions = dispatch_experts(model, ranks.expert)
     offload = OffloadPolicy()

@@ -1,4 +1,4 @@
-"""Tensor and expert parallelism: each rank of a group holds slices of the blocks' matrices.
+"""Tensor parallelism: each rank of a group holds slices of the blocks' matrices.
 
 All ranks of the group compute the same rows. The slices follow the plan that transformers has for
 the type of model. Embedding and head are divided by ids; norms are replicated. FSDP2 then
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from postgrad.errors import Conflict, Unsupported
 from postgrad.model.lora import ADAPTER_NAME, base_layer
-from postgrad.model.parallel.experts import divide_experts, num_experts_of
+from postgrad.model.parallel.experts import divide_experts
 from postgrad.model.parallel.groups import (
     Division,
     Group,
@@ -65,28 +65,22 @@ MORE_RULES = {
 }
 
 
-def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Division]:
+def divide_model(model: Any, group: Group) -> dict[str, Division]:
     """Replace the model's matrices by this rank's slices; return the division by parameter name.
-
-    `by_expert` gives each rank full experts instead of a slice of every expert.
 
     Raises: ConfigError for a model that cannot be divided so.
     """
-    _check_model(model, group, by_expert)
+    _check_model(model, group)
     divisions: dict[str, Division] = {}
     inputs = SharedInputs(group)
     plan = MORE_RULES | dict(model.tp_plan)
-    if by_expert:
-        # transformers before 5.19 has no property for it.
-        experts = model.ep_plan if hasattr(model, "ep_plan") else model._ep_plan
-        plan |= {name: EXPERTS for name in experts if name.endswith(".experts")}
     by_id = (model.get_input_embeddings(), model.get_output_embeddings())
     for name, module in list(model.named_modules()):
         style = _style_of(plan, name)
         if style is None or module in by_id:
             continue
         if style == EXPERTS:
-            own = divide_experts(module, group, by_expert)
+            own = divide_experts(module, group)
         elif style in LINEAR_STYLES:
             own = LINEAR_STYLES[style](base_layer(module), group, inputs)
             if module is not base_layer(module):
@@ -95,25 +89,20 @@ def divide_model(model: Any, group: Group, by_expert: bool) -> dict[str, Divisio
         else:
             raise Unsupported(f"cluster.tensor_parallel does not support {name} ({style})")
         divisions |= {f"{name}.{key}": division for key, division in own.items()}
-    if not any(".experts." in name for name in divisions) and by_expert:
-        raise Unsupported("cluster.expert_parallel: the model's experts are in no plan")
     return divisions | _divide_vocabulary(model, group)
 
 
-def _check_model(model: Any, group: Group, by_expert: bool) -> None:
+def _check_model(model: Any, group: Group) -> None:
     config = model.config.get_text_config()
     if config.model_type not in FAMILIES:
         raise Unsupported(
             f"cluster.tensor_parallel was not tested with model type {config.model_type}; it works "
             f"with {', '.join(FAMILIES)}"
         )
-    experts = num_experts_of(model) if by_expert else 0
     sizes = {
         "attention heads": config.num_attention_heads,
         "key-value heads": getattr(config, "num_key_value_heads", config.num_attention_heads),
     }
-    if by_expert:
-        sizes["experts"] = experts
     for what, size in sizes.items():
         if size % group.size:
             raise Conflict(
