@@ -19,6 +19,15 @@ from postgrad.net import server as net_server
 from postgrad.serving.app import make_app
 from postgrad.serving.served_model import ServedModel, end_requests, load_served_model
 
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+
 
 @dataclass
 class Live:

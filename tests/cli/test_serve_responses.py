@@ -3,32 +3,19 @@
 import json
 
 import pytest
-from serve_process import openai_client
+from serve_process import LOOK as CHAT_LOOK
 from tables import tabled
-from tool_model import KNOWS_TOOLS, chat_model
 
 from postgrad.serving.requests import ApiError
 from postgrad.serving.responses_request import parse_responses, read_input
 
-LOOK = {
-    "type": "function",
-    "name": "look",
-    "description": "Look.",
-    "parameters": {"type": "object", "properties": {}},
-    "strict": True,
-}
-CHAT_LOOK = {
-    "type": "function",
-    "function": {"name": "look", "description": "Look.", "parameters": LOOK["parameters"]},
-}
+LOOK = {"type": "function", "strict": True} | CHAT_LOOK["function"]
 WITH_IDS = {"return_token_ids": True}
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    model = chat_model(tmp_path_factory.mktemp("model"), KNOWS_TOOLS)
-    with openai_client(model) as made:
-        yield made
+def client(tool_client):
+    return tool_client
 
 
 def respond(client, given="1+1=", **fields):
@@ -77,22 +64,14 @@ def test_a_stream_has_the_events_of_the_same_response(client):
 
 
 @pytest.fixture(scope="module")
-def called(client):
+def response_of_a_call(client, called):
     """The seed of a response that is a call, and the response."""
-    messages = [{"role": "user", "content": "1+1="}]
-    for seed in range(1000, 40000, 128):
-        chat = client.chat.completions.create(
-            model="", messages=messages, max_tokens=2, n=128, tools=[CHAT_LOOK], seed=seed
-        )
-        for choice in chat.choices:
-            if choice.finish_reason == "tool_calls":
-                seed += choice.index
-                return seed, respond(client, tools=[LOOK], seed=seed, max_output_tokens=2)
-    raise AssertionError("no response was a call")
+    seed = called[0] + called[1].index
+    return seed, respond(client, tools=[LOOK], seed=seed, max_output_tokens=2)
 
 
-def test_a_call_is_an_item_and_its_output_goes_to_the_template(client, called):
-    _, response = called
+def test_a_call_is_an_item_and_its_output_goes_to_the_template(client, response_of_a_call):
+    _, response = response_of_a_call
     (call,) = response.output
     assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "look", {})
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "2"}
@@ -118,8 +97,8 @@ def test_a_call_is_an_item_and_its_output_goes_to_the_template(client, called):
     assert ours.output_text == (chat.choices[0].message.content or "")
 
 
-def test_a_stream_sends_a_call_at_its_end(client, called):
-    seed, response = called
+def test_a_stream_sends_a_call_at_its_end(client, response_of_a_call):
+    seed, response = response_of_a_call
     events = list(respond(client, tools=[LOOK], seed=seed, max_output_tokens=2, stream=True))
     kinds = [event.type.removeprefix("response.") for event in events]
     call = "function_call_arguments"

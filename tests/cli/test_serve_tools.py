@@ -5,45 +5,20 @@ import threading
 
 import openai
 import pytest
-from serve_process import openai_client
-from tool_model import CALL, KNOWS_TOOLS, chat_model, chat_tokenizer
+from serve_process import LOOK
+from tool_model import CALL, KNOWS_TOOLS, chat_tokenizer
 
 from postgrad.serving.model_text import ModelText
 from postgrad.serving.requests import ApiError, parse_request
 from postgrad.serving.tool_calls import find_tool_calls, template_message
 
-LOOK = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Look.",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
 QUESTION = [{"role": "user", "content": "1+1="}]
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    model = chat_model(tmp_path_factory.mktemp("model"), KNOWS_TOOLS)
-    with openai_client(model) as made:
-        yield made
 
 
 def ask(client, **fields):
     return client.chat.completions.create(
         model="", messages=QUESTION, max_tokens=2, n=128, **fields
     )
-
-
-@pytest.fixture(scope="module")
-def called(client):
-    """(seed, number of the choice) of a response that is exactly a call and the end."""
-    for seed in range(1000, 40000, 128):
-        for choice in ask(client, tools=[LOOK], seed=seed).choices:
-            if choice.finish_reason == "tool_calls":
-                return seed, choice
-    raise AssertionError("no response was a call")
 
 
 def test_a_call_is_returned_as_tool_call(called):
@@ -58,11 +33,11 @@ def test_a_call_is_returned_as_tool_call(called):
     assert call.id.startswith("call_")
 
 
-def test_a_stream_sends_the_call_at_its_end(client, called):
+def test_a_stream_sends_the_call_at_its_end(tool_client, called):
     seed, choice = called
     deltas = [
         part
-        for chunk in ask(client, tools=[LOOK], seed=seed, stream=True)
+        for chunk in ask(tool_client, tools=[LOOK], seed=seed, stream=True)
         for part in chunk.choices
         if part.index == choice.index
     ]
@@ -72,7 +47,7 @@ def test_a_stream_sends_the_call_at_its_end(client, called):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls_are_found_outside_of_the_event_loop(client, monkeypatch, stream):
+def test_calls_are_found_outside_of_the_event_loop(tool_client, monkeypatch, stream):
     """The lock of the tokenizer may be held while a long prompt is encoded."""
     threads: set[str] = set()
     real = ModelText.find_tool_calls
@@ -82,28 +57,28 @@ def test_calls_are_found_outside_of_the_event_loop(client, monkeypatch, stream):
         return real(served, request, tokens)
 
     monkeypatch.setattr(ModelText, "find_tool_calls", noted)
-    answer = client.chat.completions.create(
+    answer = tool_client.chat.completions.create(
         model="", messages=QUESTION, max_tokens=2, tools=[LOOK], stream=stream
     )
     assert list(answer)
     assert threads and all("AnyIO" in name for name in threads)
 
 
-def test_without_tools_a_call_is_text(client, called):
+def test_without_tools_a_call_is_text(tool_client, called):
     seed, _ = called
     for fields in ({}, {"tools": [LOOK], "tool_choice": "none"}):
-        for other in ask(client, seed=seed, **fields).choices:
+        for other in ask(tool_client, seed=seed, **fields).choices:
             assert other.message.tool_calls is None and other.finish_reason != "tool_calls"
 
 
-def test_answers_of_tools_reach_the_template(client):
+def test_answers_of_tools_reach_the_template(tool_client):
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages = [
         *QUESTION,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "51"},
     ]
-    made = client.chat.completions.create(
+    made = tool_client.chat.completions.create(
         model="",
         messages=messages,
         tools=[LOOK],
@@ -111,7 +86,7 @@ def test_answers_of_tools_reach_the_template(client):
         extra_body={"return_token_ids": True},
     )
     with_answer = made.usage.prompt_tokens
-    shorter = client.chat.completions.create(
+    shorter = tool_client.chat.completions.create(
         model="", messages=messages[:2], tools=[LOOK], max_tokens=1
     )
     assert with_answer > shorter.usage.prompt_tokens
@@ -124,9 +99,9 @@ def test_answers_of_tools_reach_the_template(client):
         ({"tools": [LOOK], "tool_choice": "required"}, "tool_choice"),
     ],
 )
-def test_tools_that_cannot_be_used_are_refused(fields, param, client):
+def test_tools_that_cannot_be_used_are_refused(fields, param, tool_client):
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, **fields)
+        ask(tool_client, **fields)
     assert param in str(caught.value)
 
 
