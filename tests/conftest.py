@@ -190,11 +190,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="",
         help="folder of runs that are photographed; the tests' own unless given",
     )
-    parser.addoption(
-        "--screenshot-names",
-        default="",
-        help="pictures to take, such as conversation,tools; all of the runs unless given",
-    )
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -204,13 +204,8 @@ def test_token_budget_changes_only_the_order(measured):
 
 def test_statistics_are_over_tokens():
     values = torch.tensor([4.0, 1.0, 2.0, 9.0])
-    expected = {
-        "mean": 4.0,
-        "std": float(np.sqrt((0 + 9 + 4 + 25) / 4)),
-        "min": 1.0,
-        "max": 9.0,
-        "median": 3.0,
-    }
+    std = float(np.sqrt((0 + 9 + 4 + 25) / 4))
+    expected = {"mean": 4.0, "std": std, "min": 1.0, "max": 9.0, "median": 3.0}
     assert stats(values) == pytest.approx(expected)
 
 
@@ -218,13 +213,8 @@ def test_unsupported_blocks_are_refused(tmp_path):
     """Granite scales the outputs of its modules; OLMo 2 has no input norm."""
     import transformers as t
 
-    shape = {
-        "vocab_size": 18,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
+    shape = {"vocab_size": 18, "hidden_size": 16, "intermediate_size": 24}
+    shape |= {"num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
     model = t.GraniteForCausalLM(t.GraniteConfig(**shape, residual_multiplier=0.2))
     with torch.no_grad():
@@ -408,14 +398,9 @@ def test_bad_input_gives_one_line_and_writes_nothing(
     overrides, message, tiny, run_folder, tmp_path, monkeypatch, capsys
 ):
     kind = pa.list_(pa.int64())
-    pq.write_table(
-        pa.table({"prompt": pa.array([[1]], kind), "response": pa.array([[99]], kind)}),
-        tmp_path / "foreign.parquet",
-    )
-    pq.write_table(
-        pa.table({"prompt": pa.array([[1]], kind), "response": pa.array([[]], kind)}),
-        tmp_path / "empty.parquet",
-    )
+    for name, response in (("foreign", [99]), ("empty", [])):
+        columns = {"prompt": pa.array([[1]], kind), "response": pa.array([response], kind)}
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
     paths = {
         "MODEL": tiny,
         "RUN": run_folder,

@@ -21,15 +21,9 @@ def exact_logprobs(tiny, ids, temperature=1.0):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
 def test_prompt_logprobs_are_those_of_the_stock_model(client, tiny, temperature):
-    answer = client.completions.create(
-        model="tiny",
-        prompt=PROMPT,
-        max_tokens=2,
-        temperature=temperature,
-        logprobs=3,
-        echo=True,
-        extra_body={"return_token_ids": True},
-    )
+    asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2, "logprobs": 3, "echo": True}
+    ids = {"return_token_ids": True}
+    answer = client.completions.create(**asked, temperature=temperature, extra_body=ids)
     choice = answer.choices[0]
     sampled = choice.token_ids
     ids = [*PROMPT, *sampled]
@@ -54,18 +48,9 @@ def test_the_request_of_lm_evaluation_harness_is_answered(server, tiny):
     """The body that lm_eval's local-completions sends, and how it reads the answer."""
     prompts = [[1, 10, 2, 15, 3], [2, 10, 2, 15, 4, 5]]
     context_lengths = [4, 4]
-    status, answer, _ = server.ask(
-        "/v1/completions",
-        {
-            "model": "tiny",
-            "prompt": prompts,
-            "temperature": 0,
-            "max_tokens": 1,
-            "logprobs": 1,
-            "seed": 1234,
-            "echo": True,
-        },
-    )
+    body = {"model": "tiny", "prompt": prompts, "temperature": 0, "max_tokens": 1}
+    body |= {"logprobs": 1, "seed": 1234, "echo": True}
+    status, answer, _ = server.ask("/v1/completions", body)
     assert status == 200
     for choice, ids, start in zip(answer["choices"], prompts, context_lengths, strict=True):
         exact = exact_logprobs(tiny, ids)
@@ -123,19 +108,9 @@ def test_no_new_tokens_need_echo(server):
 def test_generate_takes_and_returns_tokens(server, tiny):
     """The request of verifiers and prime-rl, and the parts of the response that they check."""
     params = {"temperature": 1.0, "max_tokens": 6, "seed": 3, "logprobs": 1}
-    status, answer, _ = server.ask(
-        "/inference/v1/generate",
-        {
-            "model": "tiny",
-            "token_ids": PROMPT,
-            "sampling_params": params
-            | {
-                "stop_token_ids": [],
-                "skip_special_tokens": False,
-                "routed_experts_prompt_start": 3,
-            },
-        },
-    )
+    more = {"stop_token_ids": [], "skip_special_tokens": False, "routed_experts_prompt_start": 3}
+    body = {"model": "tiny", "token_ids": PROMPT, "sampling_params": params | more}
+    status, answer, _ = server.ask("/inference/v1/generate", body)
     assert status == 200
     choice = answer["choices"][0]
     exact = exact_logprobs(tiny, [*PROMPT, *choice["token_ids"]])

@@ -377,13 +377,8 @@ def test_new_weights_come_from_below_the_allowed_folder_only(tiny, tmp_path):
     (below / "torn" / "model.safetensors").write_bytes(
         (other / "model.safetensors").read_bytes()[:1000]
     )
-    ask = {
-        "model": "tiny",
-        "prompt": [1, 10, 2, 15],
-        "max_tokens": 10,
-        "temperature": 0,
-        "return_token_ids": True,
-    }
+    ask = {"model": "tiny", "prompt": [1, 10, 2, 15], "max_tokens": 10}
+    ask |= {"temperature": 0, "return_token_ids": True}
     truth = []
     for folder in (tiny, other):
         engine = build_host(config_of("grpo", folder)).engine

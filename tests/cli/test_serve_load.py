@@ -39,13 +39,8 @@ def test_two_hundred_clients_at_once_all_answered_with_bounded_memory(tiny):
             join(in_threads(*(partial(client, seed, found) for seed in range(CLIENTS))))
 
         def client(seed: int, found: dict[int, list[int]]) -> None:
-            body = {
-                "model": "tiny",
-                "prompt": PROMPT,
-                "max_tokens": 24,
-                "seed": seed,
-                "return_token_ids": True,
-            }
+            body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 24}
+            body |= {"seed": seed, "return_token_ids": True}
             if seed % 5 == 0:  # text prompts and stop strings: the tokenizer serves several threads
                 body |= {"prompt": "1+2=", "stop": ["no such"]}
             if seed % 3:
@@ -97,19 +92,8 @@ def test_a_client_that_was_connected_is_answered_when_the_server_stops(tiny):
 )
 def test_stopping_ends_running_requests_and_answers_waiting_ones(tiny, number, host):
     """The second listens on all addresses, so it has made and printed a token that it requires."""
-    with command(
-        str(tiny),
-        "--name",
-        "tiny",
-        "--rows",
-        "4",
-        "--threads",
-        "1",
-        "--grace",
-        "20",
-        "--host",
-        host,
-    ) as server:
+    words = f"{tiny} --name tiny --rows 4 --threads 1 --grace 20 --host {host}".split()
+    with command(*words) as server:
         assert server.process is not None and bool(server.token) == (host == "0.0.0.0")
         assert server.ask("/v1/models", headers={"Authorization": "Bearer wrong"})[0] == (
             401 if server.token else 200
@@ -117,15 +101,9 @@ def test_stopping_ends_running_requests_and_answers_waiting_ones(tiny, number, h
         answers: list[tuple[int, int]] = []
 
         def client(seed: int) -> None:
-            body = {
-                "model": "tiny",
-                "prompt": PROMPT,
-                "max_tokens": 500,
-                "seed": seed,
-                "temperature": 5.0,
-                "return_token_ids": True,
-            }
-            status, answer, _ = server.ask("/v1/completions", body | {"n": 8})
+            body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 500, "seed": seed, "n": 8}
+            body |= {"temperature": 5.0, "return_token_ids": True}
+            status, answer, _ = server.ask("/v1/completions", body)
             answers.append((status, len(answer.get("choices", []))))
 
         threads = in_threads(*(partial(client, 100 * i) for i in range(20)))

@@ -4,6 +4,7 @@ import os
 import string
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
@@ -296,10 +297,14 @@ def test_an_answer_cannot_open_turns(mine):
     assert ids.count(tokenizer.eos_token_id) == 1
 
 
-def talk(limit: int, most: int, mine: Path, reply):
+def looking(mine: Path) -> tuple[Any, Encoder]:
+    """Return a tokenizer and an encoder of prompts with the tool `look`."""
     tokenizer = chat_tokenizer(LETTERS, PLAIN_CHAT)
-    box = Toolbox([f"{mine}:look"])
-    prompts = Encoder(tokenizer, "chat", 4096, tools=box.schemas)
+    return tokenizer, Encoder(tokenizer, "chat", 4096, tools=Toolbox([f"{mine}:look"]).schemas)
+
+
+def talk(limit: int, most: int, mine: Path, reply):
+    tokenizer, prompts = looking(mine)
     call, end = tokenizer.convert_tokens_to_ids(CALL), tokenizer.eos_token_id
     engine = FakeEngine(lambda prompt, seed: reply(prompts.decode_raw(prompt), call, end))
     one = problem()
@@ -333,9 +338,7 @@ def test_turns_end_by_number_by_length_and_by_truncation(mine):
 
 
 def test_without_calls_a_response_is_the_same_with_tools_and_without(mine):
-    tokenizer = chat_tokenizer(LETTERS, PLAIN_CHAT)
-    box = Toolbox([f"{mine}:look"])
-    prompts = Encoder(tokenizer, "chat", 4096, tools=box.schemas)
+    tokenizer, prompts = looking(mine)
     engine, one = FakeEngine(lambda prompt, seed: [seed % 5, tokenizer.eos_token_id]), problem()
     asked = [Request(prompts.prompt(one), [3, 4])]
     plain = run_turns(engine, asked, [one], Sampling(), None)
@@ -348,9 +351,7 @@ def test_without_calls_a_response_is_the_same_with_tools_and_without(mine):
 
 
 def test_a_verifier_never_sees_what_a_tool_wrote(mine):
-    tokenizer = chat_tokenizer(LETTERS, PLAIN_CHAT)
-    box = Toolbox([f"{mine}:look"])
-    prompts = Encoder(tokenizer, "chat", 4096, tools=box.schemas)
+    tokenizer, prompts = looking(mine)
     call, end = tokenizer.convert_tokens_to_ids(CALL), tokenizer.eos_token_id
     engine = FakeEngine(
         lambda prompt, seed: [end] if "51" in prompts.decode_raw(prompt) else [call, end]

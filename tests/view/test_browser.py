@@ -778,106 +778,57 @@ def test_messages_for_empty_and_missing_things(browser, tmp_path):
 
 
 def test_screenshots(browser, request):
-    """Takes screenshots of the main pages if --screenshots is given."""
+    """Takes the pictures of docs/view if --screenshots is given."""
     target = request.config.getoption("--screenshots")
     runs = request.config.getoption("--screenshot-runs")
     if not target:
         pytest.skip("only with --screenshots FOLDER")
-    names = request.config.getoption("--screenshot-names")
     with serving(Path(runs) if runs else browser.server.root) as server:
-        take_screenshots(browser, server, Path(target), names.split(",") if names else [])
-
-
-def conversation_shots(server: Server, runs: list[dict]) -> dict[str, str]:
-    """The pages of the first run with an environment, and of the first with tools."""
-    pages: dict[str, str] = {}
-    for run in runs:
-        text = (server.root / run["name"] / "config.yaml").read_text()
-        page = f"#/run/{quote(run['name'], safe='')}/rollouts?sort=advantage"
-        if "\nenvironment:\n  name: ''" not in text:
-            pages.setdefault("conversation", page)
-        elif "\n  tools: []" not in text:
-            pages.setdefault("tools", page)
-    return pages
-
-
-def list_shots(server: Server) -> list[tuple[str, str, tuple[int, int], str]]:
-    """Name, theme, size and page of each picture for which the runs have content."""
-    runs = server.json("/api/runs")["runs"]
-    last = max(
-        (run for run in runs if run["metric"] == "reward/mean"),
-        key=lambda run: (run["step"], run["name"]),
-    )
-    name, middle = quote(last["name"], safe=""), last["step"] * 4 // 7
-    others = []
-    for run in runs:
-        if run["metric"] == "reward/mean" and run["steps"] == last["steps"]:
-            others.append(run["name"])
-    others = others[:2]
-    pairs = server.json("/api/evaluations")["evaluations"]
-    shots = [
-        ("runs", "light", (1280, 560), "#/runs"),
-        ("curves", "light", (1280, 1010), f"#/run/{name}/curves"),
-        ("rollouts", "light", (1280, 820), f"#/run/{name}/rollouts?step={middle}&sort=advantage"),
-        (
-            "compare",
-            "dark",
-            (1280, 760),
-            "#/compare?" + "&".join(f"run={quote(other, safe='')}" for other in others),
-        ),
-        ("phone", "dark", (390, 780), f"#/run/{name}/curves"),
-    ]
-    if len(pairs) > 1:
-        a, b = (quote(pair["name"], safe="") for pair in pairs[:2])
-        shots.append(
-            (
-                "evaluations",
-                "light",
-                (1280, 720),
-                f"#/evaluations/responses?a={a}&b={b}&set={quote(pairs[0]['sets'][0])}&filter=b",
-            )
-        )
-    if server.json("/api/entropies")["entropies"]:
-        shots.append(("entropy", "light", (1280, 760), "#/entropy"))
-    if mates := [run for run in runs if run["method"].startswith("classmate")]:
-        shots.append(
-            (
-                "classmates",
-                "light",
-                (1280, 820),
-                f"#/run/{quote(mates[0]['name'], safe='')}/rollouts?sort=advantage",
-            )
-        )
-    for shot, page in conversation_shots(server, runs).items():
-        shots.append((shot, "light", (1280, 900), page))
-    return shots
-
-
-def take_screenshots(browser: Browser, server: Server, target: Path, names: list[str]) -> None:
-    """Take all pictures, or those of `names`."""
-    target.mkdir(exist_ok=True)
-    for shot, theme, (width, height), page in list_shots(server):
-        if names and shot not in names:
-            continue
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        Path(target).mkdir(exist_ok=True)
         browser.open("", server)
-        browser.run("localStorage.setItem('theme', arguments[0])", theme)
-        browser.open(page, server)
-        time.sleep(1.5)
-        if shot == "rollouts":
-            picker = Select(browser.one(".detail .controls select"))
-            if "entropy" in [option.text for option in picker.options]:
-                picker.select_by_visible_text("entropy")
-        if shot in ("classmates", "conversation", "tools"):
-            browser.one(".side")  # waits for it
-            browser.run(
-                "scrollTo(0, document.querySelector('.side').getBoundingClientRect().top - 70)"
-            )
-        browser.run("document.getElementById('folder').textContent = 'runs'")
-        browser.driver.save_screenshot(str(target / f"{shot}.png"))
+        browser.run("localStorage.setItem('theme', 'light')")
+        for shot, (height, page) in list_shots(server).items():
+            size = {"width": 1280, "height": height, "deviceScaleFactor": 1, "mobile": False}
+            browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            browser.open(page, server)
+            time.sleep(1.5)
+            if shot == "rollouts":
+                picker = Select(browser.one(".detail .controls select"))
+                if "entropy" in [option.text for option in picker.options]:
+                    picker.select_by_visible_text("entropy")
+            if shot == "conversation":
+                top = "document.querySelector('.side').getBoundingClientRect().top"
+                browser.one(".side")  # waits for it
+                browser.run(f"scrollTo(0, {top} - 70)")
+            browser.run("document.getElementById('folder').textContent = 'runs'")
+            browser.driver.save_screenshot(str(Path(target) / f"{shot}.png"))
     browser.run("localStorage.removeItem('theme')")
     browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def list_shots(server: Server) -> dict[str, tuple[int, str]]:
+    """Height and page of each picture for which the runs have content."""
+    runs = server.json("/api/runs")["runs"]
+    rewarded = [run for run in runs if run["metric"] == "reward/mean"]
+    last = max(rewarded, key=lambda run: (run["step"], run["name"]))
+    name, middle = quote(last["name"], safe=""), last["step"] * 4 // 7
+    shots = {
+        "curves": (1010, f"#/run/{name}/curves"),
+        "rollouts": (820, f"#/run/{name}/rollouts?step={middle}&sort=advantage"),
+    }
+    pairs = server.json("/api/evaluations")["evaluations"]
+    if len(pairs) > 1:
+        a, b = (quote(pair["name"], safe="") for pair in pairs[:2])
+        page = f"#/evaluations/responses?a={a}&b={b}&set={quote(pairs[0]['sets'][0])}&filter=b"
+        shots["evaluations"] = (720, page)
+    for run in runs:
+        if (
+            "\nenvironment:\n  name: ''"
+            not in (server.root / run["name"] / "config.yaml").read_text()
+        ):
+            page = f"#/run/{quote(run['name'], safe='')}/rollouts?sort=advantage"
+            shots.setdefault("conversation", (900, page))
+    return shots
 
 
 def test_a_notebook_shows_the_page_in_a_frame(browser, server):

@@ -27,20 +27,8 @@ HOSTILE = (
     "<script>window.pwned=1</script><img src=x onerror='window.pwned=2'>"
     "\"';--><svg onload=window.pwned=3>"
 )
-WORDS = [
-    "<end>",
-    "so",
-    " the",
-    " answer",
-    " is",
-    " 7",
-    " 8",
-    "\n",
-    HOSTILE,
-    " ünïcode",
-    " <b>bold</b>",
-    " javascript:window.pwned=4",
-]
+WORDS = ["<end>", "so", " the", " answer", " is", " 7", " 8", "\n"]
+WORDS += [HOSTILE, " ünïcode", " <b>bold</b>", " javascript:window.pwned=4"]
 CONFIG = """name: {name}
 seed: 0
 model: {{path: tiny}}
