@@ -1,6 +1,7 @@
 """Generated data: seeds for environments, reasoning-gym with its own scorers; the hub by name."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,11 +83,11 @@ def test_a_generator_has_options_seeds_and_levels():
     assert sum(map(len, hard)) > sum(map(len, easy))
 
 
-@tabled("source, key")
-def test_sources_that_cannot_be_had_are_refused(source, key):
+@tabled("source, code, at, shows")
+def test_sources_that_cannot_be_had_are_refused(source, code, at, shows):
     if source.startswith("reasoning_gym"):
         pytest.importorskip("reasoning_gym")
-    with pytest.raises(ConfigError, match=key):
+    with refused(code, at, shows=re.escape(shows)):
         load_problems(source)
 
 

@@ -1,10 +1,10 @@
 """Several data sets in one setting: their names, and how a test set is detected."""
 
 import pytest
+from refused import refused
 from tables import tabled
 
 from postgrad.data.sets import find_test_set_evidence, split_sets
-from postgrad.errors import ConfigError
 from postgrad.problem import Problem
 
 
@@ -32,11 +32,11 @@ def test_path_of_an_existing_file_is_not_split(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("source", "key"),
-    [("a/x.jsonl,b/x.jsonl", "called x"), ("a.jsonl,,b", "data source 'a.jsonl,,b'")],
+    ("source", "code", "at"),
+    [("a/x.jsonl,b/x.jsonl", "conflict", "x"), ("a.jsonl,,b", "wrong_value", "")],
 )
-def test_ambiguous_sets_are_refused(source, key):
-    with pytest.raises(ConfigError, match=key):
+def test_ambiguous_sets_are_refused(source, code, at):
+    with refused(code, at):
         split_sets(source)
 
 

@@ -56,11 +56,13 @@ def test_plain_names_are_not_sums(name):
     assert not is_sum(name)
 
 
-@tabled("text, culprit")
-def test_malformed_sums_are_refused_in_one_line(text, culprit):
-    with pytest.raises(ConfigError, match=re.escape(culprit)) as error:
+@tabled("text, code, culprit")
+def test_malformed_sums_are_refused_in_one_line(text, code, culprit):
+    with refused(code, "reward.verifier", shows=re.escape(culprit)) as caught:
         Scorer(text)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(caught.value)
+    with refused("user_code", shows="nowhere.py:right"):
+        Scorer("math + nowhere.py:right")
 
 
 def score(text: str, response: str, problem: Problem = PROBLEM) -> Score | Failure:

@@ -255,7 +255,8 @@ def test_scorer_refuses_wrong_settings(problem):
         ("timeout_s", float("nan")),
         ("workers", -1),
     ):
-        with pytest.raises(ConfigError, match=rf"reward\.{key}={value}"):
+        code = "unknown_name" if key == "verifier" else "wrong_value"
+        with refused(code, f"reward.{key}", shows=f"={value}"):
             Scorer(**{key: value})
     scorer = Scorer()
     with refused("missing", "reward.verifier"):
