@@ -17,6 +17,7 @@ from chat_templates import (
     QWEN3,
     QWEN25,
     make_tokenizer,
+    read,
 )
 from refused import refused
 
@@ -181,11 +182,10 @@ def test_thinking_that_the_template_does_not_read_is_refused(field: str):
     problem = problem_of(HELLO, {**SUNNY, field: "Look."})
     shown = replace(problem, demonstrations=("It is sunny.",))
     for template, style in ((CHATML, "own"), (CHATML, "luffy"), (None, "own")):
-        with pytest.raises(ConfigError, match=f"problem u has {field}"):
-            encode(template, problem, style=style)
         prompts = Encoder(make_tokenizer(template), style=style)
-        with pytest.raises(ConfigError, match=f"problem u has {field}"):
-            prompts.demonstrations(shown)
+        for call in (prompts.conversation, prompts.demonstrations):
+            with pytest.raises(ConfigError, match=f"problem u has {field}"):
+                call(shown)
     history = Problem("u", (HELLO, {**SUNNY, field: "Look."}, WEATHER), "")
     with pytest.raises(ConfigError, match=f"problem u has {field}"):
         Encoder(make_tokenizer(CHATML)).prompt(history)
@@ -236,47 +236,8 @@ def test_thinking_of_the_last_turn_is_kept_where_the_template_drops_it():
 # The template's own markers
 
 
-def mark(template: str, *replacements: tuple[str, str]) -> str:
-    for old, new in replacements:
-        assert template.count(old) == 1, old
-        template = template.replace(old, new)
-    return template
-
-
-MARKED_CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
-    "{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
-    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
-    "{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-MARKED_LLAMA3 = mark(
-    LLAMA3,
-    ('{{- \'{"name": "\' + tool_call.name', '{%- generation %}{{- \'{"name": "\' + tool_call.name'),
-    (
-        '        {{- "}" }}\n        {{- "<|eot_id|>" }}\n',
-        '        {{- "}" }}\n        {{- "<|eot_id|>" }}{%- endgeneration %}\n',
-    ),
-    (
-        "        {{- message['content'] | trim + '<|eot_id|>' }}\n",
-        "        {%- if message.role == 'assistant' %}\n"
-        "            {%- generation %}{{- message['content'] | trim + '<|eot_id|>' }}"
-        "{%- endgeneration %}\n"
-        "        {%- else %}\n"
-        "            {{- message['content'] | trim + '<|eot_id|>' }}\n"
-        "        {%- endif %}\n",
-    ),
-)
-MARKED_GEMMA = mark(
-    GEMMA,
-    (
-        "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}",
-        "{{ '<start_of_turn>' + role + '\n' }}"
-        "{% if role == 'model' %}"
-        "{% generation %}{{ message['content'] | trim + '<end_of_turn>' }}{% endgeneration %}"
-        "{% else %}{{ message['content'] | trim + '<end_of_turn>' }}{% endif %}{{ '\n' }}",
-    ),
+MARKED_CHATML, MARKED_LLAMA3, MARKED_GEMMA = map(
+    read, ("marked_chatml", "marked_llama3", "marked_gemma")
 )
 
 
@@ -421,12 +382,7 @@ def test_every_token_of_a_plain_text_is_trained_on(template, start, end):
 
 MUTE_HI = {**HI, "weight": 0}
 MUTE_SUNNY = {**SUNNY, "weight": 0}
-GENERATION = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}\n"
-    "{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+GENERATION = read("generation")
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA3, QWEN3, GENERATION])

@@ -1,5 +1,7 @@
 """Tool calls as models write them: what a chat template renders is read back, in every format."""
 
+from pathlib import Path
+
 import pytest
 from tool_model import PLAIN_CHAT, chat_tokenizer
 
@@ -30,57 +32,9 @@ CALLS = [
     Call("now", {}),
 ]
 
-LOOP = "{% for m in messages %}{{ m.content or '' }}{% for t in m.tool_calls or [] %}%s{% endfor %}"
-END = "{% endfor %}"
-
-
-def template(call: str, before: str = "", after: str = "") -> str:
-    return LOOP.replace("%s", before + call + after) + END
-
-
-ARGUMENTS = "{% for k, v in t.function.arguments.items() %}%s{% endfor %}"
-PLAIN_VALUE = "{{ v if v is string else v | tojson }}"
 # The parts of the models' chat templates that write calls.
-TEMPLATES = {
-    "hermes": template(
-        '<tool_call>\n{"name": "{{ t.function.name }}", "arguments": '
-        "{{ t.function.arguments | tojson }}}\n</tool_call>"
-    ),
-    "qwen3_coder": template(
-        "<tool_call>\n<function={{ t.function.name }}>\n"
-        + ARGUMENTS.replace("%s", "<parameter={{ k }}>\n" + PLAIN_VALUE + "\n</parameter>\n")
-        + "</function>\n</tool_call>\n"
-    ),
-    "llama3": template(
-        '{"name": "{{ t.function.name }}", "parameters": {{ t.function.arguments | tojson }}}',
-        "{% if loop.first %}<|python_tag|>{% else %}; {% endif %}",
-    ),
-    "gpt_oss": template(
-        "<|start|>assistant to=functions.{{ t.function.name }}<|channel|>commentary json<|message|>"
-        "{{ t.function.arguments | tojson }}<|call|>"
-    ),
-    "glm": template(
-        "\n<tool_call>{{ t.function.name }}\n"
-        + ARGUMENTS.replace(
-            "%s", "<arg_key>{{ k }}</arg_key>\n<arg_value>" + PLAIN_VALUE + "</arg_value>\n"
-        )
-        + "</tool_call>"
-    ),
-    "deepseek": template(
-        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ t.function.name }}\n```json\n"
-        "{{ t.function.arguments | tojson }}\n```<｜tool▁call▁end｜>"
-    ),
-    "gemma": template(
-        "<start_function_call>call:{{ t.function.name }}{{ '{' }}"
-        + ARGUMENTS.replace(
-            "%s",
-            "{{ k }}:{% if v is string %}<escape>{{ v }}<escape>{% elif v is iterable %}["
-            "{% for i in v %}<escape>{{ i }}<escape>{% if not loop.last %},{% endif %}{% endfor %}]"
-            "{% else %}{{ v | tojson }}{% endif %}{% if not loop.last %},{% endif %}",
-        )
-        + "}<end_function_call>"
-    ),
-}
+FOLDER = Path(__file__).with_name("call_templates")
+TEMPLATES = {file.stem: file.read_text() for file in sorted(FOLDER.iterdir())}
 
 
 def tokenizer_of(source: str, name: str = "some/model"):
