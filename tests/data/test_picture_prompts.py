@@ -1,7 +1,7 @@
 """Prompts with pictures: ids are the stock processor's, masks and limits those of texts."""
 
 import pytest
-from chat_templates import CHATML, make_tokenizer
+from chat_templates import CHATML, make_tokenizer, read
 from transformers import AutoTokenizer, ProcessorMixin
 from vision_models import FAMILIES, save_vision_model, square
 
@@ -14,18 +14,8 @@ from postgrad.problem import Conversation, Problem
 IMAGE = {"type": "image"}
 PICTURES = (square("red"), square("blue", width=48, height=16))
 # SmolVLM's way: the contents are parts, and a text would be lost.
-PARTS_ONLY = (
-    "{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}<image>"
-    "{% else %}{{ p.text }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
-    "{% if add_generation_prompt %}={% endif %}"
-)
-QWEN = (
-    "{% for m in messages %}<|vision_start|>{% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for p in m.content %}{% if 'image' in p or p.type == 'image' %}"
-    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ p.text }}{% endif %}{% endfor %}"
-    "{% endif %}<|vision_end|>\n{% endfor %}{% if add_generation_prompt %}<|vision_start|>"
-    "{% endif %}"
-)
+PARTS_ONLY = read("parts_only")
+QWEN = read("qwen_vl")
 MARKED = QWEN.replace(
     "{{ m.content }}",
     "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"

@@ -1,8 +1,9 @@
 """Prompt styles: the exact text of each, replacing one by another, the same bytes everywhere."""
 
 import pytest
+from chat_templates import read
 from refused import refused
-from tables import tabled
+from tables import table, tabled
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -10,7 +11,6 @@ from postgrad.config.schema import DataConfig
 from postgrad.data.encode.encoder import Encoder, make_encoder
 from postgrad.data.encode.styles import (
     BOXED,
-    HASHES,
     STYLES,
     TWO_SECTIONS,
     find_style,
@@ -23,12 +23,7 @@ QUESTION = "What is {x} if $x^{2}=4$?"
 USER = ({"role": "user", "content": QUESTION},)
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 # ChatML with Qwen3's option: without thinking the prompt has an empty think block.
-QWEN3 = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and enable_thinking is false %}"
-    "<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
+QWEN3 = read("empty_think")
 OPENS_THINK = QWEN3.replace("assistant\n{%", "assistant\n<think>\n{%")
 
 
@@ -63,37 +58,7 @@ def rendered(
     return text
 
 
-DIALOGUE = (
-    "A User asks a question and an Assistant solves it. The Assistant first works the reasoning "
-    "out in its mind and then gives the User the answer."
-)
-TAGS = (
-    "The reasoning stands between <think> and </think>, the answer between <answer> and "
-    "</answer>, like this: <think> the reasoning </think> <answer> the answer </answer>."
-)
-GOLDEN = {
-    "own": f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
-    "bare": f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
-    "boxed": f"<|im_start|>user\n{QUESTION}\n\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
-    "boxed_system": f"<|im_start|>system\n{BOXED}<|im_end|>\n"
-    f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
-    "hash": f"<|im_start|>user\n{QUESTION} {HASHES}<|im_end|>\n<|im_start|>assistant\n",
-    "luffy": f"<|im_start|>system\n{TWO_SECTIONS}<|im_end|>\n"
-    f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n<think>\n",
-    "qwen": f"<|im_start|>system\n{BOXED}<|im_end|>\n"
-    f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
-    "simplerl": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-    f"<|im_start|>user\n{QUESTION}\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
-    "prime": f"{DIALOGUE} {TAGS} Write the final answer in LaTeX, inside \\boxed{{}}.\n"
-    f"User: {QUESTION}\nAssistant:",
-    "octothinker": f"{DIALOGUE}\nUser: {BOXED}\n{QUESTION}\nAssistant:",
-    "r1_zero": f"{DIALOGUE} {TAGS}\nUser: {QUESTION}\nAssistant: <think>",
-    "question_only": QUESTION,
-    "no": QUESTION,
-    "alpaca_sft": "Below is an instruction that describes a task. "
-    "Write a response that appropriately completes the request.\n\n"
-    f"### Instruction:\n{QUESTION}\n\n### Response:\n",
-}
+GOLDEN: dict[str, str] = dict(table(__file__, "golden"))
 
 
 @pytest.mark.parametrize("style", GOLDEN)

@@ -1,9 +1,15 @@
 """What `postgrad import` makes of a script: its translation, and the command that it prints."""
 
 import shlex
+from pathlib import Path
 
 from postgrad.cli.main import main
 from postgrad.translate import Translation, read_settings, translate
+
+
+def script(name: str) -> str:
+    """Return a script of the folder scripts."""
+    return (Path(__file__).with_name("scripts") / f"{name}.sh").read_text()
 
 
 def translated(text: str, folder=None) -> Translation:

@@ -1,7 +1,7 @@
 """`postgrad import` of scripts of verl and its forks: the command, and what has no equivalent."""
 
 import pytest
-from imported import keys, printed, translated
+from imported import keys, printed, script, translated
 from tables import table, tabled
 
 from postgrad.translate import defaults_of, translate
@@ -9,30 +9,7 @@ from postgrad.translate import defaults_of, translate
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 
-SCRIPT = """
-set -x
-n=5
-len=$((1024 * 2))
-python3 -m verl.trainer.main_ppo \\
-    algorithm.adv_estimator=grpo \\
-    data.train_files=$HOME/gsm8k/train.parquet \\
-    data.train_batch_size=1024 \\
-    data.max_response_length=${len} \\
-    data.filter_overlong_prompts=True \\
-    actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct \\
-    actor_rollout_ref.actor.optim.lr=1e-6 \\
-    actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
-    actor_rollout_ref.actor.use_kl_loss=True \\
-    actor_rollout_ref.actor.kl_loss_coef=0.001 \\
-    actor_rollout_ref.actor.kl_loss_type=low_var_kl \\
-    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 \\
-    actor_rollout_ref.rollout.n=$n \\
-    trainer.n_gpus_per_node=8 \\
-    trainer.nnodes=2 \\
-    trainer.save_freq=-1 \\
-    trainer.total_epochs=15 \\
-    +reward_model.strange=1 $@
-"""
+SCRIPT = script("verl_script")
 
 
 def test_a_script_of_verl(tmp_path, capsys):
@@ -65,20 +42,20 @@ CASES = table(__file__, "verl")
 @pytest.mark.parametrize(("arguments", "overrides", "missing"), CASES)
 def test_settings_of_verl(arguments, overrides, missing, tmp_path, capsys):
     group = f"algorithm.adv_estimator=grpo {ROLLOUT}.n=8"
-    script = f"python3 -m verl.trainer.main_ppo {group} {arguments}"
-    result = translated(script)
+    command = f"python3 -m verl.trainer.main_ppo {group} {arguments}"
+    result = translated(command)
     assert (result.recipe, result.overrides) == ("grpo", overrides | {"rollout.samples": "8"})
     assert keys(result.missing) == sorted(missing)
-    printed(script, tmp_path, capsys)
+    printed(command, tmp_path, capsys)
 
 
 @tabled("arguments, recipe, overrides")
 def test_forks_and_critics_have_their_recipes(arguments, recipe, overrides, tmp_path, capsys):
-    script = f"python3 -m verl.trainer.main_ppo {arguments}"
-    result = translated(script)
+    command = f"python3 -m verl.trainer.main_ppo {arguments}"
+    result = translated(command)
     assert (result.recipe, result.overrides) == (recipe, overrides)
     assert keys(result.missing) in ([], ["the reward of this data set"])
-    printed(script, tmp_path, capsys)
+    printed(command, tmp_path, capsys)
 
 
 @tabled("settings, key")
@@ -99,16 +76,7 @@ def test_the_reward_of_an_unknown_judge_is_to_be_set():
     assert any("llm_judge_model_name=org/rm" in line for line in lines)
 
 
-SFT = """
-nproc=2
-torchrun --nproc_per_node=$nproc -m verl.trainer.fsdp_sft_trainer \\
-  data.train_files=a.parquet data.val_files=b.parquet data.train_batch_size=64 \\
-  data.prompt_key=extra_info data.response_key=extra_info \\
-  +data.prompt_dict_keys=['question'] +data.response_dict_keys=['answer'] \\
-  data.micro_batch_size_per_gpu=4 model.partial_pretrain=org/m optim.lr=1e-4 \\
-  optim.betas=[0.9,0.95] optim.lr_scheduler=cosine trainer.total_epochs=3 \\
-  trainer.total_training_steps=null trainer.logger=console data.strange=1 $@
-"""
+SFT = script("verl_sft")
 
 
 def test_an_sft_script_of_verl_is_no_ppo(tmp_path, capsys):
