@@ -221,12 +221,7 @@ def test_adapters_on_ranks_follow_the_local_run(recipe, make_config):
 @pytest.mark.nightly
 def test_adapters_resume_on_other_numbers_of_workers_and_reach_engines(make_config, tmp_path):
     pytest.importorskip("peft")
-    keep = (
-        *LORA,
-        "training.checkpoint_every=1",
-        "training.keep_checkpoints=9",
-        "method.kl=none",
-    )
+    keep = (*LORA, "training.checkpoint_every=1", "training.keep_checkpoints=9", "method.kl=none")
     complete, weights, folder = run(make_config("grpo", "complete", *keep, *on_ray(2)))
     for step, cluster in enumerate([on_ray(2), on_ray(3), ()], start=1):
         stop_after(make_config("grpo", "resumed", *keep, *cluster), step)

@@ -9,14 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from postgrad.config.schema import DataConfig
 from postgrad.data.encode.encoder import Encoder, make_encoder
-from postgrad.data.encode.styles import (
-    BOXED,
-    STYLES,
-    TWO_SECTIONS,
-    find_style,
-    question_of,
-    styled,
-)
+from postgrad.data.encode.styles import BOXED, STYLES, TWO_SECTIONS, find_style, question_of, styled
 from postgrad.problem import Problem
 
 QUESTION = "What is {x} if $x^{2}=4$?"

@@ -21,11 +21,7 @@ from postgrad.model.load.tiny import make_tiny
 from postgrad.model.passes.layout import make_packed_micro_batches
 from postgrad.sizing.choose import largest_settings
 from postgrad.sizing.devices import find_gpu
-from postgrad.sizing.memory import (
-    estimate,
-    is_captured,
-    wanted_cache_bytes,
-)
+from postgrad.sizing.memory import estimate, is_captured, wanted_cache_bytes
 from postgrad.sizing.simulate import PassSimulation, measure_size
 from postgrad.sizing.workload import (
     GroupLengths,
