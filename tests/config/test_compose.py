@@ -324,7 +324,7 @@ def test_an_address_needs_no_quotes():
         "rollout.url=http://host:8000/v1#org/model",
         "rollout.url='http://host:8000/v1#org/model'",
     ):
-        config = compose("grpo", [*REQUIRED, override], lambda name: find_method(name).Settings)
+        config = compose_with("grpo", "rollout.engine=http", override)
         assert config.rollout.url == "http://host:8000/v1#org/model"
 
 
