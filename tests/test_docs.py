@@ -32,6 +32,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_site_and_every_link_is_found(site):
     for page in (ROOT / "docs").glob("*.md"):
         place = site / "index.html" if page.stem == "index" else site / page.stem / "index.html"
@@ -39,6 +40,7 @@ def test_every_page_is_in_the_site_and_every_link_is_found(site):
     assert "Trainer.stop()" in (site / "reference" / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_site_loads_nothing_from_elsewhere(site):
     page = (site / "index.html").read_text()
     assert not re.findall(r'(?:src|stylesheet" href)="(?:https?:)?//[^"]*', page)

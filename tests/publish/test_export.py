@@ -316,6 +316,7 @@ def adapted_run(tiny, tmp_path_factory) -> Path:
     ).folder
 
 
+@pytest.mark.slow
 def test_run_is_exported_by_step(adapted_run, tmp_path):
     for word, step in (("latest", 2), ("1", 1)):
         assert run_export(adapted_run, tmp_path / word, f"step={word}")[0] == 0

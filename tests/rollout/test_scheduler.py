@@ -233,7 +233,14 @@ def test_each_row_gets_its_own_tokens(kind, caller, preempted):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2))])
-@pytest.mark.parametrize("kind", [pytest.param("window", marks=pytest.mark.nightly), *KINDS])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("window", marks=pytest.mark.nightly),
+        pytest.param("slots", marks=pytest.mark.slow),
+        *KINDS[1:],
+    ],
+)
 def test_random_orders(kind, seed, preempted):
     """Jobs join, leave, give way and take further turns at random, and weights are reloaded."""
     draw = random.Random(seed)

@@ -122,6 +122,7 @@ def taught(folder) -> Path:
     return folder / "runs" / "sft" / "checkpoints" / "step-40" / "policy"
 
 
+@pytest.mark.slow
 def test_sft_teaches_to_read_pictures_and_exchanged_pictures_change_the_answers(taught):
     answers = answer_all(taught)
     assert sum(answer == right for right, answer in answers.items()) >= 7
@@ -134,6 +135,7 @@ def test_sft_teaches_to_read_pictures_and_exchanged_pictures_change_the_answers(
     assert PictureProcessor(AutoTokenizer.from_pretrained(taught)).placeholder == "<|image_pad|>"
 
 
+@pytest.mark.nightly
 def test_sft_learns_nothing_if_pictures_are_ignored(folder, tmp_path, monkeypatch):
     features = Vision._features_of
 
@@ -152,6 +154,7 @@ def test_sft_learns_nothing_if_pictures_are_ignored(folder, tmp_path, monkeypatc
     assert sum(answer == right for right, answer in answers.items()) <= 2
 
 
+@pytest.mark.slow
 def test_grpo_raises_the_reward_and_resumes_bit_for_bit(folder, taught, tmp_path):
     sft = (*SFT, "training.steps=14", "name=some")
     train(run_config("sft", folder, folder / "model", tmp_path, *sft), Reporter())
