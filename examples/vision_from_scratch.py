@@ -17,7 +17,7 @@ from postgrad.model.load.tiny import make_tiny_vision
 
 SFT = ["optimizer.lr=1e-3", "training.stop_at=0.33", "training.validation_problems=500"]
 SFT.append("data.validation=arithmetic:2:picture:validation")
-GRPO = ["optimizer.lr=7e-4", "training.steps=300", "training.problems_per_step=128"]
+GRPO = ["optimizer.lr=3e-4", "training.steps=400", "training.problems_per_step=128"]
 
 
 def run(seed: int, device: str, runs: Path, overrides: list[str]) -> int:

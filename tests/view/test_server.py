@@ -411,7 +411,7 @@ def test_pictures_of_a_run_are_stored_once_and_served_as_what_they_are(tmp_path)
         assert group["images"] == [red.key, blue.key]
         assert group["prompt"]["texts"] == ["so", " answer × 20", " the"]
         assert all("images" not in row["others"] for row in group["rows"])
-        status, headers, body = server.get(f"/api/picture?run=seen&key={red.key}")
+        status, headers, body = server.get(f"/api/picture?folder=seen&key={red.key}")
         assert (status, headers["content-type"], body) == (200, "image/png", red.data)
         assert headers["x-content-type-options"] == "nosniff"
         assert server.json("/api/group?run=seen&step=1&group=2")["images"] == []
@@ -430,5 +430,5 @@ def test_hostile_pictures_are_not_served(tmp_path):
     (folder / f"{keys[4]}.png").write_bytes(drawn("red").data)  # not what its name says
     with serving(tmp_path) as server:
         for key in (*keys, "../../config", "f" * 16, ""):
-            status, headers, _ = server.get(f"/api/picture?run=hostile&key={quote(key)}")
+            status, headers, _ = server.get(f"/api/picture?folder=hostile&key={quote(key)}")
             assert status in (400, 404) and headers["content-type"] == "application/json"

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from postgrad.cluster.backends import open_engine
 from postgrad.cluster.generators import open_scoring_models
+from postgrad.data.rollout_folder import write_pictures
 from postgrad.data.show import shorten_pictures
 from postgrad.errors import ConfigError
 from postgrad.evaluation import folder as files
@@ -156,6 +157,8 @@ def run_set(
     progress.begin(name, len(problems), num_done)
     for start in range(num_done, len(problems), config.rollout.batch):
         chunk = problems[start : start + config.rollout.batch]
+        if is_scored:
+            write_pictures(folder, [p for problem in chunk for p in problem.prompt_images])
         sampled = (chunk, plan.sampling, config.rollout.samples, config.seed, plan.turns)
         accuracy = None
         if is_scored:

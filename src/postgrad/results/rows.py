@@ -32,11 +32,13 @@ def result_row(
     else:
         score = verdict.value
         parts = verdict.parts
+    pictures = [picture.key for picture in problem.prompt_images]
     return {
         "uid": problem.uid,
         "sample": sample,
         "data_source": problem.data_source,
         "prompt": prompt,
+        **({"images": pictures} if pictures else {}),
         "response": response,
         "tokens": list(tokens),
         "ground_truth": problem.ground_truth,

@@ -9,6 +9,7 @@ import json
 import re
 import time
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from postgrad.data.rollout_folder import PICTURES, rollout_files
+from postgrad.data.rollout_folder import rollout_files, write_pictures
 from postgrad.errors import RunError
 from postgrad.files import (
     atomic_file,
@@ -89,7 +90,8 @@ class RunLog:
         """Write all trajectories of a step, including those without a verdict."""
         path = self.folder / "rollouts" / f"step-{number:06d}.parquet"
         try:
-            self._write_pictures(batches)
+            shown = [row for batch in batches for row in batch.rows.get("images", ())]
+            self.unsynced += write_pictures(self.folder, chain.from_iterable(shown))
             table = pa.concat_tables([_table(b) for b in batches], promote_options="default")
             num_tokens = max(1, sum(batch.num_tokens for batch in batches))
             rows = max(MIN_ROWS_PER_ROW_GROUP, len(table) * TOKENS_PER_ROW_GROUP // num_tokens)
@@ -98,16 +100,6 @@ class RunLog:
             self.unsynced.append(path)
         except OSError as error:
             raise RunError(f"{path} could not be written: {error.strerror or error}") from error
-
-    def _write_pictures(self, batches: list[Batch]) -> None:
-        rows = [row for batch in batches for row in batch.rows.get("images", ())]
-        for picture in {picture for row in rows for picture in row}:
-            file = self.folder / PICTURES / f"{picture.key}.{picture.kind}"
-            if not file.exists():
-                file.parent.mkdir(exist_ok=True)
-                with atomic_file(file, fsync=False) as temporary:
-                    temporary.write_bytes(picture.data)
-                self.unsynced.append(file)
 
     def sync(self) -> None:
         """Wait until the disk has everything written so far.

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from postgrad import phases
 from postgrad.config.schema import Config, TrainingConfig
+from postgrad.data.rollout_folder import write_pictures
 from postgrad.errors import RunError
 from postgrad.files import atomic_write_text
 from postgrad.methods.method import Method
-from postgrad.pictures import text_of_content
+from postgrad.pictures import Picture, text_of_content
 from postgrad.problem import Problem
 from postgrad.rollout.respond import Answer
 from postgrad.training import checkpoint
@@ -170,6 +171,7 @@ class ValidationAnswers:
         self.folder = folder
         self.scorer = scorer
         self.rows: dict[str, list[dict[str, Any]]] = {}
+        self.pictures: dict[Picture, None] = {}
 
     def add(self, set_name: str, answers: Mapping[str, Sequence[Answer]]) -> dict[str, float]:
         """Keep the answers of a set, by pass; return metrics of the last pass.
@@ -180,6 +182,8 @@ class ValidationAnswers:
         rows: list[dict[str, Any]] = []
         for number, some in enumerate(answers.values()):
             rows = [self._row(answer) for answer in some]
+            shown = [picture for answer in some for picture in answer.problem.prompt_images]
+            self.pictures |= dict.fromkeys(shown)
             self.rows[set_name if number == 0 else f"{set_name}-sampled"] = rows
         return answer_metrics(rows) if rows else {}
 
@@ -203,6 +207,7 @@ class ValidationAnswers:
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            write_pictures(self.folder, self.pictures)
             for name, rows in self.rows.items():
                 lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                 atomic_write_text(folder / f"{name}.jsonl", lines)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from postgrad.config.stored import value_at
+from postgrad.data.rollout_folder import PICTURES
 from postgrad.evaluation.compare import compare_set
 from postgrad.evaluation.folder import set_names
 from postgrad.evaluation.pivot import as_csv, as_markdown, make_pivot, sets_of
@@ -213,7 +214,14 @@ class Evaluations:
         file = self.file(name, set_name)
         for offset in problem.offsets[:MAX_RESPONSES]:
             responses.append(_shorten(parse_json(next(read_lines(file, offset)), file)))
-        return {"uid": uid, "question": problem.question, "responses": responses}
+        contents = {"uid": uid, "question": problem.question, "responses": responses}
+        return contents | {"pictures": self._picture_folder(name)}
+
+    def _picture_folder(self, name: str) -> str:
+        """Return the folder of an evaluation's pictures: a validation's are in its run's."""
+        if (self.folder.resolve(name) / PICTURES).is_dir():
+            return name
+        return _owning_run(name, self.folder.contents().runs) or name
 
     def entropies(self) -> dict[str, Any]:
         """Every entropy analysis below the root, with the run that it belongs to."""

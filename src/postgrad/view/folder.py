@@ -1,18 +1,23 @@
 """The one folder that the page may read: what it holds, and paths that cannot leave it."""
 
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from postgrad.data.rollout_folder import PICTURES
 from postgrad.errors import Unreadable
+from postgrad.pictures import FIRST_BYTES, Picture, PictureError, read_regular_file
 
 MAX_DEPTH = 5  # levels below the folder that are searched for runs and evaluations
 MAX_FOLDERS = 20_000
-SKIPPED = {"rollouts", "checkpoints"}
+SKIPPED = {"rollouts", "checkpoints", PICTURES}
 RESCAN_S = 2.0
+KEY = re.compile("[0-9a-f]{16}")  # of a picture
 
 
 class NotFound(Exception):
@@ -61,6 +66,20 @@ class Folder:
         if not real.is_relative_to(self.root):
             raise NotFound(str(path))
         return real
+
+    def picture(self, name: str, key: str) -> Picture:
+        """Return a picture of a run or evaluation.
+
+        Raises NotFound for what no browser should decode.
+        """
+        for kind in FIRST_BYTES.values() if KEY.fullmatch(key) else ():
+            with suppress(NotFound, PictureError):
+                picture = Picture(
+                    read_regular_file(self.resolve(f"{name}/{PICTURES}/{key}.{kind}"))
+                )
+                if picture.size and picture.key == key:
+                    return picture
+        raise NotFound(key)
 
     def contents(self) -> FolderContents:
         """Return the runs and evaluations; scan again if the last scan is older than RESCAN_S."""

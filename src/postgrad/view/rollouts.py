@@ -1,7 +1,6 @@
 """Answers the page's requests for the rollouts of a run: groups, trajectories, problems, search."""
 
 import math
-import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,10 +8,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from postgrad.data.rollout_folder import PICTURES, rollout_files
-from postgrad.pictures import FIRST_BYTES, Picture, PictureError, read_regular_file
+from postgrad.data.rollout_folder import rollout_files
 from postgrad.view.cache import Cache, file_stamp
-from postgrad.view.folder import NotFound
+from postgrad.view.folder import KEY, NotFound
 from postgrad.view.problem_index import ProblemIndex
 from postgrad.view.rollout_files import (
     MAX_TOKENS,
@@ -29,7 +27,6 @@ from postgrad.view.tokens import TokenDecoder, find_tokenizer_file, load_decoder
 
 # Names of the numbers in the column token_source.
 SOURCES = ("policy", "demonstration", "replay", "classmate", "tool")
-KEY = re.compile("[0-9a-f]{16}")  # of a picture
 MAX_REPEATED = 8  # equal tokens of a picture that are shown one by one
 MAX_STEPS = 6  # in the cache
 MAX_INDEXES = 3  # in the cache
@@ -177,18 +174,6 @@ class Rollouts:
             "sources": SOURCES,
             "rows": trajectories,
         }
-
-    def picture(self, run: Run, key: str) -> Picture:
-        """Return a picture of the run; raise NotFound for what no browser should decode."""
-        for kind in FIRST_BYTES.values() if KEY.fullmatch(key) else ():
-            if file := run.file(PICTURES, f"{key}.{kind}"):
-                try:
-                    picture = Picture(read_regular_file(file))
-                    if picture.size and picture.key == key:
-                        return picture
-                except PictureError as error:
-                    raise NotFound(key) from error
-        raise NotFound(key)
 
     def problem(self, run: Run, uid: str) -> dict[str, Any]:
         """All groups of one problem over the run.

@@ -97,7 +97,7 @@ class Page:
             "compare": _endpoint(self.compare, lambda query: query.getlist("run")),
             "groups": _endpoint(rollouts.groups, run, step, *rows),
             "group": _endpoint(rollouts.group, run, step, _integer("group"), _flag("full")),
-            "picture": _endpoint(self.picture, run, _text("key")),
+            "picture": _endpoint(self.picture, _text("folder"), _text("key")),
             "problem": _endpoint(rollouts.problem, run, _text("uid")),
             "search": _endpoint(rollouts.search, run, _text("search", None, MAX_QUERY), start),
             "evaluations": _endpoint(evaluations.all),
@@ -135,9 +135,9 @@ class Page:
             "evaluations": [one for one in evaluations if one["run"] == run.name],
         }
 
-    def picture(self, run: Run, key: str) -> Response:
-        """Return a picture of one run; the header against sniffing is that of every response."""
-        picture = self.rollouts.picture(run, key)
+    def picture(self, name: str, key: str) -> Response:
+        """Return a picture of a folder; the header against sniffing is that of every response."""
+        picture = self.folder.picture(name, key)
         return Response(picture.data, media_type=f"image/{picture.kind}")
 
     def metrics(self, name: str) -> Response:

@@ -2,6 +2,7 @@
 import { request } from "./api.js";
 import { choice, fill, h, debounce, s, select } from "./dom.js";
 import { number, percent } from "./format.js";
+import { pictures } from "./pictures.js";
 import { pivotSection } from "./pivot.js";
 import { Table } from "./table.js";
 
@@ -539,6 +540,7 @@ async function showResponses(container, route, evaluations, signal) {
         { class: "prompt", open: true },
         h("summary", {}, "Prompt"),
         h("div", { class: "text" }, String(first.prompt ?? sides[0].question)),
+        pictures(sides[0].pictures, first.images),
       ),
       first.ground_truth
         ? h(

@@ -1,9 +1,10 @@
 // The rollouts of a run: steps, groups side by side, one problem over all steps, search.
-import { address, request } from "./api.js";
+import { request } from "./api.js";
 import { Axis, Chart } from "./chart.js";
 import { conversation, isShownHere, parseMessages } from "./conversation.js";
 import { choice, fill, h, debounce, select } from "./dom.js";
 import { number } from "./format.js";
+import { pictures } from "./pictures.js";
 import { runLink } from "./runs.js";
 import { colorings, columnTitle, hideTip, legend, scale, tokenBlock } from "./tokens.js";
 
@@ -418,16 +419,7 @@ export class Rollouts {
             ? result.prompt.texts.join("")
             : result.question || result.prompt.ids.join(" "),
         ),
-        h(
-          "div",
-          { class: "pictures", hidden: !result.images.length },
-          result.images.map((key, i) =>
-            h("img", {
-              src: address("picture", { run: this.live.name, key }),
-              alt: `Picture ${i + 1} of the prompt`,
-            }),
-          ),
-        ),
+        pictures(this.live.name, result.images),
       ),
       h(
         "div",
