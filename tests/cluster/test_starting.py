@@ -15,6 +15,7 @@ from postgrad.cluster import actor_pool
 from postgrad.cluster.engine_pool import EnginePool
 from postgrad.cluster.engines import engine_config
 from postgrad.cluster.ports import ENGINE, POLICY
+from postgrad.cluster.verifier_pool import RayVerifierPool
 from postgrad.cluster.wire import encode
 from postgrad.cluster.worker_group import WorkerGroup
 from postgrad.errors import RunError
@@ -154,3 +155,15 @@ def test_lost_engine_is_not_restarted_on_too_few_nodes(config, capsys):
     lost = actor_pool.WorkerLost(pool.engines[1], "died during engine.generate", died=True)
     with pytest.raises(RunError, match=r"engine 1 worker died .* need 2 CPU cores.* has 1"):
         pool._restart(pool.engines[1], lost)
+
+
+def test_lost_verifier_actor_is_not_restarted_on_too_few_nodes(config, capsys):
+    ray = FakeRay(num_free=2)
+    config.cluster.workers = 1
+    config.cluster.pools["verifier"] = 1
+    config.reward.workers = 1
+    pool = RayVerifierPool(ray, config)
+    ray.num_cores, ray.num_free = 1.0, 0
+    lost = actor_pool.WorkerLost(pool.workers[0], "died during verify", died=True)
+    with pytest.raises(RunError, match=r"verifier worker died .* need 2 CPU cores.* has 1"):
+        pool._restart(pool.workers[0], lost)

@@ -21,7 +21,13 @@ from postgrad.model.load.tiny import make_tiny
 from postgrad.model.passes.layout import make_packed_micro_batches
 from postgrad.sizing.choose import largest_settings
 from postgrad.sizing.devices import find_gpu
-from postgrad.sizing.memory import estimate, is_captured, wanted_cache_bytes
+from postgrad.sizing.memory import (
+    estimate,
+    is_captured,
+    optimizer_working_bytes,
+    state_bytes,
+    wanted_cache_bytes,
+)
 from postgrad.sizing.simulate import PassSimulation, measure_size
 from postgrad.sizing.workload import (
     GroupLengths,
@@ -162,6 +168,16 @@ def test_checkpointing_keeps_less_and_lora_trains_less(tiny: Path) -> None:
     lora = make_config(tiny, "model.lora.rank=4")
     assert measure_size(lora, model).trained < 0.2 * measure_size(lora, model).parameters
     assert PassSimulation(lora, model, packed=True).run(Pass(1024, 512)).kept > full.kept
+
+
+def test_muon_keeps_one_number_per_weight_of_a_matrix(tiny: Path) -> None:
+    config = make_config(tiny, "optimizer.kind=muon")
+    size = measure_size(config, model_config(config.model))
+    block = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64
+    assert size.matrices == 2 * block
+    state = state_bytes(config, size)
+    assert state["optimizer state"] == 4 * size.matrices + 8 * (size.trained - size.matrices)
+    assert optimizer_working_bytes(config, size) == max(12 * 32 * 64, 4 * (18 * 32 + 5 * 32 + 32))
 
 
 def test_memory_of_the_parts_by_hand(tiny: Path) -> None:

@@ -57,10 +57,13 @@ def train_run(recipe: str, tiny: Path, reward: Path, *overrides: str) -> Path:
     [
         (),
         ("cluster.backend=process", "cluster.engines=1", "rollout.staleness=1"),
+        ("cluster.backend=ray", "cluster.wait_s=300", "cluster.pools.verifier=1"),
     ],
-    ids=["local", "prefetched"],
+    ids=["local", "prefetched", "ray"],
 )
 def test_ids_are_those_of_the_rollouts(overrides, tiny, reward):
+    if "cluster.backend=ray" in overrides:
+        pytest.importorskip("ray", reason="Ray is not installed")
     validation = ("data.validation=arithmetic:1", "training.validate_every=1")
     folder = train_run("grpo", tiny, reward, *validation, *overrides)
     calls = calls_of(reward)

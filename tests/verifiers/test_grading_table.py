@@ -46,12 +46,12 @@ def test_every_row_of_the_table(math_pool):
     wrong = []
     for verifier in dict.fromkeys(row[0] for row in TABLE):
         rows = [row for row in TABLE if row[0] == verifier]
-        scorer = Scorer(verifier)
-        scorer.pool = math_pool
-        results = scorer.score(
-            [Problem("p", (), truth) for _, _, truth, _ in rows],
-            [response for _, response, _, _ in rows],
-        )
+        with Scorer(verifier) as scorer:
+            scorer.use_backend(math_pool)
+            results = scorer.score(
+                [Problem("p", (), truth) for _, _, truth, _ in rows],
+                [response for _, response, _, _ in rows],
+            )
         for row, result in zip(rows, results, strict=True):
             value = result.value if isinstance(result, Score) else None
             if value != pytest.approx(row[3], abs=1e-12):

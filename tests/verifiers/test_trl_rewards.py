@@ -277,19 +277,17 @@ class CountingBackend:
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def close(self) -> None: ...
-
     def verify(self, items: Any, verifier_names: Any) -> list[Score | Failure]:
         self.names += verifier_names
         return [Score(1.0) for _ in items]
 
 
-def test_verifiers_beside_functions_run_in_the_pool_of_the_run(file):
+def test_verifiers_beside_functions_run_in_the_backend_of_the_run(file):
     rules = f"{file}:right + math"
     for verifier in (rules, as_verifier_setting([rules, lambda response, problem: 0.0])):
         backend = CountingBackend()
         with Scorer(verifier or "") as scorer:
-            scorer.pool = backend  # type: ignore[assignment]
+            scorer.use_backend(backend)
             results = scorer.score(problems_of_rows(TEXT_ROWS, "rows"), ["4", "0"])
         assert [one.value for one in results if isinstance(one, Score)] == [2.0, 1.0]
         assert backend.names == ["math", "math"]

@@ -229,7 +229,9 @@ def _refuse_elsewhere(config: Config, objects: Mapping[str, Any]) -> None:
     if config.cluster.backend == "local":
         return
     for key, value in objects.items():
-        if key.startswith("method.") or key == "rollout.engine":
+        in_workers = key.startswith("method.") or key == "rollout.engine"
+        is_pooled = key == "reward.verifier" and "verifier" in config.cluster.pools
+        if in_workers or is_pooled:
             raise Conflict(
                 f"{key}={value} is defined in this process, and cluster.backend="
                 f"{config.cluster.backend} needs it in others; put it into a file and give "

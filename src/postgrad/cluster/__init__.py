@@ -22,4 +22,6 @@ not depend on the backend. May import methods, rollout, model, verifiers and eve
     engine_pool      actors with an engine each; lost ones are restarted
     rank_actor       the actor that holds models or an engine
     stored           weights and large tensors in Ray's object store: the driver passes references
+    verifier_pool    actors that run verifiers
+    verifier_actor   the actor that holds a pool of verifier processes
 """

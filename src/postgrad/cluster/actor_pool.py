@@ -108,11 +108,14 @@ class ActorPool:
             self.replace_actor(worker)
             self.workers.append(worker)
 
+    def create_actor(self, placement: Placement | None) -> Any:
+        """Return the handle of a new actor."""
+        options = {**self.resources, **(placement or {}), "max_restarts": 0, "max_concurrency": 1}
+        return self.ray.remote(RankActor).options(**options).remote()
+
     def replace_actor(self, worker: Worker) -> None:
         """Give the worker a new actor; the one before, if any, has been killed."""
-        placement = worker.placement or {}
-        options = {**self.resources, **placement, "max_restarts": 0, "max_concurrency": 1}
-        worker.handle = self.ray.remote(RankActor).options(**options).remote()
+        worker.handle = self.create_actor(worker.placement)
         self.starting[worker] = Deadline(PLACE_S)
 
     def send(

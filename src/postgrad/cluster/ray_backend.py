@@ -9,11 +9,13 @@ from postgrad.cluster.engines import is_remote, shares_weights
 from postgrad.cluster.ports import ENGINE, GENERATING, POLICY, RemotePort, RunModels
 from postgrad.cluster.ray_connection import connect
 from postgrad.cluster.resources import (
+    VERIFIER,
     Placement,
     actor_resources,
     check_capacity,
     reserve_groups,
 )
+from postgrad.cluster.verifier_pool import RayVerifierPool
 from postgrad.cluster.worker_group import WorkerGroup
 from postgrad.config.schema import Config, EngineConfig, engine_config
 from postgrad.errors import UnknownName
@@ -24,17 +26,18 @@ from postgrad.methods.ports import Role
 def open_models_on_ray(config: Config, roles: dict[str, Role]) -> Iterator[RunModels]:
     """Yield the policy, the engine and the models of `roles`.
 
-    A role in cluster.pools has its own workers; the others share the policy's.
+    A role in cluster.pools has its own workers; the others share the policy's. With a pool
+    called `verifier`, the models include the verifier pool under that name.
 
     Raises: ConfigError for a pool without a role, or a cluster that is too small.
     """
     cluster = config.cluster
-    pools = cluster.pools
+    pools = {name: size for name, size in cluster.pools.items() if name != VERIFIER}
     for name in pools:
         if name not in roles:
             raise UnknownName(
                 f"cluster.pools.{name}: this run has no such role; "
-                f"its roles: {', '.join(roles) or 'none'}"
+                f"give one of {', '.join([*roles, VERIFIER])}"
             )
     with ExitStack() as stack:
 
@@ -64,6 +67,8 @@ def open_models_on_ray(config: Config, roles: dict[str, Role]) -> Iterator[RunMo
             engine = RemotePort(engines, ENGINE, "engine")
         elif has_engine:
             engine = RemotePort(group, ENGINE, "engine", shares_weights(config))
+        if VERIFIER in cluster.pools:
+            models[VERIFIER] = open_pool(RayVerifierPool(ray, config))
         yield RunModels(RemotePort(group, POLICY, "policy"), engine, models)
 
 

@@ -10,6 +10,8 @@ from postgrad.errors import RunError, TooLarge
 from postgrad.model.device import is_gpu
 
 NPU = "NPU"  # Ray's name of an Ascend device, which is a custom resource
+VERIFIER = "verifier"  # the name in cluster.pools of the actors that run verifiers
+VERIFIER_WORKERS = 2  # child processes of such an actor if reward.workers is 0
 CHECK_S = 1.0  # between two checks of the cluster while actors wait for a node
 PLACE_S = 120.0  # time limit to find a node with free devices and to start a process there
 # Placement: options of an actor that put it on its reserved device.
@@ -21,11 +23,13 @@ def actor_resources(
 ) -> dict[str, Any]:
     """Return the options of an actor: one GPU or NPU, or one CPU core per thread.
 
-    If the cluster has a custom resource called `name`, the actor needs one of it, so that users
-    can choose the actor's node.
+    A verifier actor needs one core per child process. If the cluster has a custom resource
+    called `name`, the actor needs one of it, so that users can choose the actor's node.
     """
-    if is_gpu(config.model.device):
-        resources: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1}
+    if name == VERIFIER and isinstance(config, Config):
+        resources: dict[str, Any] = {"num_gpus": 0, "num_cpus": verifier_workers(config)}
+    elif is_gpu(config.model.device):
+        resources = {"num_gpus": 1, "num_cpus": 1}
     elif config.model.device == "npu":
         resources = {"num_gpus": 0, "num_cpus": 1, "resources": {NPU: 1}}
     else:
@@ -33,6 +37,11 @@ def actor_resources(
     if name in cluster:
         resources["resources"] = {**resources.get("resources", {}), name: 1}
     return resources
+
+
+def verifier_workers(config: Config) -> int:
+    """Return the number of child processes of a verifier actor."""
+    return config.reward.workers or VERIFIER_WORKERS
 
 
 def actor_bundle(options: Mapping[str, Any]) -> dict[str, float]:
@@ -47,7 +56,8 @@ def count_actors(config: Config | EngineConfig) -> int:
     cluster = config.cluster
     group_size = config.rollout.tensor_parallel  # actors per engine
     if isinstance(config, Config):
-        return cluster.workers + cluster.engines * group_size + sum(cluster.pools.values())
+        pools = [size for name, size in cluster.pools.items() if name != VERIFIER]
+        return cluster.workers + cluster.engines * group_size + sum(pools)
     return (cluster.engines or cluster.workers // group_size) * group_size
 
 
@@ -58,12 +68,15 @@ def check_capacity(ray: Any, config: Config | EngineConfig) -> None:
     """
     num_actors = count_actors(config)
     per_actor = actor_resources(config, "", {})
+    per_verifier = actor_resources(config, VERIFIER, {})
+    num_verifiers = config.cluster.pools.get(VERIFIER, 0) if isinstance(config, Config) else 0
     available = ray.cluster_resources()
     for resource, label in (("GPU", "GPUs"), (NPU, "NPUs"), ("CPU", "CPU cores")):
         needed = num_actors * actor_bundle(per_actor).get(resource, 0)
+        needed += num_verifiers * actor_bundle(per_verifier).get(resource, 0)
         if needed > available.get(resource, 0.0):
             raise TooLarge(
-                f"{num_actors} workers (cluster.workers={config.cluster.workers}, "
+                f"{num_actors + num_verifiers} workers (cluster.workers={config.cluster.workers}, "
                 f"cluster.engines={config.cluster.engines}, "
                 f"rollout.tensor_parallel={config.rollout.tensor_parallel} "
                 f"and cluster.pools) need {needed:g} "

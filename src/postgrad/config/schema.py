@@ -131,9 +131,10 @@ class OptimizerConfig:
     kind: str = setting(
         "adamw",
         "adamw_offloaded keeps the state in host memory (12 bytes per weight less on the device, "
-        "slower steps), adamw_8bit keeps it in 8 bits, adamw_fused runs as one kernel; rmsprop is "
+        "slower steps), adamw_8bit keeps it in 8 bits, adamw_fused runs as one kernel; muon "
+        "orthogonalizes the steps of the blocks' matrices and uses AdamW for the rest; rmsprop is "
         "the optimizer of DPO's authors",
-        choices=("adamw", "adamw_offloaded", "adamw_8bit", "adamw_fused", "rmsprop"),
+        choices=("adamw", "adamw_offloaded", "adamw_8bit", "adamw_fused", "muon", "rmsprop"),
     )
     lr: float = setting(1e-6, "peak learning rate", above=0.0, at_most=1.0)
     betas: list[float] = setting(
@@ -310,7 +311,8 @@ class ClusterConfig:
     pools: dict[str, int] = setting(
         {},
         "ray: number of own workers per role, e.g. cluster.pools.critic=2; roles without a pool "
-        "share the policy's workers",
+        "share the policy's workers. cluster.pools.verifier=2: two actors score responses, each "
+        "with reward.workers processes, instead of child processes of the driver",
         only_with=RAY,
     )
     offload: bool = setting(

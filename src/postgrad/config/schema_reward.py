@@ -61,7 +61,7 @@ class RewardConfig:
     workers: int = setting(
         0,
         "child processes that score responses; 0: one per core but one, 2 to 16; 2 for functions "
-        "of your own",
+        "of your own, and in each verifier actor of Ray",
         at_least=0,
     )
     max_failure_rate: float = setting(

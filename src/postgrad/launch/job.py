@@ -82,7 +82,7 @@ def _num_other_devices(settings: dict[str, str]) -> int:
     per_engine = _count(settings, "rollout.tensor_parallel", default=1)
     num_devices = _count(settings, "cluster.engines", default=0) * per_engine
     for key in settings:
-        if key.startswith("cluster.pools."):
+        if key.startswith("cluster.pools.") and key != "cluster.pools.verifier":
             num_devices += _count(settings, key, default=0)
     return num_devices
 

@@ -38,7 +38,9 @@ VLLM_ROWS = 1024
 MAX_KERNELS = 1024  # matrix shapes whose kernels oneDNN keeps
 # Share of a phase that the CPU heap loses to gaps between tensors; measured 0.1 to 0.3.
 HEAP_SLACK = 0.25
-
+# Copies of its largest matrix that Muon holds while it orthogonalizes it: the step in float32, and
+# in bfloat16 the matrix, its product with itself, a polynomial of that and the result.
+MUON_COPY_BYTES = 4 + 4 * 2
 
 Parts = dict[str, int]  # bytes by what holds them
 
@@ -117,9 +119,14 @@ def _without_zeros(parts: Parts) -> Parts:
 
 
 def state_bytes(config: Config, size: ModelSize) -> Parts:
-    """Return the bytes of a model's optimizer state, on the device or off it."""
+    """Return the bytes of a model's optimizer state, on the device or off it.
+
+    Muon keeps one float32 number per weight of the blocks' matrices; AdamW keeps two.
+    """
     per_parameter = {"adamw_8bit": 2, "rmsprop": 4}.get(config.optimizer.kind, 8)
     state = per_parameter * size.trained
+    if config.optimizer.kind == "muon":
+        state -= 4 * size.matrices
     master = 0 if config.model.dtype == "float32" else 4
     return {"optimizer state": state, "float32 masters": master * size.trained}
 
@@ -135,7 +142,7 @@ def state_bytes_on_device(config: Config, size: ModelSize) -> Parts:
 def optimizer_working_bytes(config: Config, size: ModelSize) -> int:
     """Return the extra bytes of an optimizer step.
 
-    AdamW updates one tensor at a time on the CPU, all at once elsewhere.
+    AdamW updates one tensor at a time on the CPU, all at once elsewhere. Muon does so one by one.
     """
     kind = config.optimizer.kind
     if kind == "adamw_fused":
@@ -146,6 +153,8 @@ def optimizer_working_bytes(config: Config, size: ModelSize) -> int:
         return 2 * 4 * size.largest
     if kind == "adamw_offloaded":
         return NUM_SLOTS * 3 * 4 * SLICE_ELEMENTS
+    if kind == "muon":
+        return max(MUON_COPY_BYTES * size.largest, 4 * (size.trained - size.matrices))
     return 4 * size.trained
 
 

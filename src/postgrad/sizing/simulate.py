@@ -71,6 +71,7 @@ class ModelSize:
     largest: int  # parameters of the largest tensor
     linears: int  # different shapes of weight matrices
     trained: int  # parameters that are trained: all of them, or those of the adapters
+    matrices: int  # trained parameters in matrices of the blocks, which Muon updates
     block: int  # parameters of one block
 
 
@@ -140,6 +141,7 @@ def _measure_size(config: Config, model_config: Any, adapters: bool) -> ModelSiz
     parameters = list(model.parameters())
     quantized = [module.quantized for module in quantized_modules(model).values()]
     blocks = find_blocks(model)
+    matrices = [p for block in blocks for p in block.parameters() if p.dim() == 2]
     block = list(blocks[0].parameters())
     block_quantized = [module.quantized for module in quantized_modules(blocks[0]).values()]
     text_config = model_config.get_text_config()
@@ -155,6 +157,7 @@ def _measure_size(config: Config, model_config: Any, adapters: bool) -> ModelSiz
         largest=max(p.numel() for p in parameters),
         linears=len({tuple(w.shape) for w in [*parameters, *quantized] if len(w.shape) == 2}),
         trained=sum(p.numel() for p in parameters if p.requires_grad),
+        matrices=sum(p.numel() for p in matrices if p.requires_grad),
         block=sum(p.numel() for p in block) + sum(w.shape.numel() for w in block_quantized),
     )
 

@@ -37,11 +37,20 @@ class JudgeModel(Protocol):
     ) -> list[Score | Failure]: ...
 
 
+class VerifierBackend(Protocol):
+    """Runs verifiers: in child processes (pool.py), or in actors of a Ray cluster (cluster/)."""
+
+    def verify(
+        self, items: Sequence[tuple[str, Problem]], verifier_names: Sequence[str]
+    ) -> list[Score | Failure]: ...
+
+
 class Scorer:
     """Scores responses with the terms of a reward.
 
     `auto` is the verifier for each problem's data source. `judge` (for `llm_judge`) and
-    `reward_models` (for `model:PATH`, by role) are set by the code that starts the models.
+    `reward_models` (for `model:PATH`, by role) are set by the code that starts the models. The code
+    that starts verifiers on a cluster gives them to use_backend() and stops them.
 
     Args:
         verifier: `auto`, a built-in name, `package.module:function`, `path/to/file.py:function`,
@@ -74,7 +83,8 @@ class Scorer:
         self.rules = [term for term in self.reward.rules if term.label not in self.functions]
         self.reward_models: dict[str, JudgeModel] = {}
         self.judge: JudgeModel | None = None
-        self.pool = VerifierPool(workers, timeout_s)
+        self.local_pool = VerifierPool(workers, timeout_s)
+        self.backend: VerifierBackend = self.local_pool
 
     def _load(self, term: Term) -> None:
         """Load a function of the user, and check that there is such a verifier."""
@@ -106,7 +116,12 @@ class Scorer:
 
     def close(self) -> None:
         """Stop the child processes."""
-        self.pool.close()
+        self.local_pool.close()
+
+    def use_backend(self, backend: VerifierBackend) -> None:
+        """Run the verifiers in `backend` instead of in child processes of this process."""
+        self.backend = backend
+        self.local_pool.close()
 
     def name_for(self, problem: Problem) -> str:
         """Return reward.verifier with `auto` replaced for this problem. Raises ConfigError."""
@@ -154,7 +169,7 @@ class Scorer:
                     asked.setdefault(term.label, (term, []))[1].append(problem)
         for label, (term, probed) in asked.items():
             items = [("", problem) for problem in probed]
-            scores = self.pool.verify(items, [term.rule] * len(items))
+            scores = self.backend.verify(items, [term.rule] * len(items))
             results = [one if isinstance(one, Failure) else term_value(term, one) for one in scores]
             failures = [one for one in results if isinstance(one, Failure)]
             if failures and len(failures) == len(results):
@@ -286,7 +301,7 @@ class Scorer:
         for term in self.rules:
             items += zip(responses, problems, strict=True)
             rules += [self._name(term.rule, problem) for problem in problems]
-        results = iter(self.pool.verify(items, rules) if items else ())
+        results = iter(self.backend.verify(items, rules) if items else ())
         return {term.label: list(islice(results, len(problems))) for term in self.rules}
 
     def _score_term(

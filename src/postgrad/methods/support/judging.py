@@ -95,10 +95,12 @@ def check_references(reward: RewardConfig, problems: Iterable[Problem]) -> None:
 def connect_scorer(
     config: JudgeSettings, scorer: "Scorer", models: dict[str, Any], folder: Path
 ) -> None:
-    """Give the score stage its models."""
+    """Give the score stage its models, and its verifier pool if that runs on other machines."""
     scorer.reward_models = {
         term.role: models[term.role] for term in scorer.reward.models if term.role in models
     }
+    if "verifier" in models:
+        scorer.use_backend(models["verifier"])
     if "judge" in models:
         judge = config.reward.judge
         scorer.judge = _build_judge(

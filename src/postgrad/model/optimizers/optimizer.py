@@ -1,4 +1,4 @@
-"""AdamW with float32 masters, gradient accumulation, clipping and a schedule.
+"""AdamW or Muon with float32 masters, gradient accumulation, clipping and a schedule.
 
 If the model computes in bfloat16, the optimizer holds float32 copies of the weights and writes the
 rounded values back after each step. Parameters without a gradient (frozen ones) are left alone: no
@@ -20,6 +20,7 @@ from postgrad.errors import RunError, Unsupported
 from postgrad.model.checkpoint_files import File, TensorsFile, read_tensors
 from postgrad.model.optimizers.adamw_8bit import CODES, MIN_ELEMENTS, AdamW8bit
 from postgrad.model.optimizers.gradient_sums import set_master
+from postgrad.model.optimizers.muon import MuonWithAdamW, matrix_names
 from postgrad.model.optimizers.offload import OffloadedAdamW
 
 
@@ -44,8 +45,10 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
 
 def make_torch_optimizer(
     groups: list[dict[str, Any]], config: OptimizerConfig
-) -> torch.optim.Optimizer:
+) -> torch.optim.Optimizer | MuonWithAdamW:
     """Return the optimizer of `optimizer.kind`. Raises ConfigError if it cannot run here."""
+    if config.kind == "muon":
+        return MuonWithAdamW(groups, config)
     if config.kind == "rmsprop":
         return torch.optim.RMSprop(groups, lr=config.lr, eps=config.eps)
     beta1, beta2 = config.betas
@@ -82,6 +85,7 @@ class Optimizer:
         self.config = config
         self.params = self.own_params(model)
         self.masters = {name: self._make_master(p) for name, p in self.params.items()}
+        self.matrices = matrix_names(model) if config.kind == "muon" else set()
         groups = self._parameter_groups(lr_scale or {})
         self.adam = make_torch_optimizer(groups, config)
         for name, p in self.params.items():
@@ -100,11 +104,15 @@ class Optimizer:
         return p.detach().float().clone()
 
     def _parameter_groups(self, lr_scale: dict[str, float]) -> list[dict[str, Any]]:
-        """Return the masters by the scale of their learning rate."""
-        groups: dict[float, list[Tensor]] = {}
+        """Return the masters by the scale of their learning rate and, for Muon, by their kind."""
+        groups: dict[tuple[float, bool], list[Tensor]] = {}
         for name, master in self.masters.items():
-            groups.setdefault(lr_scale.get(name, 1.0), []).append(master)
-        return [{"params": groups[scale], "scale": scale} for scale in sorted(groups)]
+            key = (lr_scale.get(name, 1.0), name in self.matrices)
+            groups.setdefault(key, []).append(master)
+        return [
+            {"params": groups[scale, is_matrix], "scale": scale, "matrices": is_matrix}
+            for scale, is_matrix in sorted(groups)
+        ]
 
     def masters_by_id(self) -> dict[int, Tensor]:
         """Return the masters by the id of their parameter."""
@@ -207,6 +215,8 @@ class Optimizer:
         expected = "square_avg" if kind == "rmsprop" else "exp_avg"
         if kind == "adamw_8bit" and master.numel() >= MIN_ELEMENTS:
             expected += CODES
+        if kind == "muon" and name in self.matrices:
+            expected = "momentum_buffer"
         if expected not in saved:
             raise RunError(
                 f"optimizer.kind={kind} cannot read the saved optimizer, which is of another kind; "
@@ -220,6 +230,9 @@ class Optimizer:
         for key, tensor in saved.items():
             if key not in ("master", "step"):
                 state[key] = tensor.to(master.device)
+        if "step" not in saved:  # Muon counts none
+            self.adam.state[master] = state
+            return
         step: Any = saved["step"].to("cpu")
         if kind == "adamw_fused":  # the fused kernel reads the step on the device
             step = step.to(master.device)

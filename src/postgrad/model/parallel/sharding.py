@@ -148,6 +148,11 @@ class ShardedOptimizer(Optimizer):
                 "optimizer.kind=adamw_8bit cannot be sharded over ranks; use optimizer.kind=adamw, "
                 "or cluster.offload=true to save memory"
             )
+        if config.kind == "muon":
+            raise Unsupported(
+                "optimizer.kind=muon needs whole matrices and cannot be sharded over ranks; "
+                "use optimizer.kind=adamw, or cluster.backend=local"
+            )
         self.ranks = ranks
         self.compute = compute
         self.sharded_params = {n: p for n, p in model.named_parameters() if p.requires_grad}
