@@ -88,7 +88,10 @@ class PictureProcessor:
 
 def _load_stock(tokenizer: Any) -> Any:
     """Return transformers' processor of the tokenizer's source, without a video processor."""
-    from transformers import AutoConfig, AutoImageProcessor
+    from transformers import AutoConfig
+
+    # From `transformers` itself it needs torchvision, in versions before 5.19.
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
     source = str(tokenizer.name_or_path)

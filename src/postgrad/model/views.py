@@ -84,6 +84,8 @@ def embed(model: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rot
 def rotary_values(model: nn.Module, like: Tensor, positions: Tensor) -> Rotary:
     """Return the rotary cosines and sines of the positions, by kind, in the type of `like`."""
     decoder: Any = cast(Any, model).get_decoder()
+    if hasattr(decoder.rotary_emb, "mrope_section"):  # text is at one place of three axes
+        positions = positions.expand(3, *positions.shape)
     values: Rotary = {}
     for kind in dict.fromkeys(rotary_kinds(model)):
         layer_type = {"layer_type": kind} if kind else {}

@@ -40,6 +40,8 @@ def enable_pictures(loaded: Loaded, trained: bool, cache: Path) -> None:
     """Let a model see pictures; `vision_of` says what is wrong where it cannot."""
     model = loaded.model
     text_attention = model.config._attn_implementation
+    # In TF32 the patches of one picture differ from those of the same picture among others.
+    torch.backends.cudnn.allow_tf32 = False
     try:
         vision = Vision(model, PictureProcessor(loaded.tokenizer), trained)
         set_vision(model, vision)
