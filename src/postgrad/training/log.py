@@ -145,6 +145,12 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def missing_steps(folder: Path, start: int) -> list[int]:
+    """Return the steps up to `start` that have no line in metrics.jsonl."""
+    present = {line["step"] for line in read_metrics(folder)}
+    return sorted(set(range(1, start + 1)) - present)
+
+
 def batch_metrics(batch: Batch) -> dict[str, float]:
     """Return the metrics of a step's trajectories: lengths, rewards, rows with a signal."""
     lengths = batch.response.lengths.double()

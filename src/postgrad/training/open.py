@@ -10,7 +10,7 @@ from postgrad.cluster.backends import open_models
 from postgrad.methods.ports import Ports
 from postgrad.training import run
 from postgrad.training.guard import GAP_MAX, GAP_MEAN, check_engine_gap
-from postgrad.training.log import RunLog
+from postgrad.training.log import RunLog, missing_steps
 from postgrad.training.prepare import Prepared
 from postgrad.training.report import Events, MultiReporter, Reporter
 from postgrad.training.stages import check_stages
@@ -78,6 +78,11 @@ def report_run(opened: OpenRun, log: RunLog, start: int) -> Iterator[None]:
             reporter.started(opened.folder, config, start)
             for note in opened.run.notes if start == 0 else ():
                 reporter.note(note)
+            if missing := missing_steps(opened.folder, start):
+                reporter.note(
+                    f"metrics.jsonl has no line for {len(missing)} of the {start} steps so far; "
+                    f"the first is step {missing[0]}"
+                )
             is_finished = start >= config.training.steps
             if start and not is_finished:
                 for file in run.changed_inputs(opened.folder, config):
