@@ -5,15 +5,14 @@ digits: the color's, then the count.
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from jsonl import write_jsonl
+from killed import assert_a_killed_run_ends_the_same
 from safetensors.torch import load_file
-from tiny_runs import config_of, metrics_of
+from tiny_runs import config_of, metrics_of, tree
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 from vision_models import save_vision_model, square
 
@@ -60,7 +59,7 @@ def folder(tmp_path_factory) -> Path:
     ]
     for row in pairs:
         del row["response"]
-    write_jsonl(folder / "pairs.jsonl", *pairs)
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
     labels = [
         {
             "prompt": MESSAGES,
@@ -70,7 +69,7 @@ def folder(tmp_path_factory) -> Path:
         }
         for i, row in enumerate(rows)
     ]
-    write_jsonl(folder / "labels.jsonl", *labels)
+    (folder / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labels))
     return folder
 
 
@@ -122,7 +121,6 @@ def taught(folder) -> Path:
     return folder / "runs" / "sft" / "checkpoints" / "step-40" / "policy"
 
 
-@pytest.mark.slow
 def test_sft_teaches_to_read_pictures_and_exchanged_pictures_change_the_answers(taught):
     answers = answer_all(taught)
     assert sum(answer == right for right, answer in answers.items()) >= 7
@@ -135,7 +133,6 @@ def test_sft_teaches_to_read_pictures_and_exchanged_pictures_change_the_answers(
     assert PictureProcessor(AutoTokenizer.from_pretrained(taught)).placeholder == "<|image_pad|>"
 
 
-@pytest.mark.nightly
 def test_sft_learns_nothing_if_pictures_are_ignored(folder, tmp_path, monkeypatch):
     features = Vision._features_of
 
@@ -154,13 +151,11 @@ def test_sft_learns_nothing_if_pictures_are_ignored(folder, tmp_path, monkeypatc
     assert sum(answer == right for right, answer in answers.items()) <= 2
 
 
-@pytest.mark.slow
-def test_grpo_raises_the_reward_and_resumes_bit_for_bit(folder, taught, tmp_path):
+def test_grpo_raises_the_reward_with_a_frozen_tower(folder, taught, tmp_path):
     sft = (*SFT, "training.steps=14", "name=some")
     train(run_config("sft", folder, folder / "model", tmp_path, *sft), Reporter())
     start = tmp_path / "some" / "checkpoints" / "step-14" / "policy"
     settings = ("training.steps=24", "rollout.samples=8", "optimizer.lr=3e-3", *REWARD)
-    settings += ("training.checkpoint_every=12", "training.keep_checkpoints=2")
     config = run_config("grpo", folder, start, tmp_path, *settings)
     train(config, Reporter())
     rewards = [row["reward/mean"] for row in metrics_of(tmp_path / "grpo")]
@@ -170,11 +165,34 @@ def test_grpo_raises_the_reward_and_resumes_bit_for_bit(folder, taught, tmp_path
     of_start = load_file(start / "model.safetensors")
     towers = [name for name in before if "visual" in name]
     assert towers and all(torch.equal(before[name], of_start[name]) for name in towers)
-    shutil.rmtree(last)
-    (last.parent / "latest").write_text("12")
-    train(config, Reporter())
-    again = load_file(last / "policy" / "model.safetensors")
-    assert all(torch.equal(before[name], again[name]) for name in before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vision", ["frozen", "trained"])
+def test_a_killed_run_with_pictures_ends_the_same(vision, folder, taught, tmp_path):
+    overrides = [
+        f"model.vision={vision}",
+        f"data.train={folder / 'rows.jsonl'}",
+        f"data.validation={folder / 'rows.jsonl'}",
+        "data.template=chat",
+        "rollout.samples=4",
+        "rollout.max_response_tokens=4",
+        "optimizer.lr=1e-3",
+        "training.problems_per_step=4",
+        "training.updates_per_step=2",
+        "training.steps=6",
+        "training.checkpoint_every=2",
+        "training.keep_checkpoints=4",
+        "training.validate_every=3",
+        *REWARD,
+    ]
+    assert_a_killed_run_ends_the_same("grpo", taught, tmp_path, 5, overrides)
+    complete = tree(tmp_path / "complete" / "test" / "pictures")
+    assert len(complete) == len(ANSWERS)
+    assert tree(tmp_path / "killed" / "test" / "pictures") == complete
+    (line, *_) = (tmp_path / "complete" / "test" / "eval" / "validation-000003").glob("*.jsonl")
+    shown = [json.loads(row)["images"] for row in line.read_text().splitlines()]
+    assert {f"{key}.png" for keys in shown for key in keys} == complete.keys()
 
 
 SHORT = ("training.steps=2", "optimizer.lr=1e-3")
