@@ -43,8 +43,8 @@ class LoraConfig:
 class ModelConfig:
     path: str = setting(
         REQUIRED,
-        "hub id, model folder, adapter folder, GGUF file, smollm2, "
-        "or tiny (a 0.3M-parameter model made in code)",
+        "hub id, model folder, adapter folder, GGUF file, smollm2, tiny (a 0.3M-parameter model "
+        "made in code) or tiny_vision (one that reads pictures)",
     )
     device: str = setting("auto", "auto, cpu, or a kind of accelerator; see postgrad doctor")
     dtype: str = setting(
