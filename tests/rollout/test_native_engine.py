@@ -246,6 +246,19 @@ def test_the_engine_samples_from_the_weights_as_they_are_now(tiny):
     )
 
 
+@pytest.mark.slow
+def test_publish_copies_weights_into_the_engine(tiny):
+    trainer, apart = (build_host(config_of("grpo", tiny, "optimizer.lr=3e-2")) for _ in range(2))
+    trainer.policy.update(random_batch(1), 1)
+    assert trainer.engine.generate(requests(), SAMPLING) != apart.engine.generate(
+        requests(), SAMPLING
+    )
+    apart.engine.publish(trainer.policy.weights())
+    assert trainer.engine.generate(requests(), SAMPLING) == apart.engine.generate(
+        requests(), SAMPLING
+    )
+
+
 def test_activation_checkpointing_does_not_change_what_is_sampled(tiny, host):
     other = build_host(config_of("grpo", tiny, "model.activation_checkpointing=true"))
     for one, two in zip(
