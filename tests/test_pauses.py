@@ -9,6 +9,7 @@ import pytest
 TESTS = Path(__file__).parent
 # Tests whose pause may be too short or too long without a change of their result.
 ALLOWED = {
+    "view/test_browser.py::test_screenshots": "a person looks at them; charts take a moment",
     "cli/test_serve_load.py::test_a_client_that_was_connected_is_answered_when_the_server_stops": (
         "before or after the server has seen the signal, the client gets an answer"
     ),

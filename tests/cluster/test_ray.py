@@ -69,7 +69,7 @@ def cluster():
     """Starts one Ray for the module; it has more CPUs than the machine, so ranks share cores."""
     before = dict(os.environ)
     patch = pytest.MonkeyPatch()
-    patch.setattr(ActorPool, "replace_actor", reusable_actors.replace_actor)
+    patch.setattr(ActorPool, "create_actor", reusable_actors.create_actor)
     patch.setattr(ActorPool, "close", reusable_actors.close)
     patch.setattr(stored, "MIN_BYTES", 1)  # every column stays with the ranks, however small
     start_local(import_ray(), num_cpus=8)

@@ -103,6 +103,12 @@ def _check_objective(method: "type[Method]") -> None:
             f"{needed.__name__}, the objective of {built_in.__name__}",
             at="method",
         )
+    if hasattr(method, "stages"):
+        raise UserCode(
+            f"{method.__name__}.stages: a step has two lists of stages; define sampling_stages() "
+            "or learning_stages()",
+            at="method",
+        )
     for name in dir(needed):
         is_function = callable(getattr(needed, name)) and not name.startswith("_")
         if is_function and name != "check" and hasattr(method, name):

@@ -82,7 +82,8 @@ def resume_config(config: Config) -> Config:
     folder = run_folder(config)
     if not (folder / CONFIG_FILE).is_file():
         return config
-    stored = _read_config(folder)
+    defaults = dataclasses.asdict(type(config)(method=type(config.method)()))
+    stored = _with_defaults(_read_config(folder), defaults)
     restore_auto(config, stored, AUTO)
     if config.training.epochs:  # the run computed its steps from the number of problems
         config.training.steps = stored["training"]["steps"]
@@ -145,6 +146,17 @@ def _read_config(folder: Path) -> dict[str, Any]:
         if not isinstance(stored.get(section), dict):
             raise Damaged(f"{folder / CONFIG_FILE} has no section {section}; use another name=...")
     return stored
+
+
+def _with_defaults(stored: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Add the default of every key that the version which started the run did not have."""
+    completed = dict(stored)
+    for key, value in defaults.items():
+        if isinstance(value, dict) and isinstance(completed.get(key), dict):
+            completed[key] = _with_defaults(completed[key], value)
+        else:
+            completed.setdefault(key, value)
+    return completed
 
 
 # ---- inputs.json: hashes of the user's files and of the model that the settings name

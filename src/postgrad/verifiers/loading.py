@@ -122,7 +122,7 @@ def as_verifier(function: Any, label: str) -> Verifier:
     names = list(signature.parameters)
     if "solution_str" in names:
         return _adapt(function, partial(_verl_arguments, names), VERL_ARGUMENTS)
-    if names[1:2] == ["ground_truth"]:
+    if names[1:2] == ["ground_truth"] and names[0] not in LISTS:
         return _adapt(function, partial(_cs336_arguments, names[0]), names[:2])
     is_other = (
         {*names[:1]} & {*OTHER_FIRST} or {*names[1:2]} & {*OTHER_SECOND} or {*names} & {*LISTS}
