@@ -75,7 +75,7 @@ def test_a_missing_protection_is_noticed(mutation, tmp_path):
     text = file.read_text()
     assert text.count(mutation.old) == 1
     file.write_text(text.replace(mutation.old, mutation.new))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--nightly", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, f"tests/{mutation.tests}", "-k", mutation.selection],
         cwd=ROOT,
