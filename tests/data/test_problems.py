@@ -273,7 +273,7 @@ BROKEN_FILES = [
     ("a.parquet", b"PAR1 not really", NO_PARQUET),
     ("a.jsonl", b'{"question": "a", "answer": "1"}\n\xff\n', "line 2: not UTF-8"),
     ("a.jsonl.gz", b"plain", NO_GZIP),
-    ("a.jsonl.gz", gzip.compress(b"x" * 1000)[:-10], NO_GZIP),
+    ("a.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:-10], NO_GZIP),
     ("a.csv", b"question,answer\na,1\nb,1,2\n", "row 2 (line 3) has 3 fields"),
     ("a.csv", b'question,answer\n"a,1\n', "not csv"),
     ("a.csv", b"q,1,2,3,4,A\nq,1,2,3,4,E\n", "row 2: answer"),
