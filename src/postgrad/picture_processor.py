@@ -14,6 +14,8 @@ from postgrad.pictures import Picture
 if TYPE_CHECKING:
     from torch import Tensor
 
+KEPT_SIZES = 256  # whose tokens stay in memory; a server's clients may send many
+
 
 class PictureProcessor:
     """The processor of the folder or hub id that a tokenizer was loaded from.
@@ -75,15 +77,18 @@ class PictureProcessor:
 
     def _tokens_of(self, picture: Picture) -> str:
         """Return the tokens of a picture as text; they depend on its size only."""
-        if picture.size not in self._by_size:
+        tokens = self._by_size.get(picture.size)
+        if tokens is None:
             try:
                 _, texts = self.stock._process_images([picture.open()], **self.options)[:2]
             except ValueError as error:  # such as one that is 300 times as high as wide
                 raise Unsupported(
                     f"the model cannot read a picture: {first_line(error)}"
                 ) from error
-            self._by_size[picture.size] = texts[0]
-        return self._by_size[picture.size]
+            if len(self._by_size) >= KEPT_SIZES:
+                self._by_size.clear()
+            tokens = self._by_size[picture.size] = texts[0]
+        return tokens
 
 
 def _load_stock(tokenizer: Any) -> Any:

@@ -187,8 +187,12 @@ def test_thinking_that_the_template_does_not_read_is_refused(field: str):
             with pytest.raises(ConfigError, match=f"problem u has {field}"):
                 call(shown)
     history = Problem("u", (HELLO, {**SUNNY, field: "Look."}, WEATHER), "")
-    with pytest.raises(ConfigError, match=f"problem u has {field}"):
-        Encoder(make_tokenizer(CHATML)).prompt(history)
+    for template in (CHATML, None):
+        with pytest.raises(ConfigError, match=f"problem u has {field}"):
+            Encoder(make_tokenizer(template)).prompt(history)
+        # A server answers clients that send earlier thinking back.
+        served = Encoder(make_tokenizer(template), checks_messages=False)
+        assert "Look." not in served.text(history)
 
 
 def test_thinking_that_the_template_reads_is_in_every_row():

@@ -174,7 +174,9 @@ class Encoder(TextEncoder):
         messages = self._styled(problem, problem.messages)
         tools = tools_of(problem)
         if self.chat_template is None:
-            check_shown(None, problem, messages, tools)
+            # A client may send back the thinking of earlier answers, which is left out here.
+            if self.checks_messages or tools or any("tool_calls" in one for one in messages):
+                check_shown(None, problem, messages, tools)
             return "\n\n".join(message["content"] for message in messages) + self.style.opening
         if self.checks_messages:
             check_shown(self.chat_template, problem, messages, () if self.tools else tools)
