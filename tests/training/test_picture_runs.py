@@ -204,6 +204,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "exgrpo": ("rollout.samples=2", *REWARD),
     "online_dpo": ("rollout.samples=2", *REWARD),
     "sft": ("model.lora.rank=2",),
+    "bupo": ("rollout.samples=2", *REWARD, "method.phase_one_steps=1", "method.num_blocks=1"),
 }
 
 
@@ -218,7 +219,6 @@ def test_methods_learn_from_pictures(method, folder, taught, tmp_path):
 
 
 REFUSED = {
-    "bupo": ("no embed_tokens", (*REWARD, "method.phase_one_steps=1", "method.num_blocks=1")),
     "classmate": ("classmates continue texts only", REWARD),
     "reward_model": ("classifiers", ("data.train=pairs.jsonl",)),
 }

@@ -91,10 +91,11 @@ class BupoObjective(PolicyObjective):
     def lr_scales(self, names: Sequence[str]) -> dict[str, float]:
         """Return the factors of blocks by their number. The final norm counts as a block above.
 
-        Embeddings and the head are absent: their factor is 1.
+        Embeddings, the head and what reads pictures are absent: their factor is 1.
         """
         scales: dict[str, float] = {}
-        for name in names:
+        beside_tower = [name for name in names if re.search(r"\b(language|text)_model\.", name)]
+        for name in beside_tower or names:
             block = re.search(r"\blayers\.(\d+)\.", name)
             if block and int(block[1]) < self.settings.num_blocks:
                 scales[name] = self.settings.lr_scale_below

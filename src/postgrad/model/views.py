@@ -5,7 +5,8 @@ the blocks above do not run. The internal policy is softmax(head(hidden) / tempe
 the final norm; norm="final" applies the final norm (the logit lens).
 """
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ def hidden_states(
     if pictures is not None:
         from postgrad.model.vision import vision_of
 
-        decoder = cast(Any, model).get_decoder()
+        decoder = decoder_of(model)
         inputs = vision_of(model).language_inputs(model, ids, pictures)
     if stock and view.num_blocks is None:
         return decoder(**inputs, use_cache=False).last_hidden_state
@@ -64,8 +65,14 @@ def hidden_states(
             **_packing_argument(packing),
             **_window_argument(model, positions),
         ).last_hidden_state
-    hidden, rotary = embed(model, ids, positions)
-    return run_blocks(model, hidden, rotary, view, packing, mask, positions)
+    if pictures is None:
+        hidden, rotary = embed(model, ids, positions)
+    else:
+        hidden = inputs["inputs_embeds"]
+        rotary = rotary_values(model, hidden, inputs.get("position_ids", positions))
+    deep = inputs.get("deepstack_visual_embeds", ())
+    places = inputs.get("visual_pos_masks")
+    return run_blocks(model, hidden, rotary, view, packing, mask, positions, deep, places)
 
 
 def pass_states(model: nn.Module, micro: "MicroBatch", view: View = FULL) -> Tensor:
@@ -76,15 +83,19 @@ def pass_states(model: nn.Module, micro: "MicroBatch", view: View = FULL) -> Ten
 
 def embed(model: nn.Module, ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotary]:
     """Return the inputs of the blocks: token embeddings, rotary cosines and sines."""
-    decoder: Any = model.base_model
-    hidden = decoder.embed_tokens(ids)
+    hidden = decoder_of(model).embed_tokens(ids)
     return hidden, rotary_values(model, hidden, positions)
 
 
 def rotary_values(model: nn.Module, like: Tensor, positions: Tensor) -> Rotary:
-    """Return the rotary cosines and sines of the positions, by kind, in the type of `like`."""
-    decoder: Any = cast(Any, model).get_decoder()
-    if hasattr(decoder.rotary_emb, "mrope_section"):  # text is at one place of three axes
+    """Return the rotary cosines and sines of the positions, by kind, in the type of `like`.
+
+    Positions beside pictures are (4, batch, length): those in the row, then those on three axes.
+    """
+    decoder = decoder_of(model)
+    if positions.dim() == 3:
+        positions = positions[1:]
+    elif hasattr(decoder.rotary_emb, "mrope_section"):  # text is at one place of three axes
         positions = positions.expand(3, *positions.shape)
     values: Rotary = {}
     for kind in dict.fromkeys(rotary_kinds(model)):
@@ -95,7 +106,7 @@ def rotary_values(model: nn.Module, like: Tensor, positions: Tensor) -> Rotary:
 
 def rotary_kinds(model: nn.Module) -> list[str]:
     """Return the kind of rotary positions of each block: its layer type, or "" if all are equal."""
-    decoder: Any = cast(Any, model).get_decoder()
+    decoder = decoder_of(model)
     if isinstance(getattr(decoder.rotary_emb, "rope_type", None), dict):
         return list(decoder.config.layer_types)
     return [""] * len(decoder.layers)
@@ -109,11 +120,17 @@ def run_blocks(
     packing: AnyPacking | None = None,
     mask: Tensor | None = None,
     positions: Tensor | None = None,
+    deep: Sequence[Tensor] = (),
+    places: Tensor | None = None,
 ) -> Tensor:
-    """Return the viewed policy's states: the blocks, then the final norm where the view has it."""
+    """Return the viewed policy's states: the blocks, then the final norm where the view has it.
+
+    `deep` are features of pictures, which are added to the states at `places` after the first
+    blocks.
+    """
     blocks = check_view(model, view)
     kinds = rotary_kinds(model)
-    for block, kind in zip(blocks[: view.num_blocks], kinds, strict=False):
+    for number, (block, kind) in enumerate(zip(blocks[: view.num_blocks], kinds, strict=False)):
         hidden = block(
             hidden,
             attention_mask=mask,
@@ -123,6 +140,8 @@ def run_blocks(
             **_packing_argument(packing),
             **_window_argument(model, positions),
         )
+        if number < len(deep):
+            hidden = decoder_of(model)._deepstack_process(hidden, places, deep[number])
     return final_norm(model)(hidden) if _has_final_norm(view, len(blocks)) else hidden
 
 
@@ -142,6 +161,11 @@ def _has_final_norm(view: View, num_blocks: int) -> bool:
     return is_full or view.norm == "final"
 
 
+def decoder_of(model: Any) -> Any:
+    """Return the language model below the head, which is a part of a model that reads pictures."""
+    return model.get_decoder()
+
+
 def find_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the blocks of a transformers model: the modules of its longest ModuleList."""
     longest: list[nn.Module] = []
@@ -153,8 +177,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
 
 def final_norm(model: nn.Module) -> nn.Module:
     """Return the norm after the last block. Raises ConfigError if it has no known name."""
-    decoder: Any = model.base_model
-    for name, child in decoder.named_children():
+    for name, child in decoder_of(model).named_children():
         if name in FINAL_NORMS:
             return child
     raise Unsupported(
@@ -168,7 +191,7 @@ def check_view(model: nn.Module, view: View) -> nn.ModuleList:
 
     Raises: ConfigError if the model has another layout or the view's depth is out of range.
     """
-    decoder: Any = model.base_model
+    decoder = decoder_of(model)
     children = dict(decoder.named_children())
     missing = [name for name in REQUIRED_CHILDREN if name not in children]
     if missing:
