@@ -9,14 +9,15 @@ import hashlib
 import io
 import os
 import stat
+import tempfile
+import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from postgrad.errors import first_line
+from postgrad.errors import RunError, first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -44,27 +45,59 @@ class PictureError(ValueError):
     """What is wrong with a picture; the caller adds the file and the row."""
 
 
-@dataclass(frozen=True)
 class Picture:
     """One picture as the data give it: an encoded file, equal to every copy of it.
 
     Attributes:
-        data: the encoded file.
         place: the path it was read from; "" for bytes inside a data file.
+        digest: the SHA-256 of the file, in hex digits.
+        kind: `png`, `jpeg`, `webp`, `gif` or `bmp`: image/KIND is its content type.
+        num_bytes: the length of the file.
     """
 
-    data: bytes = field(repr=False)
-    place: str = field(default="", compare=False)
+    def __init__(self, data: bytes, place: str = "") -> None:
+        self.place = place
+        self.digest = hashlib.sha256(data).hexdigest()
+        self.kind = kind_of(data)
+        self.num_bytes = len(data)
+        self._source: bytes | Path | int = data  # an offset in the temporary file
 
-    @cached_property
-    def key(self) -> str:
-        """16 hex digits of the SHA-256 of the data."""
-        return hashlib.sha256(self.data).hexdigest()[:16]
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Picture) and other.digest == self.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Picture({self.place or self.key})"
 
     @property
-    def kind(self) -> str:
-        """Return `png`, `jpeg`, `webp`, `gif` or `bmp`: image/KIND is its content type."""
-        return kind_of(self.data)
+    def key(self) -> str:
+        """16 hex digits of the SHA-256 of the data."""
+        return self.digest[:16]
+
+    @property
+    def data(self) -> bytes:
+        """The encoded file. Raises RunError if its file is no longer as it was."""
+        if isinstance(self._source, bytes):
+            return self._source
+        try:
+            if isinstance(self._source, Path):
+                data = read_regular_file(self._source)
+            else:
+                data = os.pread(_temporary_file().fileno(), self.num_bytes, self._source)
+        except (OSError, PictureError) as error:
+            raise RunError(f"a picture is gone: {first_line(error)}; restore it") from error
+        if hashlib.sha256(data).hexdigest() != self.digest:
+            raise RunError(f"the picture {self._source} was changed after it was read; restore it")
+        return data
+
+    def leave_memory(self) -> "Picture":
+        """Read the data from disk from now on; data that no file holds go to a temporary one."""
+        if isinstance(self._source, bytes):
+            _ = self.size  # stays known
+            self._source = Path(self.place).absolute() if self.place else _append(self._source)
+        return self
 
     @cached_property
     def size(self) -> tuple[int, int]:
@@ -204,6 +237,29 @@ def with_pictures(
 
 
 # ---- reading and decoding
+
+_appending = threading.Lock()
+
+
+@cache
+def _temporary_file() -> IO[bytes]:
+    """Return the file of what was inside data files; it ends with this process."""
+    return tempfile.TemporaryFile("a+b")
+
+
+def _append(data: bytes) -> int:
+    """Write data to the temporary file; return their offset. Raises PictureError."""
+    file = _temporary_file()
+    with _appending:
+        try:
+            file.write(data)
+            file.flush()
+        except OSError as error:
+            raise PictureError(
+                f"cannot be kept in {tempfile.gettempdir()} ({first_line(error)}); set TMPDIR to "
+                "a folder with space for the pictures of the data files"
+            ) from error
+        return file.tell() - len(data)
 
 
 def _read_text(text: str, folder: Path) -> Picture:

@@ -1,7 +1,11 @@
 """Rows with pictures: the forms of verl, TRL and LLaVA become the same problem."""
 
+import base64
 import io
 import json
+import os
+import tracemalloc
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -12,17 +16,21 @@ from tables import tabled
 
 from postgrad.api.rows import as_problems, as_rows, to_jsonl
 from postgrad.data.problems import load_problems, problems_of_rows
-from postgrad.errors import ConfigError
+from postgrad.errors import ConfigError, RunError
 
 IMAGE = {"type": "image"}
 TEXT = {"type": "text", "text": "Find x."}
 PARTS = [IMAGE, TEXT]
 
 
-def png(color="red"):
+def encoded(image):
     file = io.BytesIO()
-    Image.new("RGB", (4, 4), color).save(file, "PNG")
+    image.save(file, "PNG")
     return file.getvalue()
+
+
+def png(color="red"):
+    return encoded(Image.new("RGB", (4, 4), color))
 
 
 RED, BLUE = png(), png("blue")
@@ -137,6 +145,42 @@ def test_what_is_refused_names_file_and_row(folder, row, sentence):
     message = str(caught.value)
     assert "rows.jsonl: line " in message and sentence in message
     assert "\n" not in message and len(message) < 500
+
+
+@pytest.mark.parametrize("kind", ["paths", "bytes", "urls"])
+def test_pictures_are_read_when_they_are_used(folder, kind):
+    noise = [encoded(Image.frombytes("RGB", (256, 256), os.urandom(3 << 16))) for _ in range(12)]
+    values = noise
+    if kind == "urls":
+        values = [f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in noise]
+    if kind == "paths":
+        values = [str(folder / f"{i}.png") for i in range(len(noise))]
+        for path, data in zip(values, noise, strict=True):
+            Path(path).write_bytes(data)
+    rows = [{"prompt": "Find x.", "answer": "7", "images": [value]} for value in values]
+    content = [{**IMAGE, "image": values[0]}, TEXT]
+    rows.append({"prompt": "Find x.", "answer": "7", "images": [values[0]]})
+    if kind == "bytes":
+        parquet.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet", row_group_size=3)
+    else:
+        rows[-1] = {"prompt": [user(content)], "answer": "7"}
+        write_jsonl(folder / "rows.jsonl", *rows)
+    del values, rows, content
+    tracemalloc.start()
+    problems = load_problems(str(next(folder.glob("rows.*"))))
+    (held, _), num_bytes = tracemalloc.get_traced_memory(), sum(map(len, noise))
+    tracemalloc.stop()
+    assert held < num_bytes / 4
+    assert [problem.images[0].data for problem in problems] == [*noise, noise[0]]
+    assert problems[0].images[0].open().size == (256, 256)
+    assert problems[0].row.get("images") == problems[0].images and "images" not in problems[0].extra
+    if kind == "paths":
+        (folder / "0.png").write_bytes(RED)
+        with pytest.raises(RunError, match=r"0\.png was changed after it was read"):
+            _ = problems[0].images[0].data
+        (folder / "0.png").unlink()
+        with pytest.raises(RunError, match=r"0\.png cannot be read"):
+            problems[0].images[0].open()
 
 
 def test_rows_in_memory_hold_pictures_of_pillow(folder, monkeypatch):

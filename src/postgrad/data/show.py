@@ -41,7 +41,7 @@ def describe_problem(
         lines += _indented(shorten_pictures(encoder.text(problem)))
     for number, picture in enumerate(problem.images, 1):
         width, height = picture.size
-        size = f"{width} x {height} pixels, {picture.kind}, {len(picture.data) / 1024:.1f} KiB"
+        size = f"{width} x {height} pixels, {picture.kind}, {picture.num_bytes / 1024:.1f} KiB"
         if encoder:
             size += f", {encoder.count_picture_tokens(picture)} tokens"
         lines.append(f"picture {number}: {size}, {picture.place or 'in the data file'}")
@@ -69,7 +69,7 @@ def describe_pictures(problems: Sequence[Problem], encoder: "Encoder | None" = N
     shown = sum(bool(problem.images) for problem in problems)
     sizes = sorted((picture.size for picture in pictures.values()), key=prod)
     ends = " to ".join(f"{width} x {height}" for width, height in (sizes[0], sizes[-1]))
-    total = sum(len(picture.data) for picture in pictures.values()) / (1 << 20)
+    total = sum(picture.num_bytes for picture in pictures.values()) / (1 << 20)
     line = f"pictures: {len(pictures)} in {shown} problems, {ends} pixels, {total:.1f} MiB"
     if encoder:
         counts = [encoder.count_picture_tokens(picture) for picture in pictures.values()]

@@ -34,7 +34,9 @@ Rows = Iterator[tuple[str, dict[str, Any]]]
 # PATH, then the columns to rename; a name has no slash, so that a URL or a folder is none.
 RENAMED = re.compile(r"(.+?)((?::[^:=/\\]+=[^:=/\\]+)+)", re.DOTALL)
 ARROW_FILE = b"ARROW1"  # the first bytes of an Arrow file; a stream has no such mark
-BATCH = 1000  # rows of a parquet file that are Python objects at the same time
+# Rows of a parquet file that are Python objects at the same time, and their bytes.
+BATCH = 1000
+BATCH_BYTES = 1 << 26
 # Files beside the .arrow files that datasets' save_to_disk writes.
 DATASETS_FILES = ("dataset_info.json", "state.json", "dataset_dict.json")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
@@ -189,7 +191,10 @@ def _read_parquet(path: Path) -> Rows:
     """Read in batches: a large file does not fit into memory as Python objects."""
     with parquet.ParquetFile(path) as file:
         _check_columns(path, file.schema_arrow.names)
-        yield from _rows_of(file.iter_batches(batch_size=BATCH))
+        groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+        row_bytes = sum(group.total_byte_size for group in groups) // (file.metadata.num_rows or 1)
+        batch = min(BATCH, max(1, BATCH_BYTES // (row_bytes or 1)))
+        yield from _rows_of(file.iter_batches(batch_size=batch))
 
 
 def _read_arrow(path: Path) -> Rows:

@@ -4,7 +4,7 @@ A place is a part {type: image} of a content, or `<image>` in its text. Where a 
 pictures come first in the first message of the user.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,17 @@ def place_pictures(fields: Fields, column: Any, folder: Path | None) -> Fields:
     return fields
 
 
+def without_data(value: Any) -> Any:
+    """Return a value of a row without the data of pictures, which may be large."""
+    if isinstance(value, Mapping):
+        return {name: without_data(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_data(one) for one in value]
+    is_data = isinstance(value, bytes | bytearray) or type(value).__module__.startswith("PIL.")
+    is_data = is_data or (isinstance(value, str) and value.startswith("data:image/"))
+    return None if is_data else value
+
+
 def _values_of(column: Any) -> list[Any]:
     if isinstance(column, list | tuple):
         return list(column)
@@ -65,7 +76,7 @@ def _values_of(column: Any) -> list[Any]:
 
 def _read(value: Any, number: int, folder: Path | None) -> Picture:
     try:
-        return read_picture(value, folder)
+        return read_picture(value, folder).leave_memory()
     except PictureError as error:
         raise RowError(f"picture {number}: {error}; replace it or remove the row") from error
 

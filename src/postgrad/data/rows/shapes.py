@@ -12,7 +12,7 @@ from postgrad.data.rows import fields
 from postgrad.data.rows.choices import LETTERED_COLUMNS, LETTERS, SECOND_ANSWERS
 from postgrad.data.rows.columns import ALIASES, CONTEXT, canonical_names, is_media
 from postgrad.data.rows.messages import parse_nested
-from postgrad.data.rows.pictures import place_pictures
+from postgrad.data.rows.pictures import place_pictures, without_data
 from postgrad.data.rows.values import Row, RowError, data_source_of, is_missing, uid_of
 from postgrad.problem import Problem
 
@@ -193,7 +193,7 @@ class RowReader:
     _seen: set[tuple[str, ...]] = field(default_factory=set)
 
     def read(self, row: Row) -> Problem:
-        """Return the problem of a row, with the row in `row`.
+        """Return the problem of a row, with the row in `row`; its column of pictures has Pictures.
 
         Raises:
             RowError: the row does not fit, or a column of context would not be shown to the model.
@@ -212,6 +212,9 @@ class RowReader:
                 read = place_pictures(read, named.get("images"), self.folder)
         except RowError as error:
             raise RowError(_with_column_names(str(error), reading.renames)) from error
+        if pictures := read.get("images"):
+            column = next((old for old, name in reading.renames.items() if name == "images"), None)
+            row = without_data(row) | ({column: pictures} if column else {})
         extra = {name: row[name] for name in reading.unread} | read.pop("extra", {})
         default = self.stem if shape.data_source is None else shape.data_source
         source = data_source_of(named, read.pop("data_source", default))
