@@ -53,7 +53,7 @@ wheel:
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
 
 $(VENV)/bin/python:

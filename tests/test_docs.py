@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tools"))
 
-import docs_site  # noqa: E402  # pyright: ignore[reportMissingImports]
+import docs_site  # noqa: E402
 
 FOLDERS = (ROOT, ROOT / "src" / "postgrad")
 # BuPO's own script.

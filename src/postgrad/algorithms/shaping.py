@@ -20,7 +20,8 @@ ON_OPTIONS = tuple(DEFAULTS)
 BOUNDS = ("min_value", "max_value")
 OFF_OPTIONS = (*ON_OPTIONS, *BOUNDS)
 # The options that each shape reads. LUFFY weighs its `logp` off-policy only.
-ON_READS: dict[str, tuple[str, ...]] = dict.fromkeys(SHAPES, ()) | {
+ON_READS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(SHAPES, ()),
     "p_div_p": ("gamma",),
     "p_logp": ("weight",),
     "pow": ("exponent",),

@@ -104,7 +104,7 @@ def _absolute(value: Any) -> Any:
 
 def _row_of_problem(problem: Problem) -> Row:
     """Return the row that is read as this problem."""
-    row = {**problem.extra, "uid": problem.uid, "data_source": problem.data_source}
+    row: Row = {**problem.extra, "uid": problem.uid, "data_source": problem.data_source}
     conversation = problem.conversation
     if conversation is None:
         row["prompt"] = list(problem.messages)

@@ -63,7 +63,7 @@ class StoredTensor(Tensor):
         return func(*_read(args), **_read(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # pyrefly: ignore[bad-override]
         return func(*_read(args), **_read(kwargs or {}))
 
 

@@ -106,7 +106,7 @@ def to_yaml(config: Config | EngineConfig) -> str:
 
 def fingerprint(config: Config) -> str:
     """Return a hash of every setting except the run's name, folder and tracker."""
-    values = dataclasses.asdict(config)
+    values: dict[str, Any] = dataclasses.asdict(config)
     for key in ("name", "runs", "track"):
         del values[key]
     text = write_yaml(values, sort_keys=True)

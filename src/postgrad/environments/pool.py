@@ -118,7 +118,7 @@ class ChildPool:
     def _send(self, session: _Session, child: _Child) -> None:
         """Send the pending operation; to another child with all that makes the session again."""
         assert session.pending is not None
-        message = {"key": session.number, "operation": asdict(session.pending)}
+        message: dict[str, Any] = {"key": session.number, "operation": asdict(session.pending)}
         if child is not session.child:
             session.child = child
             child.sessions[session.number] = session

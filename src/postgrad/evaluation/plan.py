@@ -262,7 +262,7 @@ def _identity(config: EvalConfig, sets: dict[str, list[Problem]]) -> dict[str, A
 
     Sets are identified by their content, so a file may be moved.
     """
-    values = dataclasses.asdict(config)
+    values: dict[str, Any] = dataclasses.asdict(config)
     del values["out"]
     del values["cluster"]
     del values["reward"]["workers"]

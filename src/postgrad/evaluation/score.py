@@ -189,7 +189,7 @@ def _summarize_set(
 
 def _identity(config: ScoreConfig, sets: dict[str, list[Responded]]) -> dict[str, Any]:
     """Return what the results depend on. Files are identified by their content."""
-    values = dataclasses.asdict(config)
+    values: dict[str, Any] = dataclasses.asdict(config)
     for key in ("out", "name"):
         del values[key]
     del values["reward"]["workers"]

@@ -21,7 +21,7 @@ from postgrad.rollout.engine import (
     token_limit,
 )
 from postgrad.rollout.http_client import Address, ModelClient, RequestRefused, json_objects
-from postgrad.rollout.http_sync import RELOAD_APIS, ServerWeights
+from postgrad.rollout.http_sync import RELOAD_APIS, ReloadApi, ServerWeights
 
 TOKEN_ID_PREFIX = "token_id:"
 
@@ -56,7 +56,7 @@ class HttpEngine:
     """
 
     shares_weights = False
-    reload_apis = RELOAD_APIS
+    reload_apis: tuple[ReloadApi, ...] = RELOAD_APIS
 
     def __init__(
         self,

@@ -217,7 +217,7 @@ def _hashes(config: Config) -> dict[str, str]:
 
     The model folder has one hash, by its path.
     """
-    settings = dataclasses.asdict(config)
+    settings: dict[str, Any] = dataclasses.asdict(config)
     del settings["model"]
     names = names_in(settings)
     for text in _texts(settings["data"]):

@@ -139,8 +139,10 @@ def check_shown(
     for name, is_used in (("tools", tools), ("tool_calls", has_calls), (field, field)):
         if not is_used:
             continue
-        reads = template and (template.reads_field if name == field else template.reads)
-        if not (reads and reads(name)):
+        is_read = template is not None and (
+            template.reads_field(name) if name == field else template.reads(name)
+        )
+        if not is_read:
             where = f"the chat template of {template.tokenizer.name_or_path!r}" if template else ""
             raise Unsupported(
                 f"{problem_label(problem)} has {name}, which "

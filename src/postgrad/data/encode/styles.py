@@ -13,7 +13,7 @@ from typing import Any
 
 from postgrad.errors import Conflict, UnknownName, Unreadable, WrongValue, did_you_mean
 
-Messages = tuple[dict[str, str], ...]
+Messages = tuple[dict[str, Any], ...]
 SLOT = "{question}"
 THINK = "<think>\n"
 
@@ -251,7 +251,7 @@ def styled(style: Style, messages: Sequence[dict[str, Any]]) -> Messages:
         content = [part for part in (before, *content, after) if part.get("text") != ""]
     else:
         content = style.form.replace(SLOT, content)
-    user = {"role": "user", "content": content}
+    user: dict[str, Any] = {"role": "user", "content": content}
     if style.system:
         return ({"role": "system", "content": style.system}, user)
     return (user,)

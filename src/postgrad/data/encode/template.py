@@ -121,10 +121,10 @@ class ChatTemplate:
 
     def prompt_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages, with the tools in the system message if the template needs that."""
-        messages = [dict(message) for message in messages]
+        copies = [dict(message) for message in messages]
         if self.tools and not self.reads("tools"):
-            return self._with_tools_prompt(messages)
-        return messages
+            return self._with_tools_prompt(copies)
+        return copies
 
     def render(
         self,
@@ -214,7 +214,7 @@ class ChatTemplate:
             tools=list(tools) or None,
             chat_template=self.tokenizer.get_chat_template(None, list(tools) or None),
             return_assistant_tokens_mask=True,
-            **{**self.tokenizer.special_tokens_map, **self.options},
+            **cast(dict[str, Any], self.tokenizer.special_tokens_map | self.options),
         )
         found = cast(list[tuple[int, int]], spans[0])
         pictures = [part["image"] for part in image_parts(messages)]

@@ -5,7 +5,7 @@
 The weights come from global counts, so no split of the batch changes the gradient.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ class PolicyObjective(Objective):
     ) -> Tensor:
         """Return (tokens,) the policy loss of each token, before weights, bonus and penalty."""
         key = f"method.loss={self.settings.loss}"
-        columns = {
+        columns: dict[str, Any] = {
             **expand_rows(batch, self.policy_loss.reads, key),
             **dict(batch.tokens),
             "mask": batch.tokens["loss_mask"],

@@ -1,9 +1,5 @@
 """4-bit weights (see model/quantized.py) to bfloat16 or float32, in one kernel."""
 
-# Triton launches its kernels with arguments that a type checker cannot follow.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-
 import torch
 from torch import Tensor
 

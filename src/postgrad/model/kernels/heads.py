@@ -5,10 +5,6 @@ positions. The decode kernels call `norm_halves` and `apply_rotary` too, so trai
 round alike.
 """
 
-# Triton launches its kernels with arguments that a type checker cannot follow.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-
 from typing import Any, NamedTuple
 
 import torch

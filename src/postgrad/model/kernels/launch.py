@@ -28,11 +28,13 @@ class _NoTriton:
         return 1 << (number - 1).bit_length()
 
 
+triton: Any  # a kernel's text is Triton's language, not Python's
+tl: Any
 try:
     import triton
     import triton.language as tl
 except ImportError:  # there is no version for macOS
-    triton = tl = _NoTriton()  # pyright: ignore[reportAssignmentType]
+    triton = tl = _NoTriton()
 
 
 def launch(

@@ -3,10 +3,6 @@
 The forward kernel reads each row of logits once; the backward kernel writes the logits' gradient.
 """
 
-# Triton launches its kernels with arguments that a type checker cannot follow.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-
 import torch
 from torch import Tensor
 

@@ -10,11 +10,6 @@ Blocks that no query of a tile sees are skipped. A row may see no key of a block
 other rows of its tile see; such a block or chunk leaves the row's softmax as it was, bit for bit.
 """
 
-# Triton launches its kernels with arguments that a type checker cannot follow.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-# pyright: reportPossiblyUnboundVariable=false
-
 from typing import Any
 
 import torch

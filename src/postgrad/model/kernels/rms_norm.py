@@ -5,10 +5,6 @@ CENTERED norm (Gemma) multiplies by 1 + weight in float32 and rounds once; other
 multiply by the weight.
 """
 
-# Triton launches its kernels with arguments that a type checker cannot follow.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-
 from typing import Any
 
 import torch

@@ -3,10 +3,6 @@
 With GELU, the activation is the tanh approximation of gelu instead of silu (GeGLU, Gemma).
 """
 
-# Triton launches its kernels with arguments that a type checker cannot follow.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-
 from typing import Any
 
 import torch

@@ -6,11 +6,6 @@ so keys and values are read once for all of them. Blocks of keys that every quer
 are computed without a mask.
 """
 
-# Triton launches its kernels with arguments that a type checker cannot follow.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-# pyright: reportPossiblyUnboundVariable=false
-
 import torch
 from torch import Tensor
 

@@ -441,7 +441,7 @@ def _keep_bars_on_terminals() -> None:
 
     bar = getattr(gguf, "tqdm", None)  # another version of transformers may have another bar
     if bar is not None:
-        gguf.tqdm = functools.partial(bar, disable=None)
+        vars(gguf)["tqdm"] = functools.partial(bar, disable=None)
 
 
 def _reason(error: Exception) -> str:

@@ -318,4 +318,5 @@ def lock_pages_of(owner: object, host: Tensor, setting: str) -> None:
             f"{setting}: {host.nbytes / 2**30:.1f} GiB of host memory cannot be page-locked (CUDA "
             f"error {code}); remove the setting, or use a machine with more memory"
         )
-    weakref.finalize(owner, unlock_pages(), host.data_ptr()).atexit = False
+    unlock: Any = weakref.finalize(owner, unlock_pages(), host.data_ptr())
+    unlock.atexit = False

@@ -124,7 +124,7 @@ class Optimizer:
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
         """Return the global norm of the gradients."""
-        return torch.stack(torch._foreach_norm(gradients)).norm()  # pyright: ignore[reportPrivateImportUsage]
+        return torch.stack(torch._foreach_norm(gradients)).norm()
 
     def step(self, lr: float) -> float:
         """Clip, update and clear the gradients; return their norm before clipping.
@@ -148,7 +148,7 @@ class Optimizer:
         if self.config.max_grad_norm > 0:
             scale = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
             scale = scale.to(gradients[0].device)  # in host memory with cluster.offload
-            torch._foreach_mul_(gradients, scale)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_mul_(gradients, scale)
         for group in self.adam.param_groups:
             group["lr"] = lr * group["scale"]
         self.adam.step()
@@ -166,7 +166,7 @@ class Optimizer:
                 params.append(p)
                 masters.append(self.masters[name])
         if params:
-            torch._foreach_copy_(params, masters)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_copy_(params, masters)
 
     def save(self, file: Path) -> None:
         """Write masters and state as tensors named `key/parameter`.

@@ -121,7 +121,7 @@ class GraphCache:
                 buffer.copy_(master.grad)
             master.grad = buffer
         if to_clear:
-            torch._foreach_zero_(to_clear)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_zero_(to_clear)
 
 
 class CapturedPass:

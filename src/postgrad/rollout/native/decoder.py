@@ -6,10 +6,6 @@ device: a replayed graph reads the last token of each row, writes its key and va
 next token and marks the rows that have ended.
 """
 
-# Triton launches its kernels with arguments that a type checker cannot follow.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -241,6 +237,7 @@ class Decoder:
             return
         if self.prefill_graph is None:
             self.capture_prefill()
+        assert self.prefill_graph is not None
         self.prefill_graph.replay()
 
     def capture_prefill(self) -> None:

@@ -3,9 +3,6 @@
 Each row has its own temperature, top-k, top-p and min-p, in the decoder's sampling table.
 """
 
-# Triton launches its kernels with arguments that a type checker cannot follow.
-# pyright: reportArgumentType=false, reportCallIssue=false
-
 import math
 from typing import Protocol
 

@@ -48,7 +48,7 @@ class NativeEngine:
     def __init__(self, loaded: Loaded, config: RolloutConfig) -> None:
         self.model = loaded.model
         self.tokenizer = loaded.tokenizer
-        self.device = next(self.model.parameters()).device
+        self.device: torch.device = next(self.model.parameters()).device
         self.max_rows = config.max_rows or 256
         self.cache_gib = config.cache_gib
         self.keeps_cache = config.stream  # while the trainer works, too

@@ -5,15 +5,8 @@ up to the last bits. The state of all rows is one int32 table (FIELDS, rows) of 
 lines are named below. The kernels skip a row whose ALIVE is 0.
 """
 
-# Triton launches its kernels with arguments that a type checker cannot follow.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
-# pyright: reportOperatorIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
-# pyright: reportPossiblyUnboundVariable=false
-
-import triton
-import triton.language as tl
-
 from postgrad.model.kernels.heads import apply_rotary, norm_halves
+from postgrad.model.kernels.launch import tl, triton
 from postgrad.model.kernels.packed_attention import (
     first_visible_block,
     merge_chunk,

@@ -57,9 +57,11 @@ class ModelToSample(Protocol):
     """What a store needs of an engine."""
 
     model: Any
-    device: torch.device
     stop_ids: Tensor
     logit_transform: LogitTransform
+
+    @property
+    def device(self) -> torch.device: ...
 
 
 @dataclass

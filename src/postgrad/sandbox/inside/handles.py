@@ -29,6 +29,7 @@ class Handle:
     """
 
     __slots__ = ("_handle_channel", "_handle_number")
+    _handle_channel: Any
 
     def __init__(self, channel: Any, number: int) -> None:
         object.__setattr__(self, "_handle_channel", channel)

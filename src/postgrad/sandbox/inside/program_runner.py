@@ -152,7 +152,7 @@ def main() -> None:
     apply_limits(settings)
     os.write(settings["ready"], b"r")
     os.close(settings["ready"])
-    builtins.exit = builtins.quit = sys.exit  # as the module `site` does
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # as the module `site` does
     sys.setrecursionlimit(RECURSION_LIMIT)
     if settings["peer"] is None:
         run_script(source)

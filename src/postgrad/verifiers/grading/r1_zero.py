@@ -118,7 +118,9 @@ def _same_element(given: str, truth: str) -> bool:
         return False
     with time_limit():
         by_value = same_value(one, other)
-        return sympy.simplify(one - other) == 0 if by_value is None else by_value
+        if by_value is not None:
+            return by_value
+        return sympy.simplify(one - other) == 0  # pyrefly: ignore[unsupported-operation]
     return False
 
 
