@@ -173,7 +173,7 @@ def format_line(figures: dict[str, float]) -> str:
 
 
 def write_result(file: str, system: str, load: Load, figures: dict[str, float]) -> None:
-    """Append the figures to a file of results, as benchmarks/gpu/rows.py reads them."""
+    """Append the figures to a file of results as one line."""
     name = f"serve {figures['clients']} clients x {load.tokens} tokens"
     row = {"name": name, "system": system, "figures": figures}
     with Path(file).open("a") as out:

@@ -1,10 +1,11 @@
-"""Measure the rows of the speed table on one GPU, beside other systems, and write the table of
-docs/results.md.
+"""Measure the rows of the speed table on one GPU, beside other systems, and write the tables of
+docs/results.md and README.md.
 
     python benchmarks/speed.py run speed.jsonl --smollm2 FOLDER            # every row, every system
     python benchmarks/speed.py run speed.jsonl --rows rollout-4b step-4b --systems postgrad vllm
     python benchmarks/speed.py run compare.jsonl --systems postgrad --code old=../old new=.
-    python benchmarks/speed.py table benchmarks/results/speed.jsonl
+    python benchmarks/speed.py show compare.jsonl
+    python benchmarks/speed.py table        # from benchmarks/results: speed.jsonl and others.json
 
 Each measurement is a process of its own. A rollout is timed three times after a warm-up, a step
 or an update as many times as its row says. Systems alternate within a row, --rounds times; the
@@ -33,7 +34,11 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "speed.jsonl"
+OTHERS = HERE / "results" / "others.json"  # rows of README's table that other commands measure
 PAGE = HERE.parent / "docs" / "results.md"
+README = HERE.parent / "README.md"
+MARKS = "<!-- rows of speed.py -->\n", "<!-- end of rows -->"
 BANDWIDTH = 4.3e12  # bytes per second and bfloat16 operations per second, measured on an H200
 ARITHMETIC = 790e12
 VOCABULARY = 151_936
@@ -140,6 +145,7 @@ TRY_ROWS = {  # seconds on a CPU
     "try-row": Row("training, tiny", "sft", "tiny", 1, 1, 64, 10, settings=(LORA,), steps=1),
 }
 ALL_ROWS = ROWS | TRY_ROWS
+SHORT_TABLE = ("rollout-135m", "rollout-4b", "step-4b", "row-0.6b-16k")  # README's
 PUBLISHED = {  # what other projects say of one H100
     "row-0.6b-16k": "prime-rl on an H100: 13,340 tokens/s, 5.1 GiB",
     "row-0.6b-65k": "prime-rl on an H100: 9,970 tokens/s, 11.5 GiB",
@@ -643,37 +649,57 @@ def median_seconds(results: Sequence[dict[str, Any]]) -> float | None:
     return statistics.median(seconds) if seconds else None
 
 
+def make_cells(name: str, results: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """Return Postgrad's cell of a row, and that of the other systems."""
+    row = ROWS[name]
+    found = [result for result in results if result["row"] == name]
+    ours = [result for result in found if result["system"] == "postgrad"]
+    base = median_seconds(ours)
+    others = [
+        make_cell(row, [r for r in found if r["system"] == peer], base or 1.0)
+        for peer in row.peers
+        if any(r["system"] == peer for r in found)
+    ]
+    if name in PUBLISHED:
+        others.append(f"published, {PUBLISHED[name]}")
+    return make_cell(row, ours, None), "; ".join(others) or "-"
+
+
+def join_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table whose first row is the head."""
+    head, *body = [f"| {' | '.join(cells)} |" for cells in rows]
+    return "\n".join([head, "|" + " --- |" * len(rows[0]), *body])
+
+
 def make_table(results: Sequence[dict[str, Any]]) -> str:
-    """Return the Markdown table of every row that has a result."""
-    head = ("work", "Postgrad", "limit", "others (their time / ours)")
-    lines = [" | ".join(head), " | ".join("---" for _ in head)]
+    """Return the table of every row that has a result; results of an earlier commit name it."""
+    table = [("work", "Postgrad", "limit", "others (their time / ours)")]
     for name, row in ROWS.items():
         found = [result for result in results if result["row"] == name]
         if not found:
             continue
-        ours = [result for result in found if result["system"] == "postgrad"]
-        base = median_seconds(ours)
-        others = [
-            make_cell(row, [r for r in found if r["system"] == peer], base or 1.0)
-            for peer in row.peers
-            if any(r["system"] == peer for r in found)
-        ]
-        if name in PUBLISHED:
-            others.append(f"published, {PUBLISHED[name]}")
-        limit = format_seconds(row, limit_s(row))
-        cells = (describe(row), make_cell(row, ours, None), limit, "; ".join(others) or "-")
-        lines.append(" | ".join(cells))
-    return "\n".join(f"| {line} |" for line in lines)
+        ours, others = make_cells(name, results)
+        commits = dict.fromkeys(result["commit"] for result in found if "commit" in result)
+        work = describe(row) + "".join(f" (commit {commit})" for commit in commits)
+        table.append((work, ours, format_seconds(row, limit_s(row)), others))
+    return join_table(table)
 
 
-def write_table(args: argparse.Namespace) -> None:
-    """Write the table between `<!-- rows of speed.py -->` and `<!-- end of rows -->`."""
-    table = make_table(read_results([args.out]))
-    before, mark, rest = PAGE.read_text().partition("<!-- rows of speed.py -->\n")
-    _, end, after = rest.partition("<!-- end of rows -->")
+def make_short_table(results: Sequence[dict[str, Any]], others: Sequence[dict[str, str]]) -> str:
+    """Return README's table: some rows, and what other commands measured."""
+    table = [("work", "Postgrad", "others (their time / ours)")]
+    table += [(describe(ROWS[name]), *make_cells(name, results)) for name in SHORT_TABLE]
+    table += [(other["work"], other["postgrad"], other["others"]) for other in others]
+    return join_table(table)
+
+
+def write_table(page: Path, table: str) -> None:
+    """Write the table between the page's two marks."""
+    before, mark, rest = page.read_text().partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
     if not mark or not end:
-        raise SystemExit(f"{PAGE} has no place for the table: <!-- rows of speed.py -->")
-    PAGE.write_text(f"{before}{mark}{table}\n{end}{after}")
+        raise SystemExit(f"{page} has no place for the table: {MARKS[0].strip()}")
+    page.write_text(f"{before}{mark}{table}\n{end}{after}")
 
 
 def print_comparison(results: Sequence[dict[str, Any]]) -> None:
@@ -711,8 +737,8 @@ def main() -> None:
     one.add_argument("--limit-s", type=float, default=400.0)
     for command in (run, one):
         command.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    for name, text in (("table", "write the table of docs/results.md"), ("show", "print medians")):
-        commands.add_parser(name, help=text).add_argument("out", type=Path)
+    commands.add_parser("table", help="write the tables of docs/results.md and README.md")
+    commands.add_parser("show", help="print medians").add_argument("out", type=Path)
     args = parser.parse_args()
     if args.command == "run":
         if args.smollm2 and not (args.folder / "smollm2").exists():
@@ -722,7 +748,9 @@ def main() -> None:
         row = ALL_ROWS[args.row]
         print("RESULT " + json.dumps(measure(row, args.folder, args.limit_s)), flush=True)
     elif args.command == "table":
-        write_table(args)
+        results = read_results([RESULTS])
+        write_table(PAGE, make_table(results))
+        write_table(README, make_short_table(results, json.loads(OTHERS.read_text())))
     else:
         print_comparison(read_results([args.out]))
 

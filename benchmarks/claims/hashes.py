@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-LENGTH_REWARD = Path(__file__).resolve().parents[1] / "gpu" / "compare_common.py"
+LENGTH_REWARD = Path(__file__).resolve().parents[1] / "speed.py"
 HASHES = ("problems", "tokens", "rewards", "logprobs", "weights")
 
 

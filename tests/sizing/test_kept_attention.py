@@ -1,9 +1,8 @@
 """Attention outputs that recomputed blocks keep: their bytes, and how many fit."""
 
-import sys
-from pathlib import Path
-
 import pytest
+from qwen_runs import Run, recompute
+from qwen_runs import make_plan as plan_of
 
 from postgrad.model.passes.recompute import keep_attention
 from postgrad.sizing.choose import SPARE_SHARE, choose_kept_attention
@@ -12,16 +11,11 @@ from postgrad.sizing.memory import block_attention_bytes, estimate
 from postgrad.sizing.simulate import PassSimulation
 from postgrad.sizing.workload import Pass, Plan, lay_out_step
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks/gpu"))
-
-import fit_check  # pyright: ignore[reportMissingImports]
-
 NUM_BLOCKS = 28
 
 
 def make_plan(kept: int, tokens: int = 16_284, rows: int = 1) -> Plan:
-    row = fit_check.Row("update", "0.6b", rows, 1, tokens, fit_check.recompute(kept))
-    return fit_check.make_plan(row)
+    return plan_of(Run("update", "0.6b", rows, 1, tokens, recompute(kept)))
 
 
 @pytest.mark.slow

@@ -1,18 +1,18 @@
 """The formulas of `postgrad doctor --fit` for a GPU against what an H200 measured.
 
-benchmarks/gpu/speed.jsonl has the figures of docs/results.md, and measured.json here those of
-benchmarks/NOTES.md with their commands; `cache_stays` marks those from before the cache gave its
-memory to the update.
+measured.json has the runs with the commands that measured them (sizes.py and update.py of commit
+313122d7, in its benchmarks/gpu). `cache_stays` marks those from before the cache gave its memory to
+the update, `is_first` a step that ran before there was an optimizer state.
 """
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from qwen_runs import Run, estimate_gib, make_plan
 from transformers import Qwen3ForCausalLM
 
 from postgrad.doctor.fit import describe, examine
@@ -20,42 +20,20 @@ from postgrad.sizing.choose import choose_passes
 from postgrad.sizing.devices import find_gpu
 from postgrad.sizing.workload import plan_of_settings
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks/gpu"
-sys.path.insert(0, str(BENCHMARKS))
-
-import fit_check  # noqa: E402  # pyright: ignore[reportMissingImports]
-import sizes  # noqa: E402  # pyright: ignore[reportMissingImports]
+MEASURED = json.loads(Path(__file__).with_name("measured.json").read_text())
 
 
-def read_measured() -> list[dict[str, Any]]:
-    """Returns the measured runs in the form of measured.json."""
-    measured = json.loads(Path(__file__).with_name("measured.json").read_text())
-    lines = (BENCHMARKS / "speed.jsonl").read_text().splitlines()
-    results = {
-        line["name"]: line["measured"] for line in map(json.loads, lines) if "measured" in line
-    }
-    for row in fit_check.ROWS.values():
-        if row.name in results:
-            is_first = row.options == fit_check.ONE_STEP
-            own = {"name": row.name, "is_first": is_first}
-            measured.append(vars(row) | results[row.name] | own)
-    return measured
-
-
-MEASURED = read_measured()
-
-
-def estimate_gib(line: dict[str, Any]) -> float:
+def estimate_of(line: dict[str, Any]) -> float:
     keys = ("work", "shape", "problems", "samples", "tokens")
-    row = fit_check.Row(*(line[key] for key in keys), tuple(line["overrides"]))
+    run = Run(**{key: line[key] for key in keys}, overrides=tuple(line["overrides"]))
     gpu = replace(find_gpu("h200"), detachable=not line.get("cache_stays"))
-    return fit_check.estimate(row, gpu)
+    return estimate_gib(run, gpu)
 
 
 def state_gib(shape: str) -> float:
     """Returns the memory of Adam's state in float32."""
     with torch.device("meta"):
-        model = Qwen3ForCausalLM(sizes.make_config(shape))
+        model = Qwen3ForCausalLM(make_plan(Run("step", shape, 1, 1, 1)).model)
     return 8 * model.num_parameters() / 2**30
 
 
@@ -67,14 +45,14 @@ def as_parameter(line: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("line", [as_parameter(line) for line in MEASURED])
 def test_memory_is_within_10_percent(line: dict[str, Any]) -> None:
-    memory = estimate_gib(line)
+    memory = estimate_of(line)
     if line.get("is_first"):  # its passes run before there is an optimizer state
         memory -= state_gib(line["shape"])
     assert memory == pytest.approx(line["memory_gib"], rel=0.1)
 
 
-def choose(row: Any, gib: float, budget: int = 0) -> tuple[int, bool]:
-    plan = fit_check.make_plan(row)
+def choose(run: Run, gib: float, budget: int = 0) -> tuple[int, bool]:
+    plan = make_plan(run)
     plan = plan.changed("training.token_budget", budget)
     return choose_passes(plan, find_gpu("h200", gib), 8192, 16384)
 
@@ -82,31 +60,31 @@ def choose(row: Any, gib: float, budget: int = 0) -> tuple[int, bool]:
 @pytest.mark.nightly
 def test_what_is_left_to_the_machine_follows_from_the_estimate() -> None:
     """First fewer tokens per pass; then, for a long row, activation checkpointing."""
-    step = fit_check.Row("step", "4b", 32, 8, 1024)
+    step = Run("step", "4b", 32, 8, 1024)
     assert choose(step, 139) == (8192, False)
     budget, recompute = choose(step, 90)
     assert 2048 <= budget < 8192 and not recompute
     assert choose(step, 90, budget=8192) == (8192, True)
-    long_row = fit_check.Row("step", "4b", 1, 1, 32_768)
+    long_row = Run("step", "4b", 1, 1, 32_768)
     assert choose(long_row, 139) == (16384, True)
-    too_large = fit_check.Row("step", "8b", 16, 8, 512)
+    too_large = Run("step", "8b", 16, 8, 512)
     assert choose(too_large, 79) == (8192, False)
-    assert choose(fit_check.Row("step", "0.6b", 1, 1, 256), 139) == (8192, False)
+    assert choose(Run("step", "0.6b", 1, 1, 256), 139) == (8192, False)
 
 
 def test_settings_alone_bound_the_rows() -> None:
-    plan = fit_check.make_plan(fit_check.Row("step", "0.6b", 3, 2, 50_000))
+    plan = make_plan(Run("step", "0.6b", 3, 2, 150_000))
     bound = plan_of_settings(plan.config, plan.model, {})
     prompt = plan.config.data.max_prompt_tokens
     assert [(group.prompt, group.num_samples) for group in bound.workload.groups] == [
         (prompt, 2)
     ] * 3
-    assert bound.config.rollout.max_response_tokens == 40_960 - prompt
+    assert bound.config.rollout.max_response_tokens == 131_072 - prompt
 
 
 @pytest.mark.nightly
 def test_a_run_too_large_for_its_optimizer_is_told_to_offload_it() -> None:
-    plan = fit_check.make_plan(fit_check.Row("step", "8b", 16, 8, 512))
+    plan = make_plan(Run("step", "8b", 16, 8, 512))
     result = examine(plan, find_gpu("h200", 100), planned=True)
     assert result.suggestions[0][0] == "optimizer.kind=adamw_offloaded"
     advice = describe(result).problems[0]
