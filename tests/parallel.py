@@ -137,7 +137,8 @@ def compute(policy, batch=BATCH) -> dict[str, torch.Tensor]:
     results["top logprobs"] = policy.top_logprobs(batch, 11)["logprobs"]
     policy.accumulate(batch, FULL, MetricAccumulator())
     assert policy.optimizer.has_gradients()
-    gradients = {name: m.grad for name, m in policy.optimizer.masters.items()}
+    masters = policy.optimizer.masters.items()
+    gradients = {name: m.grad for name, m in masters if m.grad is not None}
     results["norm"] = policy.optimizer.norm(list(gradients.values()))
     for name, gradient in gradients.items():
         full = gradient

@@ -6,6 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from parallel import (
+    TENSOR,
+    LogprobsAndEntropy,
+    compute,
+    difference,
+    local_policy,
+    rank_policy,
+    sharded_policy,
+)
+from ranks import run_on_ranks
 from refused import refused
 from test_gradient_invariance import collect_gradients
 from tiny_runs import config_of
@@ -205,3 +215,49 @@ def test_a_model_without_a_processor_refuses_pictures_in_one_line(tmp_path, tiny
         assert "\n" not in str(caught.value)
     text = Trajectory("text", [1, 2], [3, 4])
     assert policy.logprobs(Batch.of([text]))["logprobs"].isfinite().all()
+
+
+def shown_to_ranks(folder: Path) -> list[Batch]:
+    """Return rows for two ranks; then rows of which one rank shows none, and one has no pass."""
+    rows = rows_with_pictures(folder).trajectories()
+    batches = [Batch.of(part) for part in (rows, [*rows[3:4], *rows[5:]], rows[:1])]
+    for batch in batches:
+        batch.tokens["advantages"] = torch.linspace(-1, 2, batch.num_tokens)
+    return batches
+
+
+def results_of_ranks(folder: Path, settings: list[str]) -> list[dict[str, torch.Tensor]]:
+    results = []
+    for batch in shown_to_ranks(folder):
+        policy = rank_policy(folder, settings, torch.device("cpu"), LogprobsAndEntropy)
+        results.append(compute(policy, batch))
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vision", ["frozen", "trained"])
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "gemma3"])
+def test_two_ranks_give_the_numbers_of_one_process(model_type, vision, tmp_path):
+    folder = save_vision_model(tmp_path, model_type)
+    settings = [f"model.vision={vision}"]
+    on_ranks = run_on_ranks(2, results_of_ranks, folder, settings)
+    for number, batch in enumerate(shown_to_ranks(folder)):
+        expected = compute(local_policy(folder, settings), batch)
+        towers = [name for name in expected if "gradient" in name and "vis" in name]
+        assert bool(towers) == (vision == "trained")
+        for results in on_ranks:
+            assert not difference(expected, results[number])
+
+
+def refused_on_ranks(folder: Path) -> str:
+    policy = sharded_policy(folder, [TENSOR])
+    with pytest.raises(ConfigError) as caught:
+        policy.logprobs(rows_with_pictures(folder))
+    return str(caught.value)
+
+
+@pytest.mark.slow
+def test_ranks_that_share_a_row_refuse_pictures_in_one_line(tmp_path):
+    folder = save_vision_model(tmp_path, "gemma3")
+    (line, _) = run_on_ranks(2, refused_on_ranks, folder)
+    assert "cluster.tensor_parallel=2 does not support pictures" in line and "\n" not in line

@@ -9,7 +9,9 @@ added after the first blocks (Qwen3), and image tokens that attend to each other
 
 import hashlib
 import inspect
+import io
 import json
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -30,6 +32,7 @@ from postgrad.types import Batch
 
 KEPT_PIXEL_BYTES = 1 << 30  # of the pixels that stay in memory between their uses
 KEPT_FEATURE_BYTES = 2 << 30  # of a frozen tower
+SIZES = ((48, 32), (32, 48), (48, 32))  # of the gate's pictures; two have equally many tokens
 
 Pictures = tuple[Picture, ...]
 
@@ -100,13 +103,16 @@ class RowPictures(NamedTuple):
 class Vision:
     """How a model sees pictures; `vision_of(model)` returns it.
 
-    `passes` is the kind of passes with pictures that the gate has chosen.
+    `passes` is the kind of passes with pictures that the gate has chosen. `is_shared` says that
+    ranks sum their gradients: then a trained tower takes part in every pass of a rank.
     """
 
     def __init__(self, model: Any, processor: PictureProcessor, trained: bool) -> None:
         self.processor = processor
         self.trained = trained
         self.passes: PassKind = "packed"
+        self.is_shared = False
+        self.unused = noise(0, SIZES[0])  # what the tower reads in a pass without pictures
         settings = json.dumps(processor.stock.image_processor.to_dict(), default=str).encode()
         sources = [Path(__file__).read_bytes(), Path(picture_processor.__file__).read_bytes()]
         # of what the verdicts about pictures depend on besides the model
@@ -288,6 +294,7 @@ class Vision:
         inputs: dict[str, Any] = {}
         if placed.axes is not None:
             inputs["position_ids"] = placed.axes.view(4, *ids.shape)
+        features: Features | None = None
         if placed.parts:
             features = self._features_of(model, placed.parts)
             values = features.embeddings.to(embeddings.dtype)
@@ -296,6 +303,9 @@ class Vision:
             if features.deep:
                 inputs["visual_pos_masks"] = is_place
                 inputs["deepstack_visual_embeds"] = list(features.deep)
+        if self.is_shared and self.trained and torch.is_grad_enabled():
+            features = features or self._compute(model, [self.unused])[self.unused]
+            embeddings = embeddings + 0 * sum(layer[0, 0] for layer in features.layers)
         return inputs | {"inputs_embeds": embeddings}
 
     def _features_of(self, model: Any, parts: Sequence[Part]) -> Features:
@@ -314,6 +324,17 @@ class Vision:
             layers.append([layer[first : first + length] for layer in joined])
         embeddings, *deep = [torch.cat(layer) for layer in zip(*layers, strict=True)]
         return Features(embeddings, tuple(deep))
+
+
+def noise(seed: int, size: tuple[int, int]) -> Picture:
+    """Return a picture of random colors."""
+    from PIL import Image
+
+    width, height = size
+    image = Image.frombytes("RGB", size, random.Random(seed).randbytes(3 * width * height))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return Picture(file.getvalue())
 
 
 def set_vision(model: Any, vision: Vision | str) -> None:

@@ -5,7 +5,6 @@ Our passes must give the same log-probs (gate.py); two rows have equal ids and d
 A model that fails is trained on text only.
 """
 
-import io
 import random
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,10 @@ from postgrad.model.passes.support import (
     set_attention,
     support_of,
 )
-from postgrad.model.vision import Vision, set_vision
+from postgrad.model.vision import SIZES, Vision, noise, set_vision
 from postgrad.picture_processor import PictureProcessor
 from postgrad.pictures import Picture
 from postgrad.types import Batch, Trajectory
-
-SIZES = ((48, 32), (32, 48), (48, 32))  # of the pictures; two have equally many tokens
 
 
 def enable_pictures(loaded: Loaded, trained: bool, cache: Path) -> None:
@@ -138,14 +135,3 @@ def picture_rows(processor: PictureProcessor, tokenizer: Any) -> Batch:
         Trajectory("text", text(5), text(3), 3),
     ]
     return Batch.of(rows)
-
-
-def noise(seed: int, size: tuple[int, int]) -> Picture:
-    """Return a picture of random colors."""
-    from PIL import Image
-
-    width, height = size
-    image = Image.frombytes("RGB", size, random.Random(seed).randbytes(3 * width * height))
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return Picture(file.getvalue())

@@ -21,6 +21,7 @@ from postgrad.model.parallel.ranks import Ranks
 from postgrad.model.passes.attention import register_attention
 from postgrad.model.passes.support import (
     Support,
+    sees_pictures,
     set_attention,
     set_support,
     support_of,
@@ -59,25 +60,35 @@ def load_on_ranks(
         ranks.broadcast_json(_describe(loaded.model))
         return loaded
     loaded = load_empty()
-    _adapt(loaded.model, ranks.broadcast_json(None))
+    _adapt(loaded, ranks.broadcast_json(None))
     return loaded
 
 
 def _describe(model: Any) -> dict[str, Any]:
-    """Return what a model without weights lacks: types of parameters, and how passes are run."""
+    """Return what a model without weights lacks.
+
+    That is the types of its parameters, which are trained, how passes are run, and how pictures
+    are seen, or why they are not.
+    """
     support = support_of(model)
     types = {name: str(p.dtype).removeprefix("torch.") for name, p in model.named_parameters()}
+    vision: Any = vars(model).get("postgrad_vision")
+    if sees_pictures(model):
+        vision = {"trained": vision.trained, "passes": vision.passes}
     return {
         "passes": support.passes,
         "reasons": list(support.reasons),
         "rounding": list(support.rounding),
         "attention": model.config._attn_implementation,
         "types": types,
+        "frozen": [name for name, p in model.named_parameters() if not p.requires_grad],
+        "vision": vision,
     }
 
 
-def _adapt(model: Any, described: dict[str, Any]) -> None:
-    """Give a model without weights the parameter types and the passes of the first rank's model."""
+def _adapt(loaded: Loaded, described: dict[str, Any]) -> None:
+    """Give a model without weights what `_describe` says of the first rank's model."""
+    model = loaded.model
     parameters = dict(model.named_parameters())
     if differing := parameters.keys() ^ described["types"].keys():
         raise RunError(
@@ -86,11 +97,22 @@ def _adapt(model: Any, described: dict[str, Any]) -> None:
         )
     for name, p in parameters.items():
         p.data = p.data.to(getattr(torch, described["types"][name]))
+        p.requires_grad_(name not in described["frozen"])
     set_attention(model, described["attention"])
     reasons = tuple(described["reasons"])
     mean, largest = described["rounding"]
     support = Support(described["passes"], transform_of(model), reasons, (mean, largest))
     set_support(model, support)
+    vision: Any = described["vision"]
+    if vision is not None:
+        from postgrad.model.vision import Vision, set_vision
+        from postgrad.picture_processor import PictureProcessor
+
+        if isinstance(vision, dict):
+            passes = vision["passes"]
+            vision = Vision(model, PictureProcessor(loaded.tokenizer), vision["trained"])
+            vision.passes = passes
+        set_vision(model, vision)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

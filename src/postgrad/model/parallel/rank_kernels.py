@@ -16,7 +16,13 @@ from postgrad.model.load.gate import disagreement, probe_rows
 from postgrad.model.parallel.ranks import Ranks, divide_tokens
 from postgrad.model.passes.head import model_outputs
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches_of_kind
-from postgrad.model.passes.support import PassKind, eval_mode, set_support, support_of
+from postgrad.model.passes.support import (
+    PassKind,
+    eval_mode,
+    set_attention,
+    set_support,
+    support_of,
+)
 from postgrad.model.views import pass_states
 
 STOCK_ATTENTION = "eager"  # every architecture has it
@@ -36,9 +42,9 @@ def install_kernels_on_ranks(
 
     support = support_of(model)
     own_attention = model.config._attn_implementation
-    model.set_attn_implementation(STOCK_ATTENTION)
+    set_attention(model, STOCK_ATTENTION)
     stock = _probe_logprobs(root, model, ranks, "rows")
-    model.set_attn_implementation(own_attention)
+    set_attention(model, own_attention)
 
     def find_difference() -> str:
         own = _probe_logprobs(root, model, ranks, support.passes)

@@ -33,7 +33,7 @@ from postgrad.model.parallel.groups import (
     slice_tensor,
     sum_outputs,
 )
-from postgrad.model.passes.layout import MicroBatch
+from postgrad.model.passes.layout import MicroBatch, Prompt, prompts_of
 from postgrad.model.passes.sequence import DividedTokens
 from postgrad.types import Batch
 
@@ -328,8 +328,8 @@ def _units_by_prompt(batch: Batch, row_groups: Sequence[int] | None) -> list[lis
     for row in range(len(batch)):
         group = row if row_groups is None else row_groups[row]
         units.setdefault(group, []).append(row)
-    prompts = [tuple(prompt.tolist()) for prompt in batch.prompt.split()]
-    by_prompt: dict[tuple[int, ...], list[list[int]]] = {}
+    prompts = prompts_of(batch)
+    by_prompt: dict[Prompt, list[list[int]]] = {}
     for unit in units.values():
         by_prompt.setdefault(prompts[unit[0]], []).append(unit)
     return list(by_prompt.values())

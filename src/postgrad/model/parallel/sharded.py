@@ -8,6 +8,7 @@ frozen base weights are shards of the compute type.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from postgrad.model.parallel.ranks import Ranks, divide_tokens
 from postgrad.model.parallel.sharding import ShardedOptimizer, local_tensor, shard_model
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.passes.sampled_support import SampledSupport
-from postgrad.model.passes.support import support_of
+from postgrad.model.passes.support import sees_pictures, support_of
 from postgrad.types import Batch
 
 
@@ -70,22 +71,42 @@ class ShardedModel(OneRank):
             with torch.no_grad():
                 for p in head.parameters():
                     p.copy_(mesh.broadcast(p.detach(), p, p.dtype))
+        if sees_pictures(loaded.model):
+            from postgrad.model.vision import vision_of
+
+            vision_of(loaded.model).is_shared = True
         self.root = shard_model(loaded.model, mesh, self.compute_dtype, masters, head)
 
     def micro_batches(
         self, batch: Batch, row_groups: Sequence[int] | None = None
     ) -> list[MicroBatch]:
-        if "images" in batch.rows:  # ranks without pictures would not take part in the tower's pass
-            raise Unsupported(
-                "the data have pictures, which one model on several workers is not shown; use "
-                "cluster.backend=local"
-            )
-
         def make(own_rows: Batch, own_groups: list[int] | None) -> list[MicroBatch]:
             budget = self.config.training.token_budget
             return make_micro_batches(own_rows, budget, self.loaded.model, own_groups, self.device)
 
-        return self.mesh.micro_batches(batch, row_groups, make)
+        passes = self.mesh.micro_batches(batch, row_groups, make)
+        if "images" not in batch.rows:
+            return passes
+        self._check_pictures()
+        from postgrad.model.vision import vision_of
+
+        none = vision_of(self.loaded.model).join([], {}, 1)
+        return [one if one.rows else replace(one, pictures=none) for one in passes]
+
+    def _check_pictures(self) -> None:
+        """Raise ConfigError if ranks share a row or a matrix."""
+        groups = {
+            "tensor_parallel": self.mesh.tensor,
+            "sequence_parallel": self.mesh.sequence,
+            "expert_parallel": self.mesh.expert,
+        }
+        for name, group in groups.items():
+            if group.size > 1:
+                raise Unsupported(
+                    f"cluster.{name}={group.size} does not support pictures, which the data have; "
+                    "set it to 1",
+                    at=f"cluster.{name}",
+                )
 
     def run(
         self,

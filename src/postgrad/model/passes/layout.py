@@ -192,7 +192,7 @@ def make_padded_micro_batches(
 
 def _make_bundles(batch: Batch, token_budget: int, width: int) -> list[Bundle]:
     """Group rows with equal prompts where sharing the prompt costs less than recomputing it."""
-    prompts = _prompts(batch)
+    prompts = prompts_of(batch)
     open_bundles: dict[Prompt, Bundle] = {}
     sizes: dict[Prompt, int] = {}
     bundles: list[Bundle] = []
@@ -317,7 +317,7 @@ def make_packed_micro_batches(
     The shared part of a bundle is the prompt without its last token. Each row's own part begins
     with that token, so its n inputs predict its n response tokens.
     """
-    prompts = _prompts(batch)
+    prompts = prompts_of(batch)
     prompt_lengths = batch.prompt.lengths.tolist()
     lengths = batch.response.lengths.tolist()
     passes = plan_packed(prompts, prompt_lengths, lengths, token_budget, row_groups)
@@ -363,7 +363,8 @@ def plan_packed(
     return passes
 
 
-def _prompts(batch: Batch) -> list[Prompt]:
+def prompts_of(batch: Batch) -> list[Prompt]:
+    """Return what each row shares with the other rows of its prompt."""
     prompts = [tuple(prompt.tolist()) for prompt in batch.prompt.split()]
     if "images" not in batch.rows:
         return [Prompt(ids) for ids in prompts]
