@@ -33,6 +33,9 @@ def test_tokens_and_pixels_are_those_of_the_stock_processor(model_type, tmp_path
     torch.testing.assert_close(torch.cat(pixels, of_crops), stock["pixel_values"])
     assert ids.count(processor.image_token_id) >= 7
     assert processor.expand("1+2=", []) == "1+2="
+    assert processor.collapse(ids, pictures) == tokenizer(text)["input_ids"]
+    with refused("unsupported", shows="join those of the text"):
+        processor.collapse(ids[:-9], pictures)
     with refused("unsupported", shows=r"2 placeholders .* 1 pictures"):
         processor.expand(text, pictures[:1])
 

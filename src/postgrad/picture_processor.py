@@ -29,6 +29,7 @@ class PictureProcessor:
     """
 
     def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
         self.stock = _load_stock(tokenizer)
         defaults = self.stock.valid_processor_kwargs._defaults
         self.options = dict(defaults.get("images_kwargs", {}))
@@ -61,6 +62,27 @@ class PictureProcessor:
             )
         replacements = [self._tokens_of(picture) for picture in pictures]
         return self.stock.get_text_with_replacements([text], replacements)[0][0]
+
+    def collapse(self, ids: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
+        """Return a prompt with one placeholder per picture, for engines that expand it themselves.
+
+        Raises: ConfigError where a token stands for text and for a part of a picture.
+        """
+        ids = list(ids)
+        collapsed: list[int] = []
+        start = 0
+        for picture in pictures:
+            tokens = self.tokenizer.encode(self._tokens_of(picture), add_special_tokens=False)
+            places = range(start, len(ids) - len(tokens) + 1)
+            place = next((i for i in places if ids[i : i + len(tokens)] == tokens), None)
+            if place is None:
+                raise Unsupported(
+                    "the tokens of a picture join those of the text before it; "
+                    "use rollout.engine=native"
+                )
+            collapsed += [*ids[start:place], self.tokenizer.convert_tokens_to_ids(self.placeholder)]
+            start = place + len(tokens)
+        return collapsed + ids[start:]
 
     def num_tokens(self, pictures: Sequence[Picture]) -> int:
         """Return how many image tokens the pictures of a row have."""

@@ -1,6 +1,7 @@
 """Rollouts with pictures: the native engine samples what the stock generate samples."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,14 +17,14 @@ from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.errors import ConfigError
 from postgrad.model.load.load import load
-from postgrad.model.parallel.sharded import ShardedModel
 from postgrad.model.policy import FrozenPolicy
 from postgrad.model.vision import Vision, vision_of
-from postgrad.rollout.engine import Request, Sampling
+from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.rollout.hf import HfEngine
 from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.streams import open_stream
+from postgrad.rollout.vllm import VllmEngine
 from postgrad.types import Batch, Trajectory
 
 SAMPLING = Sampling(1.0, 8)
@@ -109,13 +110,55 @@ def test_a_model_of_text_refuses_pictures(tiny):
         assert engine.generate([replace(request, images=())], SAMPLING)
 
 
+class StandInForVllm:
+    """Expands the placeholders of a prompt as vLLM does, and records what it was given."""
+
+    def __init__(self, processor, num_more=0):
+        self.processor = processor
+        self.num_more = num_more
+        self.prompts = []
+
+    def generate(self, prompts, parameters, use_tqdm):
+        self.prompts += prompts
+        return [SimpleNamespace(prompt_token_ids=self.expanded(prompt)) for prompt in prompts]
+
+    def expanded(self, prompt):
+        tokenizer = self.processor.tokenizer
+        sizes = [image.size for image in prompt.get("multi_modal_data", {}).get("image", [])]
+        text = tokenizer.decode(prompt["prompt_token_ids"])
+        text = self.processor.expand(text, [square("red", *size) for size in sizes])
+        return tokenizer.encode(text) + [0] * self.num_more
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "smolvlm"])
+def test_vllm_gets_places_and_pictures_and_answers_with_our_tokens(
+    model_type, tmp_path, monkeypatch
+):
+    loaded = load_vision_model(tmp_path, model_type)
+    requests = requests_with_pictures(loaded)
+    engine = object.__new__(VllmEngine)
+    engine.tokenizer, engine.max_context, engine.can_sleep = loaded.tokenizer, 256, False
+    engine.sleeping, engine.reads_pictures = [], True
+    engine.llm = StandInForVllm(engine.processor)
+    monkeypatch.setattr(VllmEngine, "_sampling_params", lambda *args: None)
+    monkeypatch.setattr(VllmEngine, "_completion", lambda *args: Completion())
+    assert [len(group) for group in engine.generate(requests, SAMPLING)] == [3, 3, 3, 3]
+    place = loaded.tokenizer.convert_tokens_to_ids(engine.processor.placeholder)
+    for request, prompt in zip(requests, engine.llm.prompts[::3], strict=True):
+        assert prompt["prompt_token_ids"].count(place) == len(request.images)
+        images = prompt.get("multi_modal_data", {}).get("image", [])
+        assert [image.tobytes() for image in images] == [
+            picture.open().tobytes() for picture in request.images
+        ]
+    engine.llm.num_more = 1
+    with pytest.raises(ConfigError, match=r"of one of \d+; use rollout.engine=native"):
+        engine.generate(requests, SAMPLING)
+    engine.reads_pictures = False
+    with pytest.raises(ConfigError, match="in vLLM is shown none"):
+        engine.generate(requests, SAMPLING)
+
+
 def test_a_server_that_gets_token_ids_refuses_pictures():
     engine = object.__new__(HttpEngine)
     with pytest.raises(ConfigError, match="models behind a server are shown none"):
         engine.generate([Request([1], [1], images=(square("red"),))], SAMPLING)
-
-
-def test_a_model_on_several_workers_refuses_pictures():
-    batch = Batch.of([Trajectory("a", [1], [2], images=(square("red"),))])
-    with pytest.raises(ConfigError, match="several workers"):
-        object.__new__(ShardedModel).micro_batches(batch)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_runs import END, config_of, metrics_of, overrides_of, random_batch, sharpened, toy_run
+from vision_models import MROPE, requests_with_pictures, save_vision_model
 
 from postgrad.cli.main import main
 from postgrad.cluster.backends import open_models
@@ -93,7 +94,15 @@ def varied(folder: Path) -> str:
 def gap(policy, engine, requests=REQUESTS, limit=8) -> float:
     """Largest distance of the engine's log-probs from the trainer's, on what the engine samples."""
     rows = [
-        Trajectory(str(i), request.prompt, one.tokens, i, j, behavior_logprobs=one.logprobs)
+        Trajectory(
+            str(i),
+            request.prompt,
+            one.tokens,
+            i,
+            j,
+            behavior_logprobs=one.logprobs,
+            images=request.images,
+        )
         for i, (request, group) in enumerate(
             zip(requests, engine.generate(requests, Sampling(1.0, limit)), strict=True)
         )
@@ -134,6 +143,32 @@ def test_a_grpo_run_with_updates_that_the_engine_sees(model, tmp_path):
     )
     assert sorted((model / "model.safetensors").stat()[i] for i in (6, 8)) == before
     assert not (tmp_path / "test" / "weights").exists(), "no weights went by disk"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="no torchvision")
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "smolvlm"])
+def test_pictures_and_trained_vision_weights_reach_the_engine(model_type, tmp_path):
+    text = {"head_dim": 32}  # vLLM's kernels need 32
+    if model_type == "qwen3_vl":
+        sections = {"mrope_section": [8, 4, 4], "mrope_interleaved": True}
+        text["rope_parameters"] = MROPE | sections
+    model = save_vision_model(tmp_path, model_type, **text)
+    host = build_host(
+        config_of("grpo", model, *SMALL, "rollout.engine=vllm", "model.vision=trained")
+    )
+    requests = requests_with_pictures(host.policy.loaded)
+    assert gap(host.policy, host.engine, requests) < 1e-4
+    rows = [
+        Trajectory(str(i), request.prompt, [1, 2, 3], i, images=request.images)
+        for i, request in enumerate(requests)
+    ]
+    batch = Batch.of(rows)
+    batch.tokens["advantages"] = torch.linspace(-1, 1, batch.num_tokens)
+    batch.tokens["old_logprobs"] = host.policy.logprobs(batch)["logprobs"]
+    host.policy.update(batch, 1)
+    assert gap(host.policy, host.engine, requests) > 0.01
+    host.engine.publish(host.policy.weights())
+    assert gap(host.policy, host.engine, requests) < 1e-4
 
 
 @pytest.mark.skipif(not SMOLLM2.is_dir(), reason="no SmolLM2 in the cache")

@@ -9,6 +9,7 @@ Tested with vLLM 0.26 to 0.32; in process groups with 0.32 only.
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from postgrad.model.load.context import context_length
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.load import resolve_path, stop_ids
 from postgrad.model.lora import is_adapter
+from postgrad.model.passes.support import sees_pictures
+from postgrad.picture_processor import PictureProcessor
 from postgrad.rollout.engine import (
     Completion,
     Request,
@@ -101,6 +104,8 @@ class VllmEngine:
             )
         self.stop_ids = stop_ids(loaded)
         self.tokenizer = loaded.tokenizer
+        is_whole = config.rollout.tensor_parallel == 1
+        self.reads_pictures = is_whole and sees_pictures(loaded.model)
         self.max_rows = min(config.rollout.max_rows or 256, MAX_ROWS)
         cache_bytes, self.max_context = _cache_size(loaded, config, self.max_rows, self.device)
         self.can_sleep = self.device.type != "cpu"
@@ -120,7 +125,8 @@ class VllmEngine:
                 f"{kind}; give a model folder (postgrad export merges an adapter into one), "
                 "or use rollout.engine=native"
             )
-        options: dict[str, Any] = {}
+        # Without a tokenizer vLLM cannot find the places of pictures.
+        options: dict[str, Any] = {"skip_tokenizer_init": not self.reads_pictures}
         if dist.is_initialized():
             from postgrad.rollout.vllm_executor import RankExecutor
 
@@ -134,7 +140,6 @@ class VllmEngine:
             return LLM(
                 path,
                 dtype=config.model.dtype,
-                skip_tokenizer_init=True,
                 trust_remote_code=config.model.trust_remote_code,
                 max_model_len=self.max_context,
                 max_num_seqs=self.max_rows,
@@ -167,6 +172,8 @@ class VllmEngine:
                 "reload_weights", kwargs={"weights_iterator": iter(weights.items())}
             )
             self.llm.apply_model(_repack_heads)
+        if self.reads_pictures:
+            self.llm.llm_engine.reset_encoder_cache()
         if not self.sleeping and not self.llm.reset_prefix_cache():
             raise RunError("vLLM kept keys and values of the old weights; restart the run")
 
@@ -175,14 +182,15 @@ class VllmEngine:
 
         Log-probs are vLLM's after temperature and filters.
         """
-        refuse_pictures(requests, "models in vLLM are")
+        if not self.reads_pictures:
+            refuse_pictures(requests, "this model in vLLM is")
         check_context(requests, sampling, self.max_context)
-        prompts: list[dict[str, list[int]]] = []
+        prompts: list[dict[str, Any]] = []
         parameters: list[Any] = []
         for request in requests:
             limit = token_limit(request, sampling)
+            prompts += [self._prompt(request)] * len(request.seeds)
             for seed in request.seeds:
-                prompts.append({"prompt_token_ids": list(request.prompt)})
                 parameters.append(self._sampling_params(sampling, seed, limit))
         if not prompts:
             return [[] for _ in requests]
@@ -190,12 +198,31 @@ class VllmEngine:
         with _keep_torch_state():
             outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
         self._sleep()
+        asked = [request.prompt for request in requests for _ in request.seeds]
+        for output, prompt in zip(outputs, asked, strict=True):
+            if list(output.prompt_token_ids) != prompt:
+                raise Unsupported(
+                    f"vLLM makes a prompt of {len(output.prompt_token_ids)} tokens of the pictures "
+                    f"and texts of one of {len(prompt)}; use rollout.engine=native"
+                )
         completions = [self._completion(output) for output in outputs]
         if sampling.stop:  # vLLM has no tokenizer here, so it cannot find stop strings
             stops = StopStrings(self.tokenizer, sampling.stop)
             completions = [stops.cut(completion) for completion in completions]
         remaining = iter(completions)
         return [[next(remaining) for _ in request.seeds] for request in requests]
+
+    def _prompt(self, request: Request) -> dict[str, Any]:
+        """Return vLLM's form of a prompt, in which it expands the places of pictures itself."""
+        if not request.images:
+            return {"prompt_token_ids": list(request.prompt)}
+        images = [picture.open() for picture in request.images]
+        ids = self.processor.collapse(request.prompt, request.images)
+        return {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
+
+    @cached_property
+    def processor(self) -> PictureProcessor:
+        return PictureProcessor(self.tokenizer)
 
     def _sampling_params(self, sampling: Sampling, seed: int, limit: int) -> Any:
         from vllm import SamplingParams  # type: ignore[import-not-found]
