@@ -1,12 +1,15 @@
 """The stock processors, without torchvision: placeholders become tokens, pictures become pixels."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from refused import refused
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from vision_models import FAMILIES, save_vision_model, square
 
 from postgrad.errors import ConfigError, Unsupported
+from postgrad.machine import is_installed
 from postgrad.picture_processor import PictureProcessor
 
 MESSAGE = [
@@ -59,3 +62,10 @@ def test_a_folder_without_processor_files_is_refused(tmp_path):
 def test_a_model_of_text_only_is_refused(tiny):
     with pytest.raises(ConfigError, match="text only"):
         PictureProcessor(AutoTokenizer.from_pretrained(tiny))
+
+
+@pytest.mark.skipif(is_installed("torchvision"), reason="gemma4's processor can be imported")
+def test_a_processor_that_needs_another_package_is_refused(tmp_path):
+    AutoConfig.for_model("gemma4").save_pretrained(tmp_path)
+    with refused("not_installed", tmp_path, shows="No module named 'torchvision'"):
+        PictureProcessor(SimpleNamespace(name_or_path=tmp_path))

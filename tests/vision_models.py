@@ -33,6 +33,16 @@ PLACES: dict[str, tuple[str, dict[str, str], list[str]]] = {
     ),
     "gemma": ("<boi>", {"image_token": "<img>", "boi_token": "<boi>", "eoi_token": "<eoi>"}, []),
     "idefics": ("<image>", {"image_token": "<image>"}, IDEFICS_TOKENS),
+    "internvl": (
+        "<context>",
+        {
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<context>",
+            "video_token": "<video>",
+        },
+        [],
+    ),
 }
 TEXT: dict[str, Any] = {
     "hidden_size": 32,
@@ -124,6 +134,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"image_processor_type": "Idefics3ImageProcessor", **SPLIT},
         {"image_seq_len": 4},
     ),
+    "internvl": (
+        "internvl",
+        {
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "vision_config": {**SIGLIP, "image_size": [16, 16], "patch_size": [4, 4]},
+            "image_seq_length": 4,
+        },
+        {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": 16, "width": 16},
+            "min_patches": 1,
+            "max_patches": 4,
+        },
+        {"image_seq_length": 4},
+    ),
 }
 
 
@@ -168,7 +193,8 @@ def save_vision_model(folder: Path, model_type: str, scale: float = 4.0, **text:
         "eos_token_id": tokenizer.eos_token_id,
     }
     config = AutoConfig.for_model(model_type, **settings)
-    names = {"image_token_id": "image_token", "video_token_id": "video_token"}
+    image_token = "context_image_token" if kind == "internvl" else "image_token"
+    names = {"image_token_id": image_token, "video_token_id": "video_token"}
     names |= {"boi_token_index": "boi_token", "eoi_token_index": "eoi_token"}
     for name, token in names.items():
         if hasattr(config, name) and hasattr(tokenizer, token):

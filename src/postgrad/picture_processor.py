@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from postgrad.errors import Unsupported, first_line
+from postgrad.errors import NotInstalled, Unsupported, first_line
 from postgrad.pictures import Picture
 
 if TYPE_CHECKING:
@@ -126,7 +126,11 @@ def _load_stock(tokenizer: Any) -> Any:
     config = AutoConfig.from_pretrained(source)
     if type(config) not in PROCESSOR_MAPPING:
         raise Unsupported(f"{problem}: {config.model_type} is a model of text only")
-    kind: Any = PROCESSOR_MAPPING[type(config)]
+    try:
+        kind: Any = PROCESSOR_MAPPING[type(config)]
+    except ImportError as error:
+        reason = first_line(error.__cause__ or error)
+        raise NotInstalled(f"{problem}: its processor needs another package ({reason})") from error
     module: Any = sys.modules[kind.__module__]
     if hasattr(module, "num2words"):  # a package that SmolVLM needs for videos only
         module.num2words = module.num2words or str

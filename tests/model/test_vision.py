@@ -67,7 +67,8 @@ def stock_logprobs(
         inputs: dict[str, Any] = {}
         if row.images:
             images = [picture.open() for picture in row.images]
-            inputs = dict(processor.image_processor(images, return_tensors="pt"))
+            defaults = processor.valid_processor_kwargs._defaults.get("images_kwargs", {})
+            inputs = dict(processor.image_processor(images, **defaults, return_tensors="pt"))
             inputs = {name: value for name, value in inputs.items() if name.startswith(PIXELS)}
             types = (ids == processor.image_token_ids[0]).int()
             family = model.config.model_type
