@@ -8,14 +8,19 @@ Every system gets the settings that its documentation recommends for the work:
 - vLLM: its default processes, a captured graph for every number of rows up to all of them (its
   default ends at 512), no detokenizing. It is timed with the sampled tokens' log-probs, and
   without. Sampling has neither top-k nor top-p, so FlashInfer's sampler is not used.
+- SGLang: its offline engine, token ids in and out, captured graphs up to all rows (its default ends
+  at 256 to 512), requests written out sample by sample, as it advises for `n` samples.
 - TRL: vLLM in its process, which sleeps during the update (its default is to stay, which leaves too
   little memory at 4B), bfloat16 weights and Adam state (8 bytes per weight; Postgrad's float32
   state takes 18), gradient checkpointing.
 - Unsloth: LoRA of rank 16, vLLM in its process, its own checkpointing.
 - verl: its default trainer (`sync`: trainer and vLLM on the same GPU, one after the other, weights
   float32 as by default), FSDP 2, packed rows, dynamic batches and checkpointing, as its tuning
-  guide says, and one update per step. At 8B, weights and Adam state wait on the host. Its memory is
-  the trainer's alone. VERL_SETTINGS in the environment adds settings.
+  guide says, and one update per step, whose ratio is to the engine's log-probs (its "bypass" mode,
+  the fast one: as in Postgrad, no pass scores the rows before the update). Logits are kept whole:
+  its fused head saves memory, which is there, and computes them twice. At 8B, weights and Adam
+  state wait on the host. Its memory is the trainer's alone. VERL_SETTINGS in the environment adds
+  settings.
 
 Prompts, lengths and shapes are those of speed.py; weights are random.
 """
@@ -33,7 +38,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speed import ALL_ROWS, Row, length_reward, make_model, make_prompts, response_lengths
+from speed import (
+    ALL_ROWS,
+    Row,
+    length_reward,
+    make_model,
+    make_prompts,
+    picture_tokens,
+    response_lengths,
+    write_problems,
+)
 
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 ROWS_PER_PASS = 8  # of TRL and Unsloth
@@ -71,6 +85,52 @@ def run_vllm(row: Row, folder: Path) -> dict[str, Any]:
     }
 
 
+def run_sglang(row: Row, folder: Path) -> dict[str, Any]:
+    """Time three rollouts of SGLang's engine after a warm-up, then two without log-probs."""
+    import sglang  # type: ignore[import-not-found]
+
+    start = time.perf_counter()
+    is_real = row.shape == "smollm2"
+    engine = sglang.Engine(
+        model_path=str(make_model(folder, row.shape, with_weights=is_real)),
+        load_format="auto" if is_real else "dummy",
+        dtype="bfloat16",
+        skip_tokenizer_init=True,
+        grammar_backend="none",
+        context_length=row.prompt + row.tokens + 8,  # it keeps a few tokens of it for itself
+        max_running_requests=row.rows,
+        cuda_graph_max_bs_decode=row.rows,
+        mem_fraction_static=0.88,
+        log_level="warning",
+    )
+    start_s = time.perf_counter() - start
+    with_logprobs = [generate_with_sglang(engine, row, logprobs=True) for _ in range(4)]
+    return {
+        "label": f"SGLang {sglang.__version__}",
+        "seconds": with_logprobs[1:],
+        "seconds_without_logprobs": [generate_with_sglang(engine, row, False) for _ in range(2)],
+        "first_s": with_logprobs[0],
+        "start_s": start_s,
+    }
+
+
+def generate_with_sglang(engine: Any, row: Row, logprobs: bool) -> float:
+    """Return the seconds of one rollout of the row."""
+    lengths = response_lengths(row)
+    prompts = [p for p in make_prompts(row, row.problems) for _ in range(row.samples)]
+    sampling = [{"temperature": 1.0, "ignore_eos": True, "max_new_tokens": n} for n in lengths]
+    engine.flush_cache()  # the weights of a next step would make it useless, too
+    begin = time.perf_counter()
+    outputs = engine.generate(input_ids=prompts, sampling_params=sampling, return_logprob=logprobs)
+    seconds = time.perf_counter() - begin
+    count = sum(len(output["output_ids"]) for output in outputs)
+    assert count == sum(lengths), f"{count} tokens, expected {sum(lengths)}"
+    if logprobs:
+        found = sum(len(output["meta_info"]["output_token_logprobs"]) for output in outputs)
+        assert found == count, f"{found} log-probs of {count} tokens"
+    return seconds
+
+
 def graph_sizes(row: Row) -> list[int]:
     """Return powers of two and every 64 rows: steps whose rows have partly ended have a graph."""
     sizes = {1 << power for power in range(row.rows.bit_length())}
@@ -92,6 +152,7 @@ def generate_with_vllm(llm: Any, row: Row, logprobs: int | None) -> float:
     else:
         requests = [{"prompt_token_ids": p} for p in prompts for _ in range(row.samples)]
         sampling = [vllm.SamplingParams(max_tokens=length, **shared) for length in lengths]
+    llm.reset_prefix_cache()  # the weights of a next step would make it useless, too
     begin = time.perf_counter()
     outputs = llm.generate(requests, sampling, use_tqdm=False)
     seconds = time.perf_counter() - begin
@@ -174,25 +235,39 @@ def trainer_settings(row: Row, engine_settings: dict[str, Any]) -> dict[str, Any
     }
 
 
-def make_dataset(row: Row) -> Any:
-    """Return prompts as text of the word-level tokenizer, one word per token."""
-    from datasets import Dataset
+def make_dataset(row: Row, folder: Path) -> Any:
+    """Return prompts as text of the word-level tokenizer, one word per token, and pictures."""
+    from datasets import Dataset, Image
 
-    prompts = make_prompts(row, (row.steps + 2) * row.problems)
-    return Dataset.from_list([{"prompt": " ".join(f"w{i}" for i in ids)} for ids in prompts])
+    if not row.picture:
+        prompts = make_prompts(row, (row.steps + 2) * row.problems)
+        return Dataset.from_list([{"prompt": " ".join(f"w{i}" for i in ids)} for ids in prompts])
+    lines = [json.loads(line) for line in write_problems(row, folder).read_text().splitlines()]
+    asked = [line["prompt"].removeprefix("<image>") for line in lines]
+    columns = {
+        "prompt": [[{"role": "user", "content": text}] for text in asked],
+        "image": [line["images"][0] for line in lines],
+    }
+    return Dataset.from_dict(columns).cast_column("image", Image())
 
 
-def length_rewards(completions: list[str], **kwargs: Any) -> list[float]:
-    """Return the rewards of speed.py."""
-    return [length_reward(completion, None) for completion in completions]
+def length_rewards(completions: list[Any], **kwargs: Any) -> list[float]:
+    """Return the rewards of speed.py; a completion is text, or a message that has it."""
+    texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
+    return [length_reward(text, None) for text in texts]
 
 
 def run_trl(row: Row, folder: Path) -> dict[str, Any]:
     """Time GRPO steps of TRL, full fine-tuning."""
     import torch
     import trl  # type: ignore[import-not-found]
-    from speed import make_config
-    from transformers import AutoTokenizer, Qwen3ForCausalLM
+    from speed import make_config, make_vision_config
+    from transformers import (
+        AutoProcessor,
+        AutoTokenizer,
+        Qwen3ForCausalLM,
+        Qwen3VLForConditionalGeneration,
+    )
 
     model_folder = make_model(folder, row.shape, with_weights=False)
     on_gpu = torch.cuda.is_available()
@@ -200,7 +275,10 @@ def run_trl(row: Row, folder: Path) -> dict[str, Any]:
         use_dummy_weights()
     torch.set_default_dtype(torch.bfloat16 if on_gpu else torch.float32)
     with torch.device("cuda" if on_gpu else "cpu"):
-        model = Qwen3ForCausalLM(make_config(row.shape))
+        if row.picture:
+            model = Qwen3VLForConditionalGeneration(make_vision_config(row.shape))
+        else:
+            model = Qwen3ForCausalLM(make_config(row.shape))
     torch.set_default_dtype(torch.float32)
     model.name_or_path = str(model_folder)
     model.config._name_or_path = str(model_folder)
@@ -208,16 +286,18 @@ def run_trl(row: Row, folder: Path) -> dict[str, Any]:
         "use_vllm": True,
         "vllm_mode": "colocate",
         "vllm_gpu_memory_utilization": SHARE.get(row.shape, 0.6),
-        "vllm_max_model_length": row.prompt + row.tokens,
+        # It hands a picture's tokens to vLLM, which adds them once more.
+        "vllm_max_model_length": row.prompt + 2 * picture_tokens(row) + row.tokens,
         "vllm_enable_sleep_mode": True,
     }
+    processor = AutoProcessor if row.picture else AutoTokenizer
     timer = StepTimer()
     trl.GRPOTrainer(
         model=model,
-        processing_class=AutoTokenizer.from_pretrained(model_folder, padding_side="left"),
+        processing_class=processor.from_pretrained(model_folder, padding_side="left"),
         reward_funcs=length_rewards,
         args=trl.GRPOConfig(**trainer_settings(row, engine)),
-        train_dataset=make_dataset(row),
+        train_dataset=make_dataset(row, folder),
         callbacks=[timer.callback()],
     ).train()
     return timer.figures(f"TRL {trl.__version__}" + (" with vLLM" if on_gpu else ""))
@@ -258,7 +338,7 @@ def run_unsloth(row: Row, folder: Path) -> dict[str, Any]:
         processing_class=tokenizer,
         reward_funcs=length_rewards,
         args=trl.GRPOConfig(**trainer_settings(row, {"use_vllm": True})),
-        train_dataset=make_dataset(row),
+        train_dataset=make_dataset(row, folder),
         callbacks=[timer.callback()],
     ).train()
     return timer.figures(f"Unsloth {unsloth.__version__} with vLLM")
@@ -299,14 +379,13 @@ def run_verl(row: Row, folder: Path) -> dict[str, Any]:
     if len(steps) <= row.steps:
         raise SystemExit(log.read_text()[-1500:])
     seconds = [step["timing_s/step"] for step in steps]
-    stages = ("gen", "old_log_prob", "update_actor", "update_weights")
+    stages = ("gen", "update_actor", "update_weights")
     return {
         "label": f"verl {importlib.metadata.version('verl')} with vLLM",
         "seconds": seconds[1:],
         "first_s": seconds[0],
         "start_s": elapsed_s - sum(seconds),
         "memory_gib": max(step["actor/perf/max_memory_allocated_gb"] for step in steps),
-        "probability_gap_mean": max(step["training/rollout_probs_diff_mean"] for step in steps),
         "stages": {f"stage/{name}_s": steps[-1][f"timing_s/{name}"] for name in stages},
         "response_tokens": steps[-1]["response_length/mean"],
     }
@@ -316,7 +395,7 @@ def verl_settings(row: Row, folder: Path, target: Path) -> list[str]:
     """Return the settings of verl's `main_ppo` for a row; prompts are written to `target`."""
     import pandas
 
-    prompts = [[{"role": "user", "content": line["prompt"]}] for line in make_dataset(row)]
+    prompts = [[{"role": "user", "content": line["prompt"]}] for line in make_dataset(row, folder)]
     data = target / "prompts.parquet"
     columns = {"data_source": "words", "reward_model": [{"ground_truth": "0"} for _ in prompts]}
     pandas.DataFrame({"prompt": prompts, **columns}).to_parquet(data)
@@ -339,7 +418,7 @@ def verl_settings(row: Row, folder: Path, target: Path) -> list[str]:
         f"{actor}.optim.lr=1e-6",
         f"{actor}.ppo_mini_batch_size={row.problems}",
         f"{actor}.use_dynamic_bsz=true",
-        f"{actor}.ppo_max_token_len_per_gpu={max(16_384, 2 * (row.prompt + row.tokens))}",
+        f"{actor}.ppo_max_token_len_per_gpu={max(32_768, 2 * (row.prompt + row.tokens))}",
         f"{rollout}.name=vllm",
         f"{rollout}.tensor_model_parallel_size=1",
         f"{rollout}.n={row.samples}",
@@ -349,6 +428,7 @@ def verl_settings(row: Row, folder: Path, target: Path) -> list[str]:
         f"{rollout}.cudagraph_capture_sizes={json.dumps(graph_sizes(row))}",
         f"{rollout}.gpu_memory_utilization={VERL_SHARE.get(row.shape, 0.6)}",
         "algorithm.adv_estimator=grpo",
+        "algorithm.rollout_correction.bypass_mode=true",
         f"reward.custom_reward_function.path={Path(__file__).resolve()}",
         "reward.custom_reward_function.name=verl_reward",
         "trainer.logger=[console,file]",
@@ -397,6 +477,7 @@ def verl_reward(data_source: str, solution_str: str, ground_truth: str, extra_in
 
 SYSTEMS: dict[str, Callable[[Row, Path], dict[str, Any]]] = {
     "vllm": run_vllm,
+    "sglang": run_sglang,
     "trl": run_trl,
     "unsloth": run_unsloth,
     "verl": run_verl,

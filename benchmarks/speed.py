@@ -124,7 +124,14 @@ ROWS = {
         peers=("trl", "verl"),
     ),
     "step-vl-2b": Row(
-        "GRPO step, Qwen3-VL-2B, a picture of 512 x 512", "grpo", "vl-2b", 32, 8, 512, picture=512
+        "GRPO step, Qwen3-VL-2B, a picture of 512 x 512",
+        "grpo",
+        "vl-2b",
+        32,
+        8,
+        512,
+        picture=512,
+        peers=("trl",),
     ),
     # As many tokens as with the picture: 256 of it, and two beside it.
     "step-vl-2b-text": Row("GRPO step, Qwen3-VL-2B", "grpo", "vl-2b", 32, 8, 512, 358),
@@ -141,7 +148,9 @@ TRY_ROWS = {  # seconds on a CPU
     "try-rollout": Row("rollout, tiny", "rollout", "tiny", 2, 4, 8, 10, peers=("vllm",)),
     "try-tail": Row("rollout, tiny", "rollout", "tiny", 2, 4, 32, 10, "tail"),
     "try-step": Row("GRPO step, tiny", "grpo", "tiny", 2, 2, 8, 10, peers=("trl",), steps=1),
-    "try-step-vl": Row("GRPO step, tiny", "grpo", "vl-tiny", 2, 2, 8, 10, steps=1, picture=256),
+    "try-step-vl": Row(
+        "GRPO step, tiny", "grpo", "vl-tiny", 2, 2, 8, 10, steps=1, picture=256, peers=("trl",)
+    ),
     "try-row": Row("training, tiny", "sft", "tiny", 1, 1, 64, 10, settings=(LORA,), steps=1),
 }
 ALL_ROWS = ROWS | TRY_ROWS
@@ -182,7 +191,7 @@ def make_model(folder: Path, shape: str, with_weights: bool = True) -> Path:
             model(config).save_pretrained(target)
             torch.set_default_dtype(torch.float32)
     else:
-        config.architectures = ["Qwen3ForCausalLM"]
+        config.architectures = ["Qwen3VLForConditionalGeneration" if sees else "Qwen3ForCausalLM"]
         config.dtype = "bfloat16"
         config.save_pretrained(target)
     write_tokenizer(target, vocabulary_size(shape), sees)
