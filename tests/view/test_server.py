@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
 from jsonl import write_jsonl
@@ -21,7 +21,7 @@ from postgrad.view import metrics as metrics_module
 from postgrad.view.folder import Folder, NotFound
 from postgrad.view.metrics import Metrics, read_sample
 from postgrad.view.runs import Runs
-from postgrad.view.server import MAX_COMPARED
+from postgrad.view.server import MAX_COMPARED, Page
 
 
 def overviews(server: Server) -> dict[str, dict]:
@@ -355,6 +355,21 @@ def test_a_token_is_needed_beyond_loopback(runs):
 def test_bad_parameters_get_an_error_message(server, query):
     status, _, body = server.get(f"/api/groups?run=finished&{query}")
     assert status == 400 and json.loads(body)["error"]
+
+
+PARAMETERS = ["run", "step", "start", "group", "full", "uid", "search", "filter", "sort"]
+PARAMETERS += ["eval", "set", "metric", "a", "b", "folder", "key"]
+WRONG = ("", "..", "../..", "/etc/passwd", "-1", "1e9", "9" * 400, "nan", "\0", "\ud800", "x" * 999)
+
+
+@pytest.mark.parametrize("given", [{}, {"run": "finished"}, {"run": "finished", "step": "1"}])
+def test_every_request_with_hostile_parameters_gets_json_and_no_server_error(runs, server, given):
+    for name in Page(Folder(runs)).requests():
+        for value in WRONG:
+            query = urlencode(dict.fromkeys(PARAMETERS, value) | given, errors="surrogatepass")
+            status, _, body = server.get(f"/api/{name}?{query}")
+            assert status in (200, 400, 404), (name, value, body)
+            assert isinstance(json.loads(body), dict), (name, value, body)
 
 
 @pytest.mark.slow
