@@ -5,6 +5,7 @@ digits: the color's, then the count.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,21 @@ import torch
 from killed import assert_a_killed_run_ends_the_same
 from safetensors.torch import load_file
 from tiny_runs import config_of, metrics_of, tree
-from transformers import AutoModelForImageTextToText, AutoTokenizer
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 from vision_models import save_vision_model, square
 
+from postgrad.cluster.generators import ModelVerifier
 from postgrad.config.schema import Config, ModelConfig, RolloutConfig
+from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
+from postgrad.methods import find_method
+from postgrad.methods.reward_model import response_scores
 from postgrad.model.load.load import load
+from postgrad.model.scored import RewardModel, RewardPolicy
 from postgrad.model.vision import Vision, vision_of
 from postgrad.picture_processor import PictureProcessor
 from postgrad.pictures import Picture
@@ -26,6 +36,7 @@ from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
+from postgrad.types import Batch, Problem
 
 COLORS = ("red", "green", "blue")
 CONTENT = [{"type": "image"}, {"type": "text", "text": "?"}]
@@ -218,17 +229,73 @@ def test_methods_learn_from_pictures(method, folder, taught, tmp_path):
     assert len(metrics_of(tmp_path / method)) == 2
 
 
-REFUSED = {
-    "classmate": ("classmates continue texts only", REWARD),
-    "reward_model": ("classifiers", ("data.train=pairs.jsonl",)),
-}
+@pytest.mark.slow
+def test_a_classmate_sees_the_pictures_of_the_problem(folder, taught, tmp_path, tiny, monkeypatch):
+    """What it is asked has its own processor's tokens; one that reads text only is refused."""
+    asked: list[Request] = []
+    generate = NativeEngine.generate
+    monkeypatch.setattr(
+        NativeEngine, "generate", lambda *args: asked.extend(args[1]) or generate(*args)
+    )
+    settings = [*SHORT, *REWARD, "rollout.samples=2", "method.unclosed_thought=allow"]
+    config = run_config("classmate", folder, taught, tmp_path, *settings)
+    train(config, Reporter())
+    assert len(asked) > 2 * 9 and all(len(request.images) == 1 for request in asked)
+    config = run_config(
+        "classmate", folder, taught, tmp_path, *settings, "name=text", f"method.classmates=[{tiny}]"
+    )
+    with pytest.raises(ConfigError, match="a model of text only") as caught:
+        train(config, Reporter())
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", REFUSED)
-def test_methods_that_read_no_pictures_say_so(method, folder, taught, tmp_path):
-    match, settings = REFUSED[method]
-    config = run_config(method, folder, taught, tmp_path, *SHORT, *in_folder(settings, folder))
-    with pytest.raises(ConfigError, match=match) as caught:
+def test_transformers_has_no_reward_models_of_most_families(folder, taught, tmp_path):
+    settings = (*SHORT, f"data.train={folder / 'pairs.jsonl'}")
+    config = run_config("reward_model", folder, taught, tmp_path, *settings)
+    with pytest.raises(ConfigError, match="no AutoModelForSequenceClassification") as caught:
         train(config, Reporter())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["gemma3", "qwen3_5"])
+def test_a_reward_model_scores_pictures_as_the_stock_classifier_does(model_type, folder, tmp_path):
+    start = save_vision_model(tmp_path / "model", model_type)
+    settings = [*SHORT, f"data.train={folder / 'pairs.jsonl'}", "model.vision=trained"]
+    config = run_config("reward_model", folder, start, tmp_path, *settings)
+    train(config, Reporter())
+    trained = tmp_path / "reward_model" / "checkpoints" / "step-2" / "policy"
+    stock = AutoModelForSequenceClassification.from_pretrained(trained, dtype=torch.float32).eval()
+    model = ModelConfig(path=str(trained), device="cpu", dtype="float32")
+    encoder = Encoder(AutoTokenizer.from_pretrained(trained), "chat")
+    processor = PictureProcessor(encoder.tokenizer).stock
+    problems = [
+        Problem(str(i), tuple(MESSAGES), "", images=(drawn(*shown),))
+        for i, shown in enumerate([(1, 1), (2, 1), (1, 1)])
+    ]
+    problems[2] = Problem("2", ({"role": "user", "content": "1+1"},), "")
+    ours = ModelVerifier(RewardModel(model, torch.device("cpu")), encoder).score(
+        problems, ["12", "12", "12"]
+    )
+    expected = []
+    for problem in problems:
+        images = [picture.open() for picture in problem.images]
+        text = encoder.tokenizer.apply_chat_template(
+            [*problem.messages, {"role": "assistant", "content": "12"}], tokenize=False
+        )
+        inputs = processor(text=[text], images=images or None, return_tensors="pt")
+        expected.append(float(stock(**inputs).logits.detach()))
+    values = [score.value for score in ours]
+    assert values == pytest.approx(expected, abs=1e-5)
+    assert values[0] != pytest.approx(values[1], abs=1e-4)
+    # The trainer computes the same scores, and continues from the folder.
+    config = run_config("reward_model", folder, trained, tmp_path, *settings)
+    loaded = load(config.model, torch.device("cpu"), uses_lm_head=False)
+    method = find_method("reward_model")(config)
+    method.ports = type("", (), {"encoder": encoder})()
+    pairs = [replace(problem, extra={"chosen": "12", "rejected": "3"}) for problem in problems[:2]]
+    batch = Batch.of([row for pair in pairs for row in method.pair_rows(pair)])
+    scores = RewardPolicy(config, loaded, method.objective).logprobs(batch)["scores"]
+    chosen = response_scores(batch, scores)[::2].tolist()
+    assert chosen == pytest.approx(expected[:2], abs=1e-5)

@@ -156,7 +156,8 @@ class ModelVerifier:
         """One Score per response; a Failure for a conversation longer than the context."""
         pairs = zip(problems, responses, strict=True)
         rows = [self.encoder.scored(problem, text) for problem, text in pairs]
-        values = self.model.scores(rows).tolist()
+        images = [problem.prompt_images for problem in problems]
+        values = self.model.scores(rows, images).tolist()
         return [_as_score(value, row) for value, row in zip(values, rows, strict=True)]
 
 

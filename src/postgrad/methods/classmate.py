@@ -9,7 +9,7 @@ original's names and the differences.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,11 +23,13 @@ from postgrad.data.pairs import paired_problem
 from postgrad.errors import Conflict, Missing
 from postgrad.methods.ports import LIVE, Ports, Role
 from postgrad.methods.step import Step
-from postgrad.methods.support.checks import refuse_pictures
 from postgrad.methods.support.thinking import Thinking, ThinkingSettings
+from postgrad.model.load.load import load_tokenizer
+from postgrad.picture_processor import PictureProcessor
 from postgrad.rollout.classmates import Classmates
 from postgrad.rollout.engine import Sampling
 from postgrad.rollout.generator import Generator
+from postgrad.rollout.served_path import is_served
 from postgrad.types import Batch, Problem
 from postgrad.verifiers.expression import asks_judge
 
@@ -134,9 +136,13 @@ class Classmate(Thinking):
             )
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
-        """Refuses data without the similar questions that the classmates are asked."""
-        if self.settings.condition != "no_classmate":
-            refuse_pictures(problems, "classmates continue texts only")
+        """Refuses data without what the classmates are asked, and pictures that one cannot see."""
+        has_pictures = any(problem.images for problem in problems)
+        if has_pictures and self.settings.condition != "no_classmate":
+            for path in self.settings.classmates:
+                if path != LIVE and not is_served(path):
+                    model = replace(self.config.model, path=path or self.config.model.path)
+                    PictureProcessor(load_tokenizer(model, self.config.seed))
         if self.settings.reward_type == HELP_SIMILAR:
             for problem in problems:
                 paired_problem(problem)

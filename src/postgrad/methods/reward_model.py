@@ -19,7 +19,6 @@ from postgrad.data.encode.encoder import EncodedRow, Encoder
 from postgrad.errors import Unsupported, WrongValue
 from postgrad.methods.method import MethodSettings
 from postgrad.methods.step import Group, Stage, Step
-from postgrad.methods.support.checks import refuse_pictures
 from postgrad.methods.support.pairs import PAIR, GivenPairs, GivenPairsObjective, split_pairs
 from postgrad.model.metrics import MetricAccumulator
 from postgrad.problem import problem_label
@@ -62,7 +61,6 @@ class RewardModel(GivenPairs):
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         super().check_problems(problems)
-        refuse_pictures(problems, "transformers' classifiers, which reward models are, read none")
         for problem in problems:
             margin_of(problem)
 
@@ -95,6 +93,7 @@ class RewardModel(GivenPairs):
                 problem.uid, scored.prompt, response, source=DEMONSTRATION, finish="given"
             )
             row.index = index
+            row.images = scored.images
             row.rows["margin"] = margin_of(problem)
             rows.append(row)
         return rows

@@ -9,6 +9,7 @@ trained; transformers reads its score at the last token.
 import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -33,10 +34,12 @@ from postgrad.model.passes.layout import MicroBatch, default_token_budget
 from postgrad.model.passes.sampled_support import SampledSupport
 from postgrad.model.policy import LocalPolicy, Objective, read_weights
 from postgrad.model.port import FULL, View
+from postgrad.pictures import Picture
 from postgrad.types import Batch
 
 if TYPE_CHECKING:
     from postgrad.model.parallel.ranks import Ranks
+    from postgrad.model.vision import Vision
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 SCORE = "score.weight"  # the head's name in transformers' classifiers
@@ -319,22 +322,43 @@ class RewardModel:
 
     def __init__(self, config: ModelConfig, device: torch.device, seed: int = 0) -> None:
         self.model = load_classifier(config, device, seed)
-        self.pad_id = padding_id(load_tokenizer(config, seed))
+        self.tokenizer = load_tokenizer(config, seed)
+        self.pad_id = padding_id(self.tokenizer)
         self.model.config.pad_token_id = self.pad_id
         self.device = device
         self.token_budget = default_token_budget(device)
         self.context = context_length(self.model.config)
 
     @torch.no_grad()
-    def scores(self, rows: Sequence[Sequence[int]]) -> Tensor:
+    def scores(
+        self, rows: Sequence[Sequence[int]], images: Sequence[tuple[Picture, ...]] = ()
+    ) -> Tensor:
         """Return (rows,) float32 scores; NaN for a row that is longer than the context.
 
-        No row ends in padding.
+        No row ends in padding. `images` are the pictures of each row; () if none has any.
         """
         scores = torch.full((len(rows),), torch.nan)
-        for part, logits in self.passes(rows):
-            scores[torch.tensor(part)] = logits[:, 0]
+        shown = {i for i, pictures in enumerate(images) if pictures}
+        texts = [i for i in range(len(rows)) if i not in shown]
+        for part, logits in self.passes([rows[i] for i in texts]):
+            scores[torch.tensor([texts[number] for number in part])] = logits[:, 0]
+        for i in shown:
+            if len(rows[i]) <= self.context:
+                scores[i] = self._score_with_pictures(rows[i], images[i])
         return scores
+
+    @cached_property
+    def vision(self) -> "Vision":
+        from postgrad.model.vision import Vision
+        from postgrad.picture_processor import PictureProcessor
+
+        return Vision(self.model, PictureProcessor(self.tokenizer), trained=False)
+
+    def _score_with_pictures(self, row: Sequence[int], pictures: tuple[Picture, ...]) -> float:
+        ids = torch.tensor([row])
+        inputs = {"input_ids": ids, **self.vision.stock_inputs(self.model, ids, pictures)}
+        inputs = {name: value.to(self.device) for name, value in inputs.items()}
+        return float(self.model(**inputs).logits)
 
     def passes(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor]]:
         """Yield the indices of some rows and the float32 logits of these rows, padded.

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from postgrad.pictures import Picture
 from postgrad.problem import Failure, Problem
 from postgrad.rollout.engine import Completion, Sampling, trajectory_seed
 from postgrad.rollout.generator import Generator
@@ -70,13 +71,14 @@ class Classmates:
         """
         texts: Texts = [[] for _ in names]
         completions: list[Completion] = []
+        images = [_images(*pair) for pair in zip(problems, targets, strict=True)]
         for member, generator in enumerate(self.generators):
             prompts = [
                 [] if thought is None else self.prompt(member, problem, thought, target)
                 for problem, thought, target in zip(problems, thoughts, targets, strict=True)
             ]
             seeds = [self._seeds(f"{self.name}/{name}/{member}", step) for name in names]
-            results = generator.generate(prompts, seeds, self.sampling)
+            results = generator.generate(prompts, seeds, self.sampling, images)
             for row_texts, row_completions in zip(texts, results, strict=True):
                 if row_completions is None:
                     row_texts += [None] * self.num_samples
@@ -118,8 +120,8 @@ class Classmates:
             )
         turn = {"role": "assistant", "content": thought}
         messages = (*problem.messages, turn, *target.messages)
-        images = (*problem.prompt_images, *target.prompt_images)
-        return encoder.prompt(replace(problem, uid="", messages=messages, images=images))
+        both = replace(problem, uid="", messages=messages, images=_images(problem, target))
+        return encoder.prompt(both)
 
     def score(
         self, scorer: Scorer, problems: Sequence[Problem], texts: Texts
@@ -181,3 +183,10 @@ class Classmates:
             else:
                 self.solo_scores[problem.uid] = member_means
         return failed
+
+
+def _images(problem: Problem, target: Problem) -> tuple[Picture, ...]:
+    """Return the pictures of a member's prompt."""
+    if target.uid == problem.uid:
+        return problem.prompt_images
+    return (*problem.prompt_images, *target.prompt_images)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from postgrad.pictures import Picture
 from postgrad.problem import Failure, Problem
 from postgrad.rollout.engine import Completion, Engine, Request, Sampling
 from postgrad.rollout.respond import Encoder
@@ -29,11 +30,16 @@ class Generator:
     context: int | None = None
 
     def generate(
-        self, prompts: Sequence[list[int]], seeds: Sequence[list[int]], sampling: Sampling
+        self,
+        prompts: Sequence[list[int]],
+        seeds: Sequence[list[int]],
+        sampling: Sampling,
+        images: Sequence[tuple[Picture, ...]] = (),
     ) -> list[list[Completion] | None]:
         """Return the continuations of each prompt, one per seed.
 
-        The entry is None for an empty prompt and for a prompt that fills the context.
+        The entry is None for an empty prompt and for a prompt that fills the context. `images` are
+        the pictures of each prompt; () if none has any.
         """
         context = self.context or sys.maxsize
         rows: list[int] = []
@@ -42,7 +48,8 @@ class Generator:
             limit = min(sampling.max_new_tokens, context - len(prompt))
             if prompt and limit > 0:
                 rows.append(i)
-                requests.append(Request(prompt, seeds[i], limit))
+                shown = images[i] if images else ()
+                requests.append(Request(prompt, seeds[i], limit, shown))
         results: list[list[Completion] | None] = [None] * len(prompts)
         if requests:
             groups = self.engine.generate(requests, sampling)

@@ -516,7 +516,8 @@ class Encoder(TextEncoder):
         else:
             reply = {"role": "assistant", "content": response}
             messages = [*self._styled(problem, problem.messages), reply]
-            text = self.chat_template.render(messages, tools_of(problem))
+            with rendering(problem, messages):
+                text = self.chat_template.render(messages, tools_of(problem))
             ids = self.tokenize(text, special=False)
         pad = self.tokenizer.pad_token_id
         pad = self.tokenizer.eos_token_id if pad is None else pad

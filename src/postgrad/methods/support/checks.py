@@ -1,21 +1,10 @@
 """Checks of settings for every method, before a run writes anything. All raise ConfigError."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from postgrad.config.schema import Config
 from postgrad.errors import Conflict, Missing, Unsupported, UserCode, WrongValue
-from postgrad.problem import Problem, problem_label
 from postgrad.rollout.kinds import find_engine
-
-
-def refuse_pictures(problems: Sequence[Problem], reason: str) -> None:
-    """Raise Unsupported for the first problem with pictures."""
-    for problem in problems:
-        if problem.images:
-            raise Unsupported(
-                f"{problem_label(problem)} has pictures, and {reason}; remove such rows"
-            )
 
 
 def engine_apart(config: Config) -> bool:

@@ -36,7 +36,8 @@ def auto_class_of(config: Any) -> Any:
         return AutoModelForCausalLM
     full_model: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[kind]
     declared = config.architectures or ()
-    if kind in MODEL_FOR_CAUSAL_LM_MAPPING and full_model.__name__ not in declared:
+    is_full = any(name.endswith((full_model.__name__, *CLASSIFIERS)) for name in declared)
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING and not is_full:
         return AutoModelForCausalLM
     return AutoModelForImageTextToText
 
