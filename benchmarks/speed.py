@@ -7,14 +7,15 @@ docs/results.md and README.md.
     python benchmarks/speed.py show compare.jsonl
     python benchmarks/speed.py table        # from benchmarks/results: speed.jsonl and others.json
 
-Each measurement is a process of its own. A rollout is timed three times after a warm-up, a step
-or an update as many times as its row says. Systems alternate within a row, --rounds times; the
-table shows medians. With --code, Postgrad is measured from several checkouts, each with its own
-speed.py. A row that has a result in the file is not measured again, so the same command continues
-after --limit-s. Failures are written with the end of their log.
+Each measurement is a process of its own. A rollout, a step or an update is timed three times after
+a warm-up. Systems alternate within a row, --rounds times; the table shows medians. With --code,
+Postgrad is measured from several checkouts, each with its own speed.py. A row that has a result in
+the file is not measured again, so the same command continues after --limit-s. Failures are written
+with the end of their log.
 
 Models have Qwen3's shapes and random weights, which never end a response: every row has its full
-length. `rollout-135m` and `tail-135m` take SmolLM2-135M-Instruct from --smollm2.
+length. `rollout-135m` and `tail-135m` take SmolLM2-135M-Instruct from --smollm2. `longest-METHOD`
+searches the longest row that trains within 79 GiB with Gemma 3's shape, one step per length.
 """
 
 import argparse
@@ -29,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,17 @@ README = HERE.parent / "README.md"
 MARKS = "<!-- rows of speed.py -->\n", "<!-- end of rows -->"
 BANDWIDTH = 4.3e12  # bytes per second and bfloat16 operations per second, measured on an H200
 ARITHMETIC = 790e12
-VOCABULARY = 151_936
+VOCABULARY = {"gemma-1b": 262_144, "smollm2": 40_000}  # of others 151,936, of tiny ones 512
+CONTEXT = {"gemma-1b": 1 << 20, "gemma-tiny": 128}  # of others 131,072 tokens
 SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, tied embeddings
     "0.6b": (1024, 3072, 28, 16, 8, True),
     "1.7b": (2048, 6144, 28, 16, 8, True),
     "4b": (2560, 9728, 36, 32, 8, True),
     "8b": (4096, 12288, 36, 32, 8, False),
     "vl-2b": (2048, 6144, 28, 16, 8, True),  # of Qwen3-VL-2B, which also has a vision tower
+    "gemma-1b": (1152, 6912, 26, 4, 1, True),
     "tiny": (64, 128, 2, 2, 1, True),  # to try a row on a CPU
+    "gemma-tiny": (64, 128, 6, 2, 1, True),
     "vl-tiny": (64, 128, 2, 2, 1, True),
 }
 TOWERS = {  # depth, hidden size, intermediate size, heads, blocks whose states are added
@@ -58,7 +62,17 @@ TOWERS = {  # depth, hidden size, intermediate size, heads, blocks whose states 
 PICTURE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
 PATCH = 16  # pixels of a patch's side; four patches are one token
 HEAD_DIM = 128
+RESPONSES = {"sft": ["completion"], "kto": ["completion"], "dpo": ["chosen", "rejected"]}
 LORA = "model.lora.rank=16"
+# A child whose torch has no more memory than that of a GPU of {} GiB.
+LIMITED_MEMORY = """
+import torch
+if torch.cuda.is_available():
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction(min(1.0, {} * 2**30 / total))
+from postgrad.cli.main import main
+raise SystemExit(main())
+"""
 
 
 @dataclass(frozen=True)
@@ -66,13 +80,15 @@ class Row:
     """One piece of work, the same for every system.
 
     Args:
-        work: rollout, grpo or sft.
+        work: rollout, grpo, sft, dpo or kto.
         lengths: "full", or how the tokens of each response vary: "uniform" (100 to `tokens`, and
             prompts of 100 to `prompt`), "tail" (one in twenty has all, the others 20 to 200),
             "log-normal" (median a quarter of `tokens`).
         settings: of Postgrad's run.
         picture: pixels of the side of the picture that each prompt begins with; 0: none.
         peers: systems of peers.py that do the same work.
+        within_gib: search the longest row that trains within this memory; `tokens` is the first
+            length.
     """
 
     title: str
@@ -85,8 +101,9 @@ class Row:
     lengths: str = "full"
     settings: tuple[str, ...] = ()
     peers: tuple[str, ...] = ()
-    steps: int = 2
+    steps: int = 3
     picture: int = 0
+    within_gib: int = 0
 
     @property
     def rows(self) -> int:
@@ -96,6 +113,8 @@ class Row:
 ENGINES = ("vllm", "sglang")
 OFFLOADED = "optimizer.kind=adamw_offloaded"
 RECOMPUTE = "model.activation_checkpointing=true"
+LONG = (RECOMPUTE, "model.kept_attention_blocks=0", "data.shuffle=false")
+GIVEN = (*LONG, f"method={HERE / 'random_responses.py'}:RandomResponses")  # samples nothing
 ROWS = {
     "rollout-135m": Row("rollout, SmolLM2-135M", "rollout", "smollm2", 64, 16, 256, peers=ENGINES),
     "tail-135m": Row("rollout, SmolLM2-135M", "rollout", "smollm2", 64, 16, 2048, 100, "tail"),
@@ -143,6 +162,10 @@ ROWS = {
     ),
     "sft-0.6b-8k": Row("SFT, 0.6B", "sft", "0.6b", 1, 1, 8_092, settings=(RECOMPUTE,)),
     "sft-0.6b-16k": Row("SFT, 0.6B", "sft", "0.6b", 1, 1, 16_284, settings=(RECOMPUTE,)),
+    "longest-grpo": Row("GRPO", "grpo", "gemma-1b", 1, 2, 130_972, settings=GIVEN, within_gib=79),
+    "longest-sft": Row("SFT", "sft", "gemma-1b", 1, 1, 130_972, settings=LONG, within_gib=79),
+    "longest-kto": Row("KTO", "kto", "gemma-1b", 2, 1, 65_436, settings=LONG, within_gib=79),
+    "longest-dpo": Row("DPO", "dpo", "gemma-1b", 1, 1, 65_436, settings=LONG, within_gib=79),
 }
 TRY_ROWS = {  # seconds on a CPU
     "try-rollout": Row("rollout, tiny", "rollout", "tiny", 2, 4, 8, 10, peers=("vllm",)),
@@ -153,6 +176,11 @@ TRY_ROWS = {  # seconds on a CPU
     ),
     "try-row": Row("training, tiny", "sft", "tiny", 1, 1, 64, 10, settings=(LORA,), steps=1),
 }
+TRY_ROWS |= {
+    f"try-{name}": replace(row, shape="gemma-tiny", prompt=10, tokens=54)
+    for name, row in ROWS.items()
+    if row.within_gib
+}
 ALL_ROWS = ROWS | TRY_ROWS
 SHORT_TABLE = ("rollout-135m", "rollout-4b", "step-4b", "row-0.6b-16k")  # README's
 PUBLISHED = {  # what other projects say of one H100
@@ -160,6 +188,10 @@ PUBLISHED = {  # what other projects say of one H100
     "row-0.6b-65k": "prime-rl on an H100: 9,970 tokens/s, 11.5 GiB",
     "sft-0.6b-8k": "prime-rl on an H100: 26,000 tokens/s",
     "sft-0.6b-16k": "prime-rl on an H100: 25,500 tokens/s",
+    "longest-grpo": "TRL 1.15: 114,688 tokens, scoring only",
+    "longest-sft": "TRL 1.15: 107,520 tokens",
+    "longest-kto": "TRL 1.15: 63,488 tokens",
+    "longest-dpo": "TRL 1.15: 59,392 tokens",
 }
 
 
@@ -168,7 +200,12 @@ PUBLISHED = {  # what other projects say of one H100
 
 def vocabulary_size(shape: str) -> int:
     """Return the number of tokens that a model of this shape knows."""
-    return {"tiny": 512, "vl-tiny": 512, "smollm2": 40_000}.get(shape, VOCABULARY)
+    return VOCABULARY.get(shape, 512 if "tiny" in shape else 151_936)
+
+
+def context_length(shape: str) -> int:
+    """Return the most tokens that a row of a model of this shape may have."""
+    return CONTEXT.get(shape, 131_072)
 
 
 def make_model(folder: Path, shape: str, with_weights: bool = True) -> Path:
@@ -179,7 +216,7 @@ def make_model(folder: Path, shape: str, with_weights: bool = True) -> Path:
     if (target / "tokenizer.json").is_file():
         return target
     import torch
-    from transformers import Qwen3ForCausalLM, Qwen3VLForConditionalGeneration
+    from transformers import Gemma3ForCausalLM, Qwen3ForCausalLM, Qwen3VLForConditionalGeneration
 
     sees = shape.startswith("vl-")
     config = make_vision_config(shape) if sees else make_config(shape)
@@ -187,7 +224,8 @@ def make_model(folder: Path, shape: str, with_weights: bool = True) -> Path:
         torch.manual_seed(0)
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
             torch.set_default_dtype(torch.float32 if "tiny" in shape else torch.bfloat16)
-            model = Qwen3VLForConditionalGeneration if sees else Qwen3ForCausalLM
+            kind = Gemma3ForCausalLM if shape.startswith("gemma-") else Qwen3ForCausalLM
+            model = Qwen3VLForConditionalGeneration if sees else kind
             model(config).save_pretrained(target)
             torch.set_default_dtype(torch.float32)
     else:
@@ -199,23 +237,27 @@ def make_model(folder: Path, shape: str, with_weights: bool = True) -> Path:
 
 
 def make_config(shape: str) -> Any:
-    """Return the transformers configuration of a Qwen3 model of this shape."""
-    from transformers import Qwen3Config
+    """Return the transformers configuration of a Qwen3 or Gemma 3 model of this shape."""
+    from transformers import Gemma3TextConfig, Qwen3Config
 
     hidden, intermediate, layers, heads, key_heads, tied = SHAPES[shape]
-    return Qwen3Config(
+    kind, head_dim, more = Qwen3Config, HEAD_DIM, {}
+    if shape.startswith("gemma-"):
+        kind, head_dim, more = Gemma3TextConfig, 256, {"sliding_window": 512}
+    return kind(
         vocab_size=vocabulary_size(shape),
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=key_heads,
-        head_dim=HEAD_DIM,
-        max_position_embeddings=131_072,
+        head_dim=head_dim,
+        max_position_embeddings=context_length(shape),
         tie_word_embeddings=tied,
         eos_token_id=1,
         pad_token_id=0,
         bos_token_id=None,
+        **more,
     )
 
 
@@ -380,7 +422,7 @@ def measure_training(row: Row, folder: Path, limit_s: float) -> dict[str, Any]:
     with log.open("w") as out:
         start = time.monotonic()
         child = subprocess.Popen(
-            [sys.executable, "-m", "postgrad.cli.main", "train", *run_settings(row, folder, runs)],
+            [sys.executable, *program(row), "train", *run_settings(row, folder, runs)],
             stdout=out,
             stderr=out,
         )
@@ -413,6 +455,37 @@ def measure_training(row: Row, folder: Path, limit_s: float) -> dict[str, Any]:
     }
 
 
+def program(row: Row) -> list[str]:
+    """Return what Python runs: Postgrad, with less memory if a longest row is searched."""
+    if row.within_gib:
+        return ["-c", LIMITED_MEMORY.replace("{}", str(row.within_gib))]
+    return ["-m", "postgrad.cli.main"]
+
+
+def measure_longest(row: Row, folder: Path, limit_s: float) -> dict[str, Any]:
+    """Double the length of a row until a step runs out of memory, then bisect to a sixteenth.
+
+    After the time limit the longest row that has trained is the result.
+    """
+    end = time.monotonic() + limit_s
+    best: dict[str, Any] = {}
+    fits, fails, tokens = 0, 0, row.prompt + row.tokens
+    while tokens <= context_length(row.shape) and (not fails or fails - fits > fails // 16):
+        tried = replace(row, tokens=tokens - row.prompt, steps=1)
+        result = measure_training(tried, folder, end - time.monotonic())
+        failed = result.get("failed", "")
+        if not failed:
+            fits, best = tokens, result
+        elif "out of memory" in failed and tokens // 2 > row.prompt:
+            fails = tokens
+        elif failed.startswith("time limit") and fits:
+            break
+        else:
+            return {"failed": f"{tokens} tokens: {failed}", "fits": fits, "fails": fails}
+        tokens = (fits + fails) // 2 if fails else 2 * fits
+    return {**best, "tokens": fits, "fails": fails}
+
+
 def run_settings(row: Row, folder: Path, runs: Path) -> list[str]:
     """Return the recipe and the settings of Postgrad's run."""
     common = [
@@ -432,14 +505,14 @@ def run_settings(row: Row, folder: Path, runs: Path) -> list[str]:
     ]
     if not any(word.startswith("optimizer.kind=") for word in common):
         common.append("optimizer.kind=adamw_fused")
-    if row.work == "sft":
-        return ["sft", *common]
+    if row.work != "grpo":
+        return [row.work, *common]
     reward = f"reward.verifier={Path(__file__).resolve()}:length_reward"
     return ["grpo", *common, reward, f"rollout.samples={row.samples}"]
 
 
 def write_problems(row: Row, folder: Path) -> Path:
-    """Write problems of random words: four steps of them, with responses for SFT, or pictures."""
+    """Write problems of random words for all steps, with responses or pictures."""
     count = (row.steps + 2) * row.problems
     name = f"{row.work}-{row.shape}-{count}-{row.prompt}-{row.tokens}-{row.picture}"
     file = folder / f"{name}.jsonl"
@@ -452,10 +525,15 @@ def write_problems(row: Row, folder: Path) -> Path:
             if row.picture:
                 line["prompt"] = f"<image>{words}"
                 line["images"] = [str(draw_picture(folder / f"{name}-{number}.png", row, rng))]
-            if row.work == "sft":
+            # The first step of a search only makes the optimizer's state.
+            is_short = row.within_gib and number < row.problems
+            for key in RESPONSES.get(row.work, ()):
                 # The end-of-text token is the last one of the response.
-                reply = (f"w{rng.randrange(2, size)}" for _ in range(row.tokens - 1))
-                line = {"prompt": line["prompt"], "completion": " ".join(reply)}
+                tokens = 8 if is_short else row.tokens
+                reply = (f"w{rng.randrange(2, size)}" for _ in range(tokens - 1))
+                line[key] = " ".join(reply)
+            if row.work == "kto":
+                line["label"] = number % 2 == 0
             out.write(json.dumps(line) + "\n")
     return file
 
@@ -486,6 +564,8 @@ def measure(row: Row, folder: Path, limit_s: float) -> dict[str, Any]:
     """Return Postgrad's figures of a row."""
     if row.work == "rollout":
         return measure_rollout(row, folder)
+    if row.within_gib:
+        return measure_longest(row, folder, limit_s)
     return measure_training(row, folder, limit_s)
 
 
@@ -621,8 +701,17 @@ def format_seconds(row: Row, seconds: float) -> str:
     return f"{tokens / seconds:,.0f} tokens/s"
 
 
+def format_figure(row: Row, results: Sequence[dict[str, Any]]) -> str:
+    """Return the speed, or the longest row, of results that have not failed."""
+    if row.within_gib:
+        return f"{max(result['tokens'] for result in results):,} tokens"
+    return format_seconds(row, statistics.median(s for r in results for s in r["seconds"]))
+
+
 def describe(row: Row) -> str:
     """Return the work and its size."""
+    if row.within_gib:
+        return f"longest row of {row.title}, Gemma 3 1B, batch 1, {row.within_gib} GiB"
     if row.work == "sft":
         return f"{row.title}, one row of {row.prompt + row.tokens:,} tokens"
     lengths = {
@@ -640,15 +729,15 @@ def make_cell(row: Row, results: Sequence[dict[str, Any]], ours: float | None) -
     if not measured:
         reason = results[-1]["failed"].strip().splitlines()[-1][:80] if results else ""
         return f"failed: {reason}" if reason else "not measured"
-    seconds = statistics.median(s for result in measured for s in result["seconds"])
-    parts = [format_seconds(row, seconds)]
+    parts = [format_figure(row, measured)]
     if memory := max(result.get("memory_gib") or 0.0 for result in measured):
         parts.append(f"{memory:.1f} GiB")
     if without := [s for r in measured for s in r.get("seconds_without_logprobs", ())]:
         parts.append(f"without log-probs {format_seconds(row, statistics.median(without))}")
     text = ", ".join(parts)
     if ours is not None:
-        text = f"{measured[-1].get('label', measured[-1]['system'])}: {text} ({seconds / ours:.2f})"
+        ratio = statistics.median(s for r in measured for s in r["seconds"]) / ours
+        text = f"{measured[-1].get('label', measured[-1]['system'])}: {text} ({ratio:.2f})"
     return text
 
 
@@ -690,7 +779,8 @@ def make_table(results: Sequence[dict[str, Any]]) -> str:
         ours, others = make_cells(name, results)
         commits = dict.fromkeys(result["commit"] for result in found if "commit" in result)
         work = describe(row) + "".join(f" (commit {commit})" for commit in commits)
-        table.append((work, ours, format_seconds(row, limit_s(row)), others))
+        limit = "-" if row.within_gib else format_seconds(row, limit_s(row))
+        table.append((work, ours, limit, others))
     return join_table(table)
 
 
@@ -716,15 +806,16 @@ def print_comparison(results: Sequence[dict[str, Any]]) -> None:
     for name in dict.fromkeys(result["row"] for result in results):
         for system in dict.fromkeys(r["system"] for r in results if r["row"] == name):
             found = [r for r in results if r["row"] == name and r["system"] == system]
-            seconds = sorted(s for r in found for s in r.get("seconds", ()))
-            if not seconds:
+            found = [r for r in found if "seconds" in r]
+            if not found:
                 print(f"{name:14} {system:18} failed")
                 continue
+            seconds = sorted(s for r in found for s in r["seconds"])
             memory = max(r.get("memory_gib") or 0.0 for r in found)
             middle = statistics.median(seconds)
             spread = f"{seconds[0]:.3f} to {seconds[-1]:.3f}"
-            speed = format_seconds(ALL_ROWS[name], middle)
-            print(f"{name:14} {system:18} {middle:.3f} s ({spread}) {speed}, {memory:.1f} GiB")
+            figure = format_figure(ALL_ROWS[name], found)
+            print(f"{name:14} {system:18} {middle:.3f} s ({spread}) {figure}, {memory:.1f} GiB")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from fixture_types import Patch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-import speed  # pyright: ignore[reportMissingImports]
+import speed
 
 STEP = speed.ROWS["step-4b"]
 ROLLOUT = speed.ROWS["rollout-4b"]
@@ -75,6 +75,39 @@ def test_what_has_a_result_is_not_measured_again(tmp_path: Path, monkeypatch: Pa
     speed.run_rows(names)
     ours, peer = ["one", "rollout-4b"], ["vllm", "rollout-4b"]
     assert calls == [peer, ours, peer], "the first of our two rounds has a result"
+
+
+@pytest.mark.parametrize(
+    ("capacity", "fits", "fails"), [(200_000, 196_608, 204_800), (9_000, 8_704, 9_216)]
+)
+def test_the_longest_row_is_found(
+    tmp_path: Path, monkeypatch: Patch, capacity: int, fits: int, fails: int
+) -> None:
+    tried: list[int] = []
+
+    def train(row: Any, *args: Any) -> dict[str, Any]:
+        tried.append(row.prompt + row.tokens)
+        if tried[-1] > capacity:
+            return {"failed": "exit code 1: step 1: out of memory for 2 GiB more"}
+        return {"seconds": [1.0], "memory_gib": 78.5}
+
+    monkeypatch.setattr(speed, "measure_training", train)
+    found = speed.measure_longest(speed.ROWS["longest-sft"], tmp_path, 100.0)
+    assert found == {"seconds": [1.0], "memory_gib": 78.5, "tokens": fits, "fails": fails}
+    assert tried[0] == 131_072 and len(tried) < 10
+    table = speed.make_table([found | {"row": "longest-sft", "system": "postgrad"}])
+    assert f"{fits:,} tokens, 78.5 GiB | - | published, TRL 1.15: 107,520 tokens" in table
+
+
+def test_a_search_ends_at_the_context_and_at_other_errors(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    row = speed.ALL_ROWS["try-longest-sft"]
+    monkeypatch.setattr(speed, "measure_training", lambda *args: {"seconds": [1.0]})
+    assert speed.measure_longest(row, tmp_path, 1.0)["tokens"] == 128
+    monkeypatch.setattr(speed, "measure_training", lambda *args: {"failed": "exit code 2: a key"})
+    found = speed.measure_longest(row, tmp_path, 1.0)
+    assert found == {"failed": "64 tokens: exit code 2: a key", "fits": 0, "fails": 0}
 
 
 def test_limits_are_those_of_the_hardware() -> None:

@@ -15,7 +15,7 @@ from postgrad.sizing.workload import GroupLengths, Plan, Workload
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from speed import make_config  # pyright: ignore[reportMissingImports]
+from speed import make_config
 
 PROMPT = 100
 
