@@ -50,6 +50,7 @@ SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, ti
     "4b": (2560, 9728, 36, 32, 8, True),
     "8b": (4096, 12288, 36, 32, 8, False),
     "vl-2b": (2048, 6144, 28, 16, 8, True),  # of Qwen3-VL-2B, which also has a vision tower
+    "vl-4b": (2560, 9728, 36, 32, 8, True),
     "gemma-1b": (1152, 6912, 26, 4, 1, True),
     "tiny": (64, 128, 2, 2, 1, True),  # to try a row on a CPU
     "gemma-tiny": (64, 128, 6, 2, 1, True),
@@ -57,6 +58,7 @@ SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, ti
 }
 TOWERS = {  # depth, hidden size, intermediate size, heads, blocks whose states are added
     "vl-2b": (24, 1024, 4096, 16, [5, 11, 17]),
+    "vl-4b": (24, 1024, 4096, 16, [5, 11, 17]),
     "vl-tiny": (2, 32, 64, 2, [0, 1]),
 }
 PICTURE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
@@ -154,6 +156,17 @@ ROWS = {
     ),
     # As many tokens as with the picture: 256 of it, and two beside it.
     "step-vl-2b-text": Row("GRPO step, Qwen3-VL-2B", "grpo", "vl-2b", 32, 8, 512, 358),
+    "step-vl-4b": Row(
+        "GRPO step, Qwen3-VL-4B, a picture of 512 x 512",
+        "grpo",
+        "vl-4b",
+        32,
+        8,
+        512,
+        picture=512,
+        peers=("trl",),
+    ),
+    "step-vl-4b-text": Row("GRPO step, Qwen3-VL-4B", "grpo", "vl-4b", 32, 8, 512, 358),
     "row-0.6b-16k": Row(
         "training, 0.6B, LoRA 16", "sft", "0.6b", 1, 1, 16_284, settings=(LORA, RECOMPUTE)
     ),
