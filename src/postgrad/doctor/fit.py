@@ -6,6 +6,7 @@ that stop earlier.
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from postgrad.config.schema import Config
+from postgrad.data.encode.encoder import EncodedRow, Encoder
 from postgrad.data.problem_queue import ProblemQueue
 from postgrad.doctor.machine import disk_free, memory_bytes
 from postgrad.doctor.rehearsal import Rehearsal, rehearse
@@ -36,6 +38,7 @@ from postgrad.sizing.memory import Memory, estimate, is_captured, state_bytes
 from postgrad.sizing.simulate import ModelSize, measure_size
 from postgrad.sizing.workload import (
     GroupLengths,
+    PictureSizes,
     Plan,
     StepLayout,
     Workload,
@@ -144,12 +147,34 @@ def read_workload(run: Prepared) -> Workload:
         raise Missing(str(error), at="data.train") from error
     groups: list[GroupLengths] = []
     for group in composed:
-        prompt = len(method.encode_row(run.encoder, group.problem).prompt)
+        row = method.encode_row(run.encoder, group.problem)
         given = tuple(len(trajectory.response) for trajectory in group.given_rows)
-        groups.append(GroupLengths(prompt, given, group.num_samples, method.traits.rows_per_loss))
+        lengths = (len(row.prompt), given, group.num_samples, method.traits.rows_per_loss)
+        groups.append(GroupLengths(*lengths, count_image_tokens(run.encoder, row)))
     rows = [method.encode_row(run.encoder, problem) for problem in [*run.train, *run.held_out]]
     longest = max(len(row.prompt) for row in rows)
-    return Workload(groups, longest, len(run.held_out) if method.needs_verifier() else 0)
+    num_validation = len(run.held_out) if method.needs_verifier() else 0
+    return Workload(groups, longest, num_validation, picture_sizes(run.encoder, rows))
+
+
+def count_image_tokens(encoder: Encoder, row: EncodedRow) -> int:
+    """Return how many tokens of a row stand for its pictures."""
+    if not row.images or encoder.chat_template is None:
+        return 0
+    return encoder.chat_template.processor.num_tokens(row.images)
+
+
+def picture_sizes(encoder: Encoder, rows: Sequence[EncodedRow]) -> PictureSizes:
+    """Return the sizes of all pictures; the first one is read."""
+    shown = [row for row in rows if row.images]
+    if not shown or encoder.chat_template is None:
+        return PictureSizes()
+    tokens = sum(count_image_tokens(encoder, row) for row in shown)
+    processor = encoder.chat_template.processor
+    picture = shown[0].images[0]
+    pixels = processor.pixels(picture).values()
+    num_bytes = sum(value.nbytes for value in pixels if isinstance(value, torch.Tensor))
+    return PictureSizes(tokens, num_bytes / processor.num_tokens([picture]))
 
 
 # ---- this machine

@@ -24,7 +24,7 @@ from postgrad.errors import RunError, Unsupported, first_line
 from postgrad.model.device import DTYPES
 from postgrad.model.kernels.install import install_kernels
 from postgrad.model.load.context import context_length
-from postgrad.model.load.formats import Loaded, auto_class_of
+from postgrad.model.load.formats import Loaded, auto_class_of, freeze_tower
 from postgrad.model.lora import add_adapters
 from postgrad.model.passes.attention import register_attention
 from postgrad.model.passes.head import head_of, model_outputs
@@ -115,6 +115,8 @@ def build_model(
             f"model.path={config.model.path} cannot be built from its configuration: {reason}"
         ) from error
     model.train()
+    if config.model.vision == "frozen":
+        freeze_tower(model)
     if config.model.activation_checkpointing:
         model.gradient_checkpointing_enable()
     return model

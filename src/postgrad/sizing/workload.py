@@ -27,6 +27,14 @@ class GroupLengths:
     given: tuple[int, ...]  # responses that are not sampled, such as demonstrations
     num_samples: int
     rows_per_loss: int = 1  # rows of the group that one loss reads jointly, so that a pass has all
+    image_tokens: int = 0  # tokens of the prompt that stand for pictures
+
+
+class PictureSizes(NamedTuple):
+    """The pictures of all problems."""
+
+    tokens: int = 0
+    pixel_bytes: float = 0.0  # that a tower reads for one of the tokens
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,7 @@ class Workload:
     groups: list[GroupLengths]
     longest_prompt: int
     num_validation: int = 0  # problems that one validation answers
+    pictures: PictureSizes = PictureSizes()
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,7 @@ class Row(NamedTuple):
     prompt: int
     response: int
     unit: int
+    image_tokens: int = 0
 
 
 class Pass(NamedTuple):
@@ -138,6 +148,10 @@ class Pass(NamedTuple):
     tokens: int
     response_tokens: int
     rows: tuple[Row, ...] = ()
+
+    @property
+    def image_tokens(self) -> int:
+        return sum({row.problem: row.image_tokens for row in self.rows}.values())
 
 
 @dataclass(frozen=True)
@@ -185,7 +199,7 @@ def _rows(groups: list[GroupLengths], response_tokens: int) -> list[Row]:
     for number, group in enumerate(groups):
         for place, length in enumerate([*group.given, *[response_tokens] * group.num_samples]):
             unit += place % group.rows_per_loss == 0
-            rows.append(Row(number, group.prompt, length, unit))
+            rows.append(Row(number, group.prompt, length, unit, group.image_tokens))
     return rows
 
 

@@ -114,6 +114,13 @@ def tower_parameters(model: Any) -> dict[str, Any]:
     return {name: p for name, p in model.named_parameters() if id(p) not in inside}
 
 
+def freeze_tower(model: Any) -> None:
+    """Let a model of text and images learn in its language model only."""
+    if is_image_text_model(model):
+        for parameter in tower_parameters(model).values():
+            parameter.requires_grad_(False)
+
+
 def has_processor(loaded: Loaded) -> bool:
     """Return whether a model of text and images was loaded with the files of its processor."""
     if not is_image_text_model(loaded.model):

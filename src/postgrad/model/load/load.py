@@ -37,11 +37,10 @@ from postgrad.model.load.formats import (
     Loaded,
     auto_class_of,
     check_is_language_model,
+    freeze_tower,
     has_processor,
     hub_is_reachable,
-    is_image_text_model,
     save_tokenizer,
-    tower_parameters,
 )
 from postgrad.model.lora import base_model_config, is_adapter, merge_adapter
 from postgrad.model.quantized import quantize_linears
@@ -229,9 +228,8 @@ def prepare_for_training(model: nn.Module, config: ModelConfig, device: torch.de
 
         install_kernels(model)
     gate.decide()
-    if config.vision == "frozen" and is_image_text_model(model):
-        for parameter in tower_parameters(model).values():
-            parameter.requires_grad_(False)
+    if config.vision == "frozen":
+        freeze_tower(model)
 
 
 def _check_padding(model: Any) -> None:

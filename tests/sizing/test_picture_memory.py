@@ -1,0 +1,94 @@
+"""The memory of pictures: towers, their activations, and the features that are kept."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import vision_models
+from fixture_types import Patch
+from tiny_runs import config_of
+from vision_models import FAMILIES, save_vision_model
+
+from postgrad.doctor.fit import read_workload
+from postgrad.model.load.load import load, model_config
+from postgrad.model.vision import Vision, vision_of
+from postgrad.sizing.memory import picture_bytes
+from postgrad.sizing.simulate import LiveBytes, measure_size
+from postgrad.sizing.workload import Plan, lay_out_step
+from postgrad.training.prepare import Prepared, prepare
+
+CPU = torch.device("cpu")
+
+
+def prepared(folder: Path, root: Path, vision: str) -> Prepared:
+    settings = ["data.train=arithmetic:1:picture", "data.template=chat", f"runs={root}"]
+    settings += ["training.problems_per_step=4", "rollout.samples=2", "data.max_prompt_tokens=900"]
+    run = prepare(config_of("grpo", folder, *settings, f"model.vision={vision}"))
+    run.scorer.close()
+    return run
+
+
+def plan_of(run: Prepared) -> Plan:
+    return Plan(run.config, model_config(run.config.model), read_workload(run))
+
+
+def deep_model(root: Path, family: str, patch: Patch) -> Path:
+    """Write a model whose tower has eight blocks."""
+    kind, settings, pixels, processor = FAMILIES[family]
+    tower = dict(settings["vision_config"])
+    tower["depth" if "depth" in tower else "num_hidden_layers"] = 8
+    settings = {**settings, "vision_config": tower}
+    patch.setitem(vision_models.FAMILIES, family, (kind, settings, pixels, processor))
+    return save_vision_model(root, family)
+
+
+@pytest.mark.parametrize("vision", ["frozen", "trained"])
+def test_a_tower_has_gradients_and_state_only_if_it_is_trained(vision: str, tmp_path: Path) -> None:
+    folder = save_vision_model(tmp_path, "gemma3")
+    config = config_of("sft", folder, f"model.vision={vision}")
+    size = measure_size(config, model_config(config.model))
+    parameters = list(load(config.model, CPU).model.parameters())
+    assert size.trained == sum(p.numel() for p in parameters if p.requires_grad)
+    assert size.parameters == sum(p.numel() for p in parameters)
+    assert (size.trained < size.parameters) == (vision == "frozen")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3", "internvl"])
+def test_activations_of_a_trained_tower(family: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    run = prepared(deep_model(tmp_path, family, monkeypatch), tmp_path, "trained")
+    plan = plan_of(run)
+    layout = lay_out_step(plan)
+    _, parts = picture_bytes(plan, layout)
+    (one,) = layout.passes
+    shown = sorted({row.problem for row in one.rows})
+    assert len(shown) == 4
+    model = load(run.config.model, CPU).model
+    composed = [group.image_tokens for group in plan.workload.groups]
+    vision = vision_of(model)
+    pictures = [problem.images[0] for problem in run.train]
+    wanted = [next(p for p in pictures if vision.processor.num_tokens([p]) == n) for n in composed]
+    with LiveBytes([*model.parameters(), *model.buffers()]) as live:
+        features = [vision._compute(model, [picture]) for picture in wanted]
+        kept = live.now
+    assert features
+    assert parts["activations of the tower"] == pytest.approx(kept, rel=1 / 3)
+
+
+@pytest.mark.slow
+def test_features_of_a_frozen_tower_are_kept(tmp_path: Path) -> None:
+    run = prepared(save_vision_model(tmp_path, "qwen3_vl"), tmp_path, "frozen")
+    run.train[8:] = []
+    run.held_out[:] = []
+    plan = plan_of(run)
+    held, phase = picture_bytes(plan, lay_out_step(plan))
+    assert not phase
+    model = load(run.config.model, CPU).model
+    vision: Vision = vision_of(model)
+    vision.kept.clear()
+    vision.kept_pixels.clear()
+    vision.features(model, [problem.images[0] for problem in run.train])
+    features = sum(layer.nbytes for one in vision.kept.values() for layer in one.layers)
+    assert held["features of pictures"] == features
+    pixels = [value for one in vision.kept_pixels.values() for value in one.values()]
+    assert held["pixels of pictures"] == pytest.approx(sum(v.nbytes for v in pixels), rel=0.05)
