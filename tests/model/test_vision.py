@@ -34,6 +34,7 @@ from postgrad.model.metrics import MetricAccumulator
 from postgrad.model.passes.support import support_of
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL, after
+from postgrad.model.views import find_blocks
 from postgrad.model.vision import Vision, vision_of
 from postgrad.picture_processor import PictureProcessor
 from postgrad.types import REPLAY, Batch, Trajectory
@@ -262,3 +263,9 @@ def test_ranks_that_share_a_row_refuse_pictures_in_one_line(tmp_path):
     folder = save_vision_model(tmp_path, "gemma3")
     (line, _) = run_on_ranks(2, refused_on_ranks, folder)
     assert "cluster.tensor_parallel=2 does not support pictures" in line and "\n" not in line
+
+
+def test_blocks_are_those_of_the_language_model_also_if_the_tower_has_more(tmp_path):
+    policy = policy_of(save_vision_model(tmp_path, "qwen3_vl", num_hidden_layers=1))
+    (block,) = find_blocks(policy.model)
+    assert block is policy.model.model.language_model.layers[0]

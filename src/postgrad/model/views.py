@@ -168,9 +168,9 @@ def decoder_of(model: Any) -> Any:
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the blocks of a language model: the modules of its longest ModuleList."""
-    models = (module for module in model.modules() if hasattr(module, "get_decoder"))
+    models = [module for module in model.modules() if hasattr(module, "get_decoder")]
     longest: list[nn.Module] = []
-    for module in decoder_of(next(models)).modules():
+    for module in (decoder_of(models[0]) if models else model).modules():
         if isinstance(module, nn.ModuleList) and len(module) > len(longest):
             longest = list(module)
     return longest
