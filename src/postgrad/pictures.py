@@ -205,11 +205,15 @@ def text_of_content(content: Any) -> str:
     return content or ""
 
 
-def add_text(content: Any, text: str) -> Any:
-    """Return the content of a message with a text after it, in a paragraph of its own."""
-    if isinstance(content, list):
-        return [*content, {"type": "text", "text": f"\n\n{text}"}]
-    return f"{content}\n\n{text}" if content else text
+def add_content(content: Any, shown: Any) -> Any:
+    """Return the content of a message with a text in a paragraph of its own, or parts, after it."""
+    if isinstance(shown, str):
+        if isinstance(content, list):
+            return [*content, {"type": "text", "text": f"\n\n{shown}"}]
+        return f"{content}\n\n{shown}" if content else shown
+    if isinstance(content, str):
+        content = [{"type": "text", "text": f"{content}\n\n"}] if content else []
+    return [*content, *shown]
 
 
 def image_parts(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -217,6 +221,14 @@ def image_parts(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     contents = [message.get("content") for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return [part for part in parts if part["type"] == "image"]
+
+
+def without_pictures(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message whose parts {type: image} do not hold their pictures."""
+    content = message["content"]
+    if isinstance(content, list):
+        content = [{"type": "image"} if part["type"] == "image" else part for part in content]
+    return {**message, "content": content}
 
 
 def with_pictures(
@@ -234,6 +246,40 @@ def with_pictures(
             ]
         filled.append({**message, "content": content})
     return filled
+
+
+def shown_parts(value: Any) -> list[dict[str, Any]] | None:
+    """Return what a tool or an environment shows as parts; None for a value without pictures.
+
+    The value is a picture of Pillow, or a list of parts as in messages. Their pictures become data
+    URLs, which JSON can hold. Paths are refused: the policy may have chosen them.
+
+    Raises: PictureError if a picture cannot be shown.
+    """
+    if isinstance(value, Picture) or type(value).__module__.startswith("PIL."):
+        value = [{"type": "image", "image": value}]
+    kinds = ("image", "image_url")
+    parts = [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
+    if not any(part.get("type") in kinds for part in parts):
+        return None
+    shown: list[dict[str, Any]] = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text":
+            shown.append({"type": "text", "text": str(part.get("text") or "")})
+        elif kind in kinds:
+            shown.append({"type": "image", "image": _without_path(part).data_url()})
+        else:
+            raise PictureError("beside pictures, parts are {type: text, text}")
+    return shown
+
+
+def _without_path(value: Any) -> Picture:
+    while isinstance(value, Mapping):
+        value = next((value[name] for name in VALUE_FIELDS if value.get(name) is not None), None)
+    if isinstance(value, str) and not value.startswith("data:"):
+        raise PictureError("a path; give the picture itself: bytes, a data URL or one of Pillow")
+    return read_picture(value)
 
 
 # ---- reading and decoding

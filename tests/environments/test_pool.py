@@ -40,6 +40,11 @@ def pool():
     made.close()
 
 
+def seen(text: str) -> Observation:
+    """What reset() shows."""
+    return Observation(({"role": "user", "content": text},))
+
+
 def collect(sessions, count: int) -> dict:
     """The next `count` results by key."""
     results: dict = {}
@@ -54,7 +59,7 @@ def test_a_session_opens_acts_and_ends(host):
     sessions = host.new_sessions()
     for key in (0, 1):
         sessions.open(key, spec("Echo", options={"turns": 2}), problem(f"p{key}"), seed=key)
-    assert collect(sessions, 2) == {0: "hello p0", 1: "hello p1"}
+    assert collect(sessions, 2) == {0: seen("hello p0"), 1: seen("hello p1")}
     sessions.act(0, "ab", [])
     sessions.act(1, "abc", [])
     replies = collect(sessions, 2)
@@ -89,7 +94,7 @@ def test_a_state_becomes_values_of_json_or_is_refused(host):
 def test_public_methods_are_tools(host):
     sessions = host.new_sessions()
     sessions.open(7, spec("Wallet", options={"money": 5}), problem(), 0)
-    assert collect(sessions, 1) == {7: ""}
+    assert collect(sessions, 1) == {7: seen("")}
     sessions.act(7, "", [Call("pay", {"amount": 2}), Call("score", {})])
     answer = collect(sessions, 1)[7]
     texts = [message["content"] for message in answer.messages]

@@ -27,14 +27,17 @@ from postgrad.rollout.native.decoder import Decoder, unsupported_reason
 from postgrad.rollout.native.engine import NativeEngine, NativeStream
 from postgrad.rollout.native.scheduler import Scheduler
 from postgrad.rollout.native.store_pages import PageStore
-from vision_models import load_vision_model, requests_with_pictures
+from vision_models import load_vision_model, requests_with_pictures, square
 
 sampling = Sampling(0.9, 4)
 loaded = load_vision_model(Path(sys.argv[3]), sys.argv[2])
 requests = requests_with_pictures(loaded)
 slots = NativeEngine(loaded, RolloutConfig())
 assert slots.stock_engine is None
-second_turn = {}
+processor = vision_of(loaded.model).processor
+image_token = processor.image_token_id
+text = processor.expand(processor.placeholder, [square("green")])
+shown = loaded.tokenizer.encode(text)  # a picture between two turns
 
 
 def run(stream):
@@ -49,9 +52,12 @@ def run(stream):
                     continue
                 if (key, 0) not in found:
                     found[key, 0] = done
-                    prompt = [*requests[key[0]].prompt, *done.tokens, 5, 9, 2]
                     request = requests[key[0]]
-                    stream.add(type(request)(prompt, [7], images=request.images), [key])
+                    own = [1 if one == image_token else one for one in done.tokens]
+                    turn = [5, 9, 2] if own != done.tokens else [5, *shown, 9, 2]
+                    prompt = [*request.prompt, *done.tokens, *turn]
+                    images = (*request.images, *[square("green")] * (len(turn) > 3))
+                    stream.add(type(request)(prompt, [7], images=images), [key])
                 else:
                     found[key, 1] = done
     return found

@@ -165,7 +165,11 @@ def _messages(row: dict[str, Any], problem: Problem | None) -> list[Message]:
     else:
         prompt.append(question)
     if row.get("messages"):
-        return [*prompt, *json.loads(row["messages"])]
+        turns = json.loads(row["messages"])
+        for one in turns:
+            if isinstance(one.get("content"), list):  # with pictures
+                one["content"] = text_of_content(one["content"])
+        return [*prompt, *turns]
     return [*prompt, {"role": "assistant", "content": row["text"]}]
 
 

@@ -58,14 +58,12 @@ def _operation(fields: dict[str, Any]) -> Operation:
 
 def encode_result(result: Result) -> tuple[str, Any]:
     """Return a result as the name of its type and its fields."""
-    if isinstance(result, str):
-        return "text", result
     return type(result).__name__, vars(result)
 
 
 def decode_result(kind: str, fields: Any) -> Result:
     """Return the result that encode_result was given."""
-    return fields if kind == "text" else RESULTS[kind](**fields)
+    return RESULTS[kind](**fields)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from postgrad.verifiers.port import one_line
 
 MAX_THREADS = 256  # sessions that run at the same time, per process
 
-# A result: the text of open, the Observation of act, the Outcome of finish; or a Failure.
-Result = str | Observation | Outcome | Failure
+# A result: the Observation of open or act, the Outcome of finish; or a Failure.
+Result = Observation | Outcome | Failure
 Entry = TypeVar("Entry")
 Reply = tuple[int, Result]  # the key of a session, and the result of its operation
 

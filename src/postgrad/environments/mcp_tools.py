@@ -32,7 +32,7 @@ class McpTool:
         self.schema = schema
         self.__name__ = str(schema["function"]["name"])
 
-    def __call__(self, **arguments: Any) -> str:
+    def __call__(self, **arguments: Any) -> Any:
         return self.server.call(self.__name__, arguments)
 
 
@@ -48,8 +48,8 @@ class SessionServer:
         self._server: McpServer | None = None
         self._lock = threading.Lock()
 
-    def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the text of a tool's result. Raises RuntimeError if the tool failed."""
+    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Return a tool's result, as McpServer does. Raises RuntimeError if the tool failed."""
         with self._lock:
             if self._server is None:
                 self._server = McpServer(self.target)
@@ -122,8 +122,11 @@ class McpServer:
         """Wait until the connection has ended, at most a few seconds."""
         self.thread.join(CLOSE_S)
 
-    def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the text of a tool's result. Raises RuntimeError if the tool failed."""
+    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Return a tool's result: its text, or parts if there are pictures.
+
+        Raises RuntimeError if the tool failed.
+        """
         if self.is_stopped or not self.thread.is_alive():
             raise RuntimeError("the connection to the MCP server has ended")
         request = self.client.call_tool(name, arguments, read_timeout_seconds=CALL_S)
@@ -131,7 +134,15 @@ class McpServer:
         texts = [str(part.text) for part in result.content if part.type == "text"]
         if result.is_error:
             raise RuntimeError(" ".join(texts) or "the tool failed")
-        return "\n".join(texts)
+        if all(part.type != "image" for part in result.content):
+            return "\n".join(texts)
+        return [
+            {"type": "image", "image": f"data:{part.mime_type};base64,{part.data}"}
+            if part.type == "image"
+            else {"type": "text", "text": str(part.text)}
+            for part in result.content
+            if part.type in ("text", "image")
+        ]
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

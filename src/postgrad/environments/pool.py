@@ -19,7 +19,7 @@ from postgrad.environments.host import Reply, Result, Sessions
 from postgrad.environments.session import Operation, SessionSpec
 from postgrad.environments.tools import MAX_CALLS_PER_TURN
 from postgrad.errors import RunError
-from postgrad.problem import Failure, Problem
+from postgrad.problem import Failure, Problem, sent_fields
 from postgrad.processes.channel import to_json
 from postgrad.processes.child import START_LIMIT_S, Child
 from postgrad.processes.supervisor import Supervisor
@@ -124,7 +124,7 @@ class ChildPool:
             child.sessions[session.number] = session
             message["made"] = {
                 "spec": asdict(session.spec),
-                "problem": vars(session.problem),
+                "problem": sent_fields(session.problem),
                 "seed": session.seed,
                 "history": [asdict(operation) for operation in session.history],
             }

@@ -9,25 +9,30 @@ An environment is a class. Each trajectory has its own object, made with the set
         def score(self) -> float                        # optional, once at the end
         def get_state(self) -> dict                     # optional, for verifiers and rollouts
 
-Arguments of `reset` that it does not name are not passed. A reward is whatever a verifier may
-return: a number, a bool, or a dict with `score` and named parts. None is a failure. Every other
-public method is a tool that the policy may call.
+In place of a text there may be a picture of Pillow, or a list of parts {type: text, text} and
+{type: image, image}. Arguments of `reset` that it does not name are not passed. A reward is
+whatever a verifier may return: a number, a bool, or a dict with `score` and named parts. None is a
+failure. Every other public method is a tool that the policy may call.
 """
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Protocol
 
 from postgrad.errors import Missing
+from postgrad.pictures import PictureError, image_parts, shown_parts, without_pictures
 from postgrad.problem import Failure, Message, Score
 from postgrad.verifiers.port import as_score
 
 # Methods that are part of the protocol; all other public methods are tools.
 PROTOCOL = ("reset", "step", "score", "get_state", "close")
 
+
+# A text, or parts {type: text, text} and {type: image, image} with data URLs.
+Shown = str | list[dict[str, Any]]
 
 # Names of NumPy's type, which is not a number in Python's sense.
 NUMPY_BOOL = ("bool", "bool_")
@@ -47,6 +52,7 @@ class Observation:
 
     Attributes:
         messages: the messages after the turn, with role `user` (an environment) or `tool`.
+        images: the pictures of their parts {type: image} as data URLs, in order.
         reward: the reward of the turn.
         parts: named parts of the reward.
         done: the trajectory ends here.
@@ -55,6 +61,7 @@ class Observation:
     """
 
     messages: tuple[Message, ...] = ()
+    images: tuple[str, ...] = ()
     reward: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
     done: bool = False
@@ -64,6 +71,13 @@ class Observation:
     def __post_init__(self) -> None:
         # A tuple becomes a list when it crosses a process boundary.
         object.__setattr__(self, "messages", tuple(self.messages))
+        object.__setattr__(self, "images", tuple(self.images))
+
+    @staticmethod
+    def of(messages: Sequence[Message], **fields: Any) -> "Observation":
+        """Return the observation of messages whose parts {type: image} hold their pictures."""
+        images = tuple(part["image"] for part in image_parts(messages))
+        return Observation(tuple(map(without_pictures, messages)), images, **fields)
 
 
 @dataclass(frozen=True)
@@ -92,7 +106,7 @@ def is_environment(value: Any) -> bool:
     return callable(getattr(value, "step", None)) or bool(tool_methods(value))
 
 
-def read_step(result: Any) -> tuple[str, Score, bool]:
+def read_step(result: Any) -> tuple[Shown, Score, bool]:
     """Return (observation, reward, done) of what step() returned. Raises EnvironmentFailure."""
     if not isinstance(result, tuple | list) or len(result) != 3:
         kind = type(result).__name__
@@ -102,18 +116,25 @@ def read_step(result: Any) -> tuple[str, Score, bool]:
             "invalid", f"step returned {kind}; return (observation, reward, done)"
         )
     observation, reward, done = result
-    return read_text(observation, "step"), read_reward(reward, "step"), read_done(done)
+    return read_shown(observation, "step"), read_reward(reward, "step"), read_done(done)
 
 
-def read_text(value: Any, method: str) -> str:
-    """Return an observation; None is empty. Raises EnvironmentFailure for other types."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
+def read_shown(value: Any, method: str) -> Shown:
+    """Return an observation: a text, or parts with pictures; None is empty.
+
+    Raises EnvironmentFailure for other types, and for pictures that cannot be shown.
+    """
+    if value is None or isinstance(value, str):
+        return value or ""
+    try:
+        parts = shown_parts(value)
+    except PictureError as error:
+        raise EnvironmentFailure("invalid", f"{method} returned a picture: {error}") from error
+    if parts is None:
         raise EnvironmentFailure(
             "invalid", f"{method} returned {type(value).__name__} as observation, not a str"
         )
-    return value
+    return parts
 
 
 def read_done(value: Any) -> bool:

@@ -14,13 +14,14 @@ from postgrad.environments.port import (
     EnvironmentFailure,
     Observation,
     Outcome,
+    Shown,
     is_environment,
     read_reward,
+    read_shown,
     read_step,
-    read_text,
     tool_methods,
 )
-from postgrad.environments.tools import ERROR, Toolbox, run_in_thread, shorten
+from postgrad.environments.tools import ERROR, Toolbox, run_in_thread, shorten_shown
 from postgrad.errors import UserCode
 from postgrad.problem import Problem
 from postgrad.processes.channel import as_json_value
@@ -109,7 +110,7 @@ class Session:
         self.toolbox = load_toolbox(spec).for_session()
         self.tool_state: dict[str, Any] = {}
 
-    def run(self, operation: Operation) -> str | Observation | Outcome:
+    def run(self, operation: Operation) -> Observation | Outcome:
         """Do an operation; returns its result."""
         if operation.kind == "open":
             return self.open()
@@ -117,15 +118,15 @@ class Session:
             return self.act(operation.action, operation.calls)
         return self.finish()
 
-    def open(self) -> str:
-        """Make the environment and reset it; returns the text that belongs to the prompt."""
+    def open(self) -> Observation:
+        """Make the environment and reset it; returns what belongs to the prompt."""
         if not self.spec.environment:
-            return ""
+            return Observation()
         text = self._call("reset", self._make_and_reset)
         methods = {name: getattr(self.environment, name) for name in tool_methods(self._class)}
         if methods:
             self.toolbox = self.toolbox.with_functions(methods)
-        return shorten(read_text(text, "reset"), self.spec.max_chars)
+        return self._seen(read_shown(text, "reset"))
 
     def act(self, action: str, calls: Sequence[Call]) -> Observation:
         """Return what follows a turn of the policy.
@@ -134,17 +135,20 @@ class Session:
         """
         if calls:
             answers = self.toolbox.answer_turn(calls, self.problem, self.tool_state)
-            return Observation(
-                messages=tuple({"role": "tool", "content": answer} for answer in answers),
+            return Observation.of(
+                [{"role": "tool", "content": answer} for answer in answers],
                 calls=len(answers),
-                errors=sum(answer.startswith(ERROR) for answer in answers),
+                errors=sum(isinstance(one, str) and one.startswith(ERROR) for one in answers),
             )
         step = getattr(self.environment, "step", None)
         if step is None:
             return Observation(done=True)
         text, score, done = read_step(self._call("step", lambda: step(action)))
-        message = {"role": "user", "content": shorten(text, self.spec.max_chars)}
-        return Observation((message,), score.value, score.parts, done)
+        return self._seen(text, reward=score.value, parts=score.parts, done=done)
+
+    def _seen(self, shown: Shown, **fields: Any) -> Observation:
+        content = shorten_shown(shown, self.spec.max_chars)
+        return Observation.of([{"role": "user", "content": content}], **fields)
 
     def finish(self) -> Outcome:
         """Return the results of score() and get_state()."""

@@ -27,7 +27,9 @@ from postgrad.environments.mcp_tools import (
     SessionServer,
     find_mcp_tools,
 )
+from postgrad.environments.port import Shown
 from postgrad.errors import Conflict, NotInstalled, UnknownName, UserCode, did_you_mean
+from postgrad.pictures import shown_parts
 from postgrad.problem import Problem
 from postgrad.verifiers.loading import load_function
 from postgrad.verifiers.port import one_line
@@ -140,17 +142,17 @@ class Toolbox:
 
     def answer_turn(
         self, calls: Sequence[Call], problem: Problem, state: dict[str, Any]
-    ) -> list[str]:
+    ) -> list[Shown]:
         """Return the answers to the calls of one turn. They are made in order."""
         answers = [self.answer(call, problem, state) for call in calls[:MAX_CALLS_PER_TURN]]
         num_refused = len(calls) - len(answers)
         return answers + [f"{ERROR}at most {MAX_CALLS_PER_TURN} calls in a turn"] * num_refused
 
-    def answer(self, call: Call, problem: Problem, state: dict[str, Any]) -> str:
-        """Return the text that answers a call. Never raises."""
-        return shorten(self._answer(call, problem, state), self.max_chars)
+    def answer(self, call: Call, problem: Problem, state: dict[str, Any]) -> Shown:
+        """Return the text that answers a call, or parts with pictures. Never raises."""
+        return shorten_shown(self._answer(call, problem, state), self.max_chars)
 
-    def _answer(self, call: Call, problem: Problem, state: dict[str, Any]) -> str:
+    def _answer(self, call: Call, problem: Problem, state: dict[str, Any]) -> Shown:
         if call.mistake:
             return ERROR + call.mistake
         function = self.functions.get(call.name)
@@ -166,6 +168,16 @@ class Toolbox:
                 arguments[name] = value
         with self._slots:
             return _call_tool(function, arguments, self.timeout_s)
+
+
+def shorten_shown(shown: Shown, max_chars: int) -> Shown:
+    """Return a text, or parts with texts, that are not too long."""
+    if isinstance(shown, str):
+        return shorten(shown, max_chars)
+    return [
+        {**part, "text": shorten(part["text"], max_chars)} if "text" in part else part
+        for part in shown
+    ]
 
 
 def shorten(text: str, max_chars: int) -> str:
@@ -228,15 +240,17 @@ def _without_hidden_arguments(function: Callable[..., Any]) -> Callable[..., Any
     return visible
 
 
-def _call_tool(function: Callable[..., Any], arguments: dict[str, Any], timeout_s: float) -> str:
-    """Return the function's result, or its error, as text."""
+def _call_tool(function: Callable[..., Any], arguments: dict[str, Any], timeout_s: float) -> Shown:
+    """Return the function's result, or its error, as text; with pictures as parts."""
 
-    def call() -> str:
+    def call() -> Shown:
         inspect.signature(function).bind(**arguments)
         value = function(**arguments)
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
-        return value if isinstance(value, str) else json.dumps(value, default=str)
+        if isinstance(value, str):
+            return value
+        return shown_parts(value) or json.dumps(value, default=str)
 
     finished = run_in_thread(call, timeout_s)
     if finished is None:

@@ -264,7 +264,8 @@ class Vision:
             if axes is not None and row.axes is not None:
                 axes[:, start:end] = row.axes[:, here]
             if blocks is not None and row.blocks is not None:
-                blocks[start:end] = row.blocks[here]
+                own = row.blocks[here]  # rows of a bundle have pictures of equal numbers
+                blocks[start:end] = own + (own > 0) * (number << 32)
         flat = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
         return PlacedPictures(parts, flat, axes, blocks)
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from postgrad.environments.calls import THOUGHT_END, Call, CallParser
 from postgrad.environments.port import Observation, Outcome, add_parts
-from postgrad.pictures import add_text, text_of_content
+from postgrad.errors import ConfigError, first_line
+from postgrad.pictures import (
+    Picture,
+    PictureError,
+    add_content,
+    picture_of_data_url,
+    text_of_content,
+    with_pictures,
+)
 from postgrad.problem import Failure, Message, Problem
 from postgrad.rollout.engine import Completion, Request, Sampling, token_limit, trajectory_seed
 from postgrad.rollout.transcript import Transcript
@@ -24,6 +32,9 @@ class TurnPrompts(Protocol):
 
     max_prompt_tokens: int
     tokenizer: Any
+
+    @property
+    def image_token_id(self) -> int: ...
 
     def prompt(self, problem: Problem) -> list[int]: ...
 
@@ -46,6 +57,14 @@ class Turns:
     def host(self) -> "Host":
         """What runs the sessions; starts when it is first needed."""
         return self.environments.new_host()
+
+    @cached_property
+    def reads_pictures(self) -> bool:
+        """Whether the model is shown the pictures that tools answer with."""
+        try:
+            return self.encoder.image_token_id >= 0
+        except ConfigError:
+            return False
 
     def close(self) -> None:
         """End the processes and threads of environments and tools."""
@@ -96,7 +115,7 @@ class _Conversation:
         number = self.transcript.num_turns
         seed = trajectory_seed(self.seed, number, "turn", 0) if number else self.seed
         left = self.limit - len(self.transcript.tokens)
-        images = self.problem.prompt_images
+        images = (*self.problem.prompt_images, *self.transcript.images)
         request = Request(self.transcript.all_tokens, [seed], left, images)
         return Turn(self.key, request, continues=number > 0)
 
@@ -175,10 +194,17 @@ class Conversations:
 
     def on_reply(self, conversation: _Conversation, result: "Result") -> None:
         """Take the result of an operation of the conversation's session."""
-        if isinstance(result, str):
-            self.start(conversation, result)
-        elif isinstance(result, Observation):
-            self.on_observation(conversation, result)
+        if isinstance(result, Observation):
+            try:
+                images = tuple(map(picture_of_data_url, result.images))
+                if conversation.transcript.num_turns:
+                    self.on_observation(conversation, result, images)
+                else:
+                    self.start(conversation, result.messages, images)
+            except (ConfigError, PictureError) as error:
+                if not result.images:
+                    raise
+                self.fail(conversation, Failure("picture", first_line(error)))
         elif isinstance(result, Outcome):
             episode = conversation.transcript.episode
             episode.reward = sum(episode.rewards) + result.reward
@@ -188,11 +214,15 @@ class Conversations:
         else:
             self.fail(conversation, result)
 
-    def start(self, conversation: _Conversation, text: str) -> None:
-        """Add the text of reset() to the prompt, and let the policy begin."""
-        conversation.last_seen = text
+    def start(
+        self, conversation: _Conversation, messages: Sequence[Message], images: tuple[Picture, ...]
+    ) -> None:
+        """Add what reset() shows to the prompt, and let the policy begin."""
+        conversation.last_seen = _seen(messages, images)
+        conversation.transcript.images = images
         if self.has_environment:
-            problem = _with_text(conversation.problem, text)
+            shown = messages[0]["content"] if messages else ""
+            problem = _with_shown(conversation.problem, shown, images)
             prompt = self.turns.encoder.prompt(problem)
             conversation.transcript.prompt = prompt
             conversation.transcript.episode.question = text_of_content(
@@ -212,7 +242,12 @@ class Conversations:
                 return
         self.ready.append(conversation.next_turn())
 
-    def on_observation(self, conversation: _Conversation, observation: Observation) -> None:
+    def on_observation(
+        self,
+        conversation: _Conversation,
+        observation: Observation,
+        images: tuple[Picture, ...],
+    ) -> None:
         """Take the reward of a turn; let the policy go on with what follows it.
 
         If that leaves no tokens for another turn, the response ends with the policy's turn and
@@ -229,13 +264,23 @@ class Conversations:
             self.end(conversation)
             return
         messages = observation.messages
-        tokens = self.turns.encoder.encode_after_turn(messages, transcript.tokens[-1])
+        if images and messages[0]["role"] == "tool" and not self.turns.reads_pictures:
+            messages = [{**one, "content": text_of_content(one["content"])} for one in messages]
+            images = ()
+        tokens = self.turns.encoder.encode_after_turn(
+            with_pictures(messages, images), transcript.tokens[-1]
+        )
+        if images and self.turns.encoder.image_token_id in transcript.completion().policy_tokens:
+            raise PictureError(
+                "the policy wrote an image token, which cannot be told from a picture after it"
+            )
         if len(transcript.tokens) + len(tokens) >= conversation.limit:
             transcript.finish = "length"
             self.end(conversation)
             return
-        conversation.last_seen = "\n".join(str(message["content"]) for message in messages)
+        conversation.last_seen = _seen(messages, images)
         transcript.add_context(tokens, messages)
+        transcript.images += images
         self.ready.append(conversation.next_turn())
 
     def end(self, conversation: _Conversation) -> None:
@@ -254,13 +299,21 @@ class Conversations:
         self.sessions.close(conversation.key)
 
 
-def _with_text(problem: Problem, text: str) -> Problem:
-    """Return the problem with the text at the end of its last user message."""
-    if not text:
+def _seen(messages: Sequence[Message], images: Sequence[Picture]) -> str:
+    """Return a text that names what the policy sees; equal for equal texts and pictures."""
+    texts = [str(message["content"]) for message in messages]
+    return "\n".join([*texts, *(picture.key for picture in images)])
+
+
+def _with_shown(problem: Problem, shown: Any, images: Sequence[Picture]) -> Problem:
+    """Return the problem with a text or parts at the end of its last user message."""
+    if not shown:
         return problem
     *earlier, last = problem.messages
     if last["role"] != "user":
-        return replace(problem, messages=(*problem.messages, {"role": "user", "content": text}))
+        earlier, last = problem.messages, {"role": "user", "content": ""}
     return replace(
-        problem, messages=(*earlier, {**last, "content": add_text(last["content"], text)})
+        problem,
+        messages=(*earlier, {**last, "content": add_content(last["content"], shown)}),
+        images=(*problem.prompt_images, *images),
     )

@@ -137,6 +137,7 @@ class Completion:
         calls: number of tool calls.
         errors: number of tool calls that failed.
         messages: the turns of the policy and what followed each, if there may be several.
+        images: the pictures that environments and tools showed, after those of the problem.
         episode: what an environment did, if there was one (turns.py).
         kept_ids: per token, the ids that top-p, top-k and min-p kept, with Sampling.record_kept;
             none for tokens that the policy did not write.
@@ -154,6 +155,7 @@ class Completion:
     calls: int = 0
     errors: int = 0
     messages: list[Message] | None = None
+    images: tuple[Picture, ...] = ()
     episode: "Episode | None" = None
     kept_ids: list[list[int]] | None = None
     versions: list[int] | None = None

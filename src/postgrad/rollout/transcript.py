@@ -8,13 +8,17 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from postgrad.pictures import Picture
 from postgrad.problem import Message
 from postgrad.rollout.engine import Completion, Episode
 
 
 @dataclass(eq=False)
 class Transcript:
-    """One response, turn by turn; `messages` are those after the prompt."""
+    """One response, turn by turn; `messages` are those after the prompt.
+
+    `images` are the pictures that were shown after those of the problem.
+    """
 
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
@@ -24,6 +28,7 @@ class Transcript:
     has_logprobs: bool = True  # False: the engine gives none
     finish: str = "stop"
     messages: list[Message] = field(default_factory=list)
+    images: tuple[Picture, ...] = ()
     episode: Episode = field(default_factory=Episode)
     num_calls: int = 0
     num_errors: int = 0
@@ -70,6 +75,7 @@ class Transcript:
             calls=self.num_calls,
             errors=self.num_errors,
             messages=self.messages,
+            images=self.images,
             episode=self.episode if with_episode else None,
             kept_ids=self.kept_ids if any(self.kept_ids) else None,
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
-from postgrad.pictures import Picture, PictureError, add_text, check_picture, image_parts
+from postgrad.pictures import Picture, PictureError, add_content, check_picture, image_parts
 from postgrad.problem import Problem
 from postgrad.serving.detokenizer import REPLACEMENT, Detokenizer, raw_bytes
 from postgrad.serving.requests import NO_LIMIT, ApiError, ChatRequest, GenerationRequest
@@ -231,7 +231,7 @@ def _check_roles(encoder: Encoder, messages: Messages) -> None:
     text = encoder.text(Problem("", messages, "")) if roles else ""
     for role in sorted(roles):
         changed = tuple(
-            {**message, "content": add_text(message["content"], "x")}
+            {**message, "content": add_content(message["content"], "x")}
             if message["role"] == role
             else message
             for message in messages

@@ -32,11 +32,13 @@ from postgrad.errors import (
     Unsupported,
     WrongValue,
 )
-from postgrad.pictures import Picture, image_parts, with_pictures
+from postgrad.pictures import Picture, PictureError, image_parts, with_pictures
 from postgrad.problem import Conversation, Message, Problem, problem_label
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from postgrad.picture_processor import PictureProcessor
 
 Encoded = TypeVar("Encoded")
 
@@ -234,13 +236,22 @@ class Encoder(TextEncoder):
         # The template writes all special tokens itself, so the tokenizer must not add a second BOS.
         return self.tokenize(text, special=False)
 
-    def count_picture_tokens(self, picture: Picture) -> int:
-        """Return how many tokens of a prompt stand for a picture. Raises ConfigError."""
+    @property
+    def image_token_id(self) -> int:
+        """The token that stands for a part of a picture. Raises ConfigError for a model of text."""
+        return self._picture_processor.image_token_id
+
+    @property
+    def _picture_processor(self) -> "PictureProcessor":
         if self.chat_template is None:
             raise Unsupported(
                 "pictures need a model of text and images with a chat template", at="images"
             )
-        processor = self.chat_template.processor
+        return self.chat_template.processor
+
+    def count_picture_tokens(self, picture: Picture) -> int:
+        """Return how many tokens of a prompt stand for a picture. Raises ConfigError."""
+        processor = self._picture_processor
         text = processor.expand(processor.placeholder, [picture])
         return len(self.tokenize(text, special=False))
 
@@ -598,16 +609,27 @@ class Encoder(TextEncoder):
         Args:
             messages: answers of tools (role tool), or what an environment says (role user).
             end: the last token that was sampled.
+
+        Raises: PictureError if the model or its template cannot show a picture of the messages.
         """
-        messages = [
-            {**message, "content": self.without_special_tokens(message["content"])}
-            for message in messages
-        ]
+        messages = [self._without_special_tokens(message) for message in messages]
         if self.chat_template is None:
+            if image_parts(messages):
+                raise PictureError("only a chat template places pictures; use data.template=chat")
             text = "".join(message["content"] for message in messages)
             return self.tokenize(text, special=False)
         text = self.chat_template.render_after_turn(messages)
         return self.tokenize(text.removeprefix(self.decode_raw([end])), special=False)
+
+    def _without_special_tokens(self, message: Message) -> Message:
+        content = message["content"]
+        if isinstance(content, str):
+            return {**message, "content": self.without_special_tokens(content)}
+        parts = [
+            {**part, "text": self.without_special_tokens(part["text"])} if "text" in part else part
+            for part in content
+        ]
+        return {**message, "content": parts}
 
     def encode_prefilled(
         self, problem: Problem, opening: str, text: str, closing: str

@@ -10,7 +10,7 @@ from jinja2 import TemplateError, TemplateRuntimeError
 
 from postgrad.data.encode.template_limits import check_template_limits
 from postgrad.errors import ConfigError, Conflict, UnknownName, Unsupported, did_you_mean
-from postgrad.pictures import PictureError, add_text, image_parts
+from postgrad.pictures import PictureError, add_content, image_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -232,7 +232,7 @@ class ChatTemplate:
         schemas = "\n".join(json.dumps(schema) for schema in self.tools)
         content = TOOLS_PROMPT.format(schemas=schemas)
         if messages[0]["role"] == "system":
-            content = add_text(messages[0]["content"], content)
+            content = add_content(messages[0]["content"], content)
             messages = messages[1:]
         return [{"role": "system", "content": content}, *messages]
 

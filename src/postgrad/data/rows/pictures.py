@@ -11,7 +11,13 @@ from typing import Any
 
 from postgrad.data.rows.messages import IMAGE, without_weights
 from postgrad.data.rows.values import RowError, is_missing
-from postgrad.pictures import PLACEHOLDER, Picture, PictureError, read_picture
+from postgrad.pictures import (
+    PLACEHOLDER,
+    Picture,
+    PictureError,
+    read_picture,
+    without_pictures,
+)
 from postgrad.problem import Conversation, Message
 
 Fields = dict[str, Any]
@@ -50,7 +56,7 @@ def place_pictures(fields: Fields, column: Any, folder: Path | None) -> Fields:
     if not values:
         return fields
     fields["images"] = tuple(_read(value, i, folder) for i, value in enumerate(values, 1))
-    messages = tuple(_without_values(message) for message in messages)
+    messages = tuple(without_pictures(message) for message in messages)
     if conversation and has_turns:
         fields["conversation"] = replace(conversation, messages=messages)
     fields["messages"] = without_weights(messages[: len(fields["messages"])])
@@ -88,13 +94,6 @@ def _image_parts(message: Message) -> list[dict[str, Any]]:
 
 def _is_parts(content: Any) -> bool:
     return isinstance(content, list)
-
-
-def _without_values(message: Message) -> Message:
-    if not _is_parts(message["content"]):
-        return message
-    parts = [IMAGE if part["type"] == "image" else part for part in message["content"]]
-    return {**message, "content": parts}
 
 
 def _with_places(messages: Sequence[Message], num_pictures: int) -> tuple[Message, ...]:
