@@ -5,6 +5,7 @@ digits: the color's, then the count.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def run_config(method: str, folder: Path, model: Path, runs: Path, *overrides: s
     )
 
 
-def in_folder(settings: tuple[str, ...], folder: Path) -> list[str]:
+def in_folder(settings: Sequence[str], folder: Path) -> list[str]:
     """Return settings with the paths of files in the folder."""
     return [one.replace("data.train=", f"data.train={folder}/") for one in settings]
 
@@ -216,15 +217,15 @@ METHODS: dict[str, tuple[str, ...]] = {
     "online_dpo": ("rollout.samples=2", *REWARD),
     "sft": ("model.lora.rank=2",),
     "bupo": ("rollout.samples=2", *REWARD, "method.phase_one_steps=1", "method.num_blocks=1"),
+    "distill": ("rollout.samples=2", "method.teacher=TAUGHT", "method.divergence=forward"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_learn_from_pictures(method, folder, taught, tmp_path):
-    config = run_config(
-        method, folder, taught, tmp_path, *SHORT, *in_folder(METHODS[method], folder)
-    )
+    settings = [one.replace("TAUGHT", str(taught)) for one in METHODS[method]]
+    config = run_config(method, folder, taught, tmp_path, *SHORT, *in_folder(settings, folder))
     train(config, Reporter())
     assert len(metrics_of(tmp_path / method)) == 2
 
