@@ -4,13 +4,27 @@ import base64
 import io
 import json
 import os
+import pickle
 import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
 import zlib
 
 import pytest
 from PIL import Image
+from refused import refused
 
-from postgrad.pictures import MAX_BYTES, Picture, PictureError, check_picture, read_picture
+from postgrad.pictures import (
+    MAX_BYTES,
+    Picture,
+    PictureError,
+    _temporary_file,
+    check_picture,
+    read_picture,
+)
 from postgrad.problem import Problem, problem_from, sent_fields
 
 
@@ -139,3 +153,66 @@ def test_pictures_cross_process_boundaries_once():
     pictured = Problem(**{**vars(problem), "images": (Picture(encoded()),)})
     sent = json.dumps(sent_fields(pictured))
     assert problem_from(json.loads(sent)).images == pictured.images
+
+
+def test_threads_that_begin_together_share_one_temporary_file(monkeypatch):
+    make_file = tempfile.TemporaryFile
+
+    def make_slowly(mode):
+        time.sleep(0.05)
+        return make_file(mode)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", make_slowly)
+    _temporary_file.cache_clear()
+    pictures = [Picture(encoded(size=(4, height))) for height in range(1, 5)]
+    threads = [threading.Thread(target=picture.leave_memory) for picture in pictures]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [picture.size for picture in pictures] == [(4, height) for height in range(1, 5)]
+    assert all(picture.data for picture in pictures)
+
+
+FORKED = """
+import io, os
+from PIL import Image
+from postgrad.pictures import Picture
+
+def left(number):
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (number, 0, 0)).save(file, "PNG")
+    return Picture(file.getvalue()).leave_memory()
+
+first = left(0)
+child = os.fork()
+assert all(one.data for one in [left(i % 256) for i in range(1000)])
+assert first.data
+if not child:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_process_writes_no_pictures_among_those_of_its_parent():
+    subprocess.run([sys.executable, "-c", FORKED], check=True)
+
+
+def test_another_process_reads_a_pickled_picture(tmp_path):
+    picture = Picture(encoded()).leave_memory()
+    (tmp_path / "picture").write_bytes(pickle.dumps(picture))
+    program = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).data.hex())"
+    command = [sys.executable, "-c", program, str(tmp_path / "picture")]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert bytes.fromhex(printed) == encoded()
+
+
+def test_a_machine_without_a_temporary_folder_says_what_to_set(monkeypatch):
+    def fail(mode):
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: fail(""))
+    _temporary_file.cache_clear()
+    with refused("unwritable", shows="set TMPDIR"):
+        Picture(encoded()).leave_memory()

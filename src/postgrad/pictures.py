@@ -17,7 +17,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from postgrad.errors import RunError, first_line
+from postgrad.errors import RunError, Unwritable, first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -60,13 +60,17 @@ class Picture:
         self.digest = hashlib.sha256(data).hexdigest()
         self.kind = kind_of(data)
         self.num_bytes = len(data)
-        self._source: bytes | Path | int = data  # an offset in the temporary file
+        # the data, or where they are: a file, or a temporary one and the offset in it
+        self._source: bytes | Path | tuple[IO[bytes], int] = data
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Picture) and other.digest == self.digest
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+    def __reduce__(self) -> tuple[type["Picture"], tuple[bytes, str]]:
+        return Picture, (self.data, self.place)  # another process has no temporary file
 
     def __repr__(self) -> str:
         return f"Picture({self.place or self.key})"
@@ -85,11 +89,13 @@ class Picture:
             if isinstance(self._source, Path):
                 data = read_regular_file(self._source)
             else:
-                data = os.pread(_temporary_file().fileno(), self.num_bytes, self._source)
+                file, offset = self._source
+                data = os.pread(file.fileno(), self.num_bytes, offset)
         except (OSError, PictureError) as error:
             raise RunError(f"a picture is gone: {first_line(error)}; restore it") from error
         if hashlib.sha256(data).hexdigest() != self.digest:
-            raise RunError(f"the picture {self._source} was changed after it was read; restore it")
+            name = self.place or self.key
+            raise RunError(f"the picture {name} was changed after it was read; restore it")
         return data
 
     def leave_memory(self) -> "Picture":
@@ -288,24 +294,27 @@ _appending = threading.Lock()
 
 
 @cache
-def _temporary_file() -> IO[bytes]:
-    """Return the file of what was inside data files; it ends with this process."""
+def _temporary_file(process: int) -> IO[bytes]:
+    """Return the file of what was inside data files; it ends with the process.
+
+    A forked process needs a file of its own: it shares the position in its parent's.
+    """
     return tempfile.TemporaryFile("a+b")
 
 
-def _append(data: bytes) -> int:
-    """Write data to the temporary file; return their offset. Raises PictureError."""
-    file = _temporary_file()
+def _append(data: bytes) -> tuple[IO[bytes], int]:
+    """Write data to the temporary file; return it and their offset. Raises ConfigError."""
     with _appending:
         try:
+            file = _temporary_file(os.getpid())
             file.write(data)
             file.flush()
         except OSError as error:
-            raise PictureError(
-                f"cannot be kept in {tempfile.gettempdir()} ({first_line(error)}); set TMPDIR to "
-                "a folder with space for the pictures of the data files"
+            raise Unwritable(
+                "the pictures inside data files cannot be kept in a temporary file "
+                f"({first_line(error)}); set TMPDIR to a folder with space for them"
             ) from error
-        return file.tell() - len(data)
+        return file, file.tell() - len(data)
 
 
 def _read_text(text: str, folder: Path) -> Picture:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_runs import random_batch
+from vision_models import square
 
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import ModelConfig
@@ -104,6 +105,13 @@ def test_batch_arrives_with_all_its_columns(seed):
         assert is_same(decoded.rows[name], batch.rows[name]), name
     assert is_same(decoded.response.values, batch.response.values)
     assert is_same(decoded.prompt.lengths, batch.prompt.lengths)
+
+
+def test_rows_of_a_group_share_their_picture():
+    picture = square("red")
+    decoded = decode(encode([Request([1], [2], images=(picture,)) for _ in range(2)]))
+    (first,), (second,) = (request.images for request in decoded)
+    assert first is second and first == picture and first.data == picture.data
 
 
 def test_empty_batch_arrives():

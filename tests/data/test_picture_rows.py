@@ -17,6 +17,7 @@ from tables import tabled
 from postgrad.api.rows import as_problems, as_rows, to_jsonl
 from postgrad.data.problems import load_problems, problems_of_rows
 from postgrad.errors import ConfigError, RunError
+from postgrad.pictures import Picture, text_of_content
 
 IMAGE = {"type": "image"}
 TEXT = {"type": "text", "text": "Find x."}
@@ -123,6 +124,29 @@ def test_a_preference_pair_and_a_completion_have_pictures(folder):
     for problem in (pair, dialogues, completion):
         assert problem.messages == (user(PARTS),) and len(problem.images) == 1
     assert pair.extra["chosen"] == "Yes."
+
+
+def test_only_what_was_read_as_a_picture_leaves_the_row(folder):
+    url = f"data:image/png;base64,{base64.b64encode(RED).decode()}"
+    drawn = Image.new("RGB", (4, 4), "red")
+    nested: list = []
+    for _ in range(900):
+        nested = [nested]
+    others = {"reference": url, "raw": b"bytes", "drawing": drawn, "nested": nested}
+    turns = [user([{"type": "image_url", "image_url": {"url": url}, "note": 1}, TEXT])]
+    column, inside = problems_of_rows(
+        [
+            {"prompt": "data:image/ is what?", "image": RED, "answer": url, **others},
+            {"prompt": turns, "answer": url, **others},
+        ],
+        "rows",
+    )
+    for problem in (column, inside):
+        assert problem.images[0].data == RED
+        assert problem.extra == others and problem.ground_truth == url
+        assert {**problem.row, **others, "answer": url} == problem.row
+    assert column.row["prompt"] == "data:image/ is what?" and column.row["image"].data == RED
+    assert inside.row["prompt"] == [user(PARTS)]
 
 
 def test_the_picture_is_a_part_of_the_uid_and_texts_alone_are_as_before(folder):
@@ -237,20 +261,59 @@ def test_show_and_check_describe_the_pictures(folder, capsys):
     assert line in capsys.readouterr().out
 
 
-def test_rows_from_rollouts_and_from_generate_keep_the_pictures(folder):
+def sft_rows(folder, problem, *rollouts):
+    """Return what from-rollouts makes of trajectories of the problem: columns with `images`."""
     from postgrad.data.from_rollouts import select_rollouts
-    from postgrad.evaluation.generate import output_row
     from postgrad.training.log import RunLog
     from postgrad.types import Batch, Trajectory
 
-    (problem,) = load(folder, {"prompt": "Find <image>x.", "images": [RED_PATH]})
-    batch = Batch.of([Trajectory(problem.uid, [1], [2], images=problem.images)])
-    columns = {"text": "7", "question": "Find <image>x.", "reward": 1.0, "failure": ""}
-    batch.rows.update({name: [value] for name, value in columns.items()})
+    batch = Batch.of(
+        [
+            Trajectory(problem.uid, [1], [2], index=i, images=one["images"])
+            for i, one in enumerate(rollouts)
+        ]
+    )
+    for name, value in {"text": "7", "reward": 1.0, "failure": "", "messages": ""}.items():
+        batch.rows[name] = [one.get(name, value) for one in rollouts]
+    batch.rows["question"] = [one["question"] for one in rollouts]
     (folder / "run" / "rollouts").mkdir(parents=True)
     (folder / "run" / "config.yaml").write_text(f"data: {{train: {folder}/rows.jsonl}}\n")
     RunLog(folder / "run", 0).write_rollouts(1, [batch])
-    (row,) = select_rollouts(folder / "run", ())
+    return list(select_rollouts(folder / "run", ()))
+
+
+def test_equal_texts_with_other_pictures_are_other_trajectories(folder):
+    (problem,) = load(folder, {"prompt": "Find x.", "ground_truth": "7"})
+    rollout = {"question": "Find x.\n\n<image>"}
+    red, blue = Picture(RED), Picture(BLUE)
+    shown = [(red,), (blue,), (red,)]
+    rows = sft_rows(folder, problem, *({**rollout, "images": one} for one in shown))
+    assert [one.images for one in load(folder, *rows)] == [(red,), (blue,)]
+
+
+@tabled("prompt, num_given, added, num_shown, turn, question")
+def test_image_in_a_text_of_rollouts_is_no_picture(
+    folder, prompt, num_given, added, num_shown, turn, question
+):
+    row = {"prompt": prompt, "ground_truth": "7"}
+    row |= {"images": num_given * [RED_PATH]} if num_given else {}
+    (problem,) = load(folder, row)
+    asked = text_of_content(problem.messages[-1]["content"])
+    turns = [{"role": "assistant", "content": "Look."}, {"role": "tool", "content": turn}]
+    turns.append({"role": "assistant", "content": "7"})
+    shown = (*problem.images, *[Picture(BLUE)] * num_shown)
+    rollout = {"question": asked + added, "images": shown, "messages": json.dumps(turns)}
+    (again,) = load(folder, *sft_rows(folder, problem, rollout))
+    assert again.images == shown
+    assert [again.messages[i]["content"] for i in (0, 2)] == [question, turn]
+
+
+def test_rows_from_rollouts_and_from_generate_keep_the_pictures(folder):
+    from postgrad.evaluation.generate import output_row
+
+    (problem,) = load(folder, {"prompt": "Find <image>x.", "images": [RED_PATH]})
+    rollout = {"question": "Find <image>x.", "images": problem.images}
+    (row,) = sft_rows(folder, problem, rollout)
     written = output_row(problem, [{"response": "7", "finish": "stop", "length": 1}])
     for again in load(folder, row) + load(folder, json.loads(json.dumps(written))):
         assert again.messages == problem.messages and again.images == problem.images

@@ -18,6 +18,7 @@ from postgrad.data.problems import load_problems
 from postgrad.data.thoughts import ThoughtSplitter
 from postgrad.methods.classmate import ESTIMATORS
 from postgrad.methods.method import Step
+from postgrad.pictures import Picture
 from postgrad.types import POLICY, TOOL, Batch, Score, Trajectory
 from postgrad.user_code import PythonObject
 from postgrad.verifiers.expression import Term
@@ -234,6 +235,15 @@ def test_similar_questions_come_from_the_data(tiny):
     s.step = Step(1, ProblemQueue(pairs, shuffle=False))
     s.until_estimate()
     assert all(text.endswith("9+9=") for text in s.asked())
+
+
+def test_a_served_classmate_is_refused_for_pictures(tiny):
+    s = made(tiny, FOUR, "method.classmates=['http://host:1/v1#mate']")
+    s.method.check_problems(s.problems)
+    pictured = [dataclasses.replace(s.problems[0], images=(Picture(b""),))]
+    for check in (s.method.check_problems, s.method.check_validation_problems):
+        with refused("unsupported", "method.classmates", shows="http://host:1"):
+            check(pictured)
 
 
 def test_a_continuation_that_cannot_be_judged_leaves_its_row_out(tiny):

@@ -1,6 +1,8 @@
 """The memory of pictures: towers, their activations, and the features that are kept."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from fixture_types import Patch
 from tiny_runs import config_of
 from vision_models import FAMILIES, save_vision_model
 
+from postgrad.config.schema import ModelConfig
 from postgrad.doctor.fit import read_workload
 from postgrad.model.load.load import load, model_config
 from postgrad.model.vision import Vision, vision_of
@@ -51,6 +54,22 @@ def test_a_tower_has_gradients_and_state_only_if_it_is_trained(vision: str, tmp_
     assert size.trained == sum(p.numel() for p in parameters if p.requires_grad)
     assert size.parameters == sum(p.numel() for p in parameters)
     assert (size.trained < size.parameters) == (vision == "frozen")
+
+
+def test_a_tower_may_name_its_widths_as_qwen2_vl_does() -> None:
+    names = {"hidden_size": 16, "intermediate_size": 64}, {"embed_dim": 16, "mlp_ratio": 4}
+    estimates: list[object] = []
+    for widths in names:
+        tower = SimpleNamespace(**{"hidden_size": 99, **widths}, patch_size=2, depth=3)
+        settings = ModelConfig(vision="trained", device="cuda", dtype="float32")
+        plan: Any = SimpleNamespace(
+            workload=SimpleNamespace(pictures=(10, 100.0)),
+            config=SimpleNamespace(model=settings),
+            model=SimpleNamespace(vision_config=tower),
+        )
+        layout: Any = SimpleNamespace(passes=[SimpleNamespace(image_tokens=4)])
+        estimates.append(picture_bytes(plan, layout))
+    assert estimates[0] == estimates[1] and estimates[0][1]["activations of the tower"]
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ Store = Callable[[Any], dict[str, Any] | None]
 # Returns the value that a Store keeps, from what it returned.
 Load = Callable[[dict[str, Any]], Any]
 
+PICTURE = "picture "  # before the key of a picture: the name of its bytes among the tensors
+
 DATACLASSES: dict[str, type] = {
     kind.__name__: kind for kind in (Request, Completion, Sampling, View, Ragged)
 }
@@ -45,8 +47,11 @@ def decode(data: bytes, load: Load | None = None) -> Any:
     """Return the value that `encode` was given; `load` is needed if that had a `store`."""
     start = 8
     end = start + int.from_bytes(data[:start], "little")
-    tensors = load_tensors(data[end:]) if len(data) > end else {}
-    return _from_json(json.loads(data[start:end]), tensors, load)
+    parts: dict[str, Any] = dict(load_tensors(data[end:])) if len(data) > end else {}
+    for name, tensor in parts.items():
+        if name.startswith(PICTURE):
+            parts[name] = Picture(tensor.numpy().tobytes())
+    return _from_json(json.loads(data[start:end]), parts, load)
 
 
 def _to_json(value: Any, tensors: dict[str, Tensor], store: Store) -> Any:
@@ -61,7 +66,7 @@ def _to_json(value: Any, tensors: dict[str, Tensor], store: Store) -> Any:
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"tensor": name}
     if isinstance(value, Picture):  # the rows of a group have the same one
-        name = f"picture {value.key}"
+        name = f"{PICTURE}{value.key}"
         if name not in tensors:
             tensors[name] = torch.frombuffer(bytearray(value.data), dtype=torch.uint8)
         return {"picture": name}
@@ -84,21 +89,21 @@ def _to_json(value: Any, tensors: dict[str, Tensor], store: Store) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be sent or stored")
 
 
-def _from_json(value: Any, tensors: dict[str, Tensor], load: Load | None) -> Any:
+def _from_json(value: Any, parts: dict[str, Any], load: Load | None) -> Any:
     if isinstance(value, list):
-        return [_from_json(item, tensors, load) for item in value]
+        return [_from_json(item, parts, load) for item in value]
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
-        return tensors[value["tensor"]]
+        return parts[value["tensor"]]
     if "picture" in value:
-        return Picture(tensors[value["picture"]].numpy().tobytes())
+        return parts[value["picture"]]
     if "stored" in value:
         assert load is not None
         return load(value["stored"])
     if "batch" in value:
-        return Batch(*(_from_json(part, tensors, load) for part in value["batch"]))
+        return Batch(*(_from_json(part, parts, load) for part in value["batch"]))
     if "object" in value:
-        fields = {name: _from_json(item, tensors, load) for name, item in value["fields"].items()}
+        fields = {name: _from_json(item, parts, load) for name, item in value["fields"].items()}
         return DATACLASSES[value["object"]](**fields)
-    return {key: _from_json(item, tensors, load) for key, item in value["dict"].items()}
+    return {key: _from_json(item, parts, load) for key, item in value["dict"].items()}

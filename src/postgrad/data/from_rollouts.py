@@ -20,6 +20,7 @@ import pyarrow.parquet as parquet
 from postgrad.config.stored import read_stored_config
 from postgrad.data.problems import load_problems
 from postgrad.data.rollout_folder import rollout_files
+from postgrad.data.rows.pictures import split_places
 from postgrad.errors import (
     ConfigError,
     Damaged,
@@ -30,7 +31,7 @@ from postgrad.errors import (
     did_you_mean,
     first_line,
 )
-from postgrad.pictures import text_of_content
+from postgrad.pictures import image_parts, text_of_content
 from postgrad.problem import Message, Problem
 
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -110,7 +111,7 @@ def select_rollouts(
         raise Missing(f"{run} has no rollouts; give the folder of a run that sampled responses")
     problems = _problems_of(run, on_note)
     counts: Counter[str] = Counter()
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str, tuple[str, ...]]] = set()
     for step, file in files.items():
         for row in _read_rows(file):
             row |= {STEP: step, LENGTH: len(row["response"])}
@@ -120,11 +121,12 @@ def select_rollouts(
                 continue
             uid = row["uid"]
             text = row.get("messages") or row["text"]
+            trajectory = (uid, text, tuple(row.get("images") or ()))
             is_full = per_problem and counts[uid] >= per_problem
-            if is_full or (uid, text) in seen:
+            if is_full or trajectory in seen:
                 continue
             counts[uid] += 1
-            seen.add((uid, text))
+            seen.add(trajectory)
             yield {
                 "messages": _messages(row, problems.get(uid)),
                 "uid": f"{uid}/{step}/{row['index']}",
@@ -157,20 +159,36 @@ def _pictures(run: Path, row: dict[str, Any]) -> dict[str, Any]:
 
 def _messages(row: dict[str, Any], problem: Problem | None) -> list[Message]:
     """Return the whole conversation: the prompt, then the turns."""
-    messages = problem.messages if problem else ()
-    prompt = [{**one, "content": text_of_content(one["content"])} for one in messages]
-    question = {"role": "user", "content": row["question"]}
-    if prompt and prompt[-1]["role"] == "user":
-        prompt[-1] = question
-    else:
-        prompt.append(question)
+    prompt = list(problem.messages) if problem else []
+    asked = prompt.pop()["content"] if prompt and prompt[-1]["role"] == "user" else ""
+    turns = [{"role": "assistant", "content": row["text"]}]
     if row.get("messages"):
         turns = json.loads(row["messages"])
-        for one in turns:
-            if isinstance(one.get("content"), list):  # with pictures
-                one["content"] = text_of_content(one["content"])
-        return [*prompt, *turns]
-    return [*prompt, {"role": "assistant", "content": row["text"]}]
+    num_pictures = len(row.get("images") or ()) - len(image_parts([*prompt, *turns]))
+    content = _content_of_question(row["question"], asked, num_pictures)
+    return [*prompt, {"role": "user", "content": content}, *turns]
+
+
+def _content_of_question(question: str, asked: Any, num_pictures: int) -> Any:
+    """Return the question, with parts {type: image} for its pictures.
+
+    Args:
+        question: what the problem asks and what an environment adds to it, as a text with `<image>`
+            for each picture. Others may be a part of the texts.
+        asked: the content of the problem's last message.
+        num_pictures: how many pictures the question has.
+    """
+    if num_pictures <= 0:
+        return question
+    known = asked
+    if isinstance(asked, str):
+        known = [{"type": "text", "text": f"{asked}\n\n"}] if asked else []
+    if not question.startswith(text_of_content(known)):  # the data were changed after the run
+        known = []
+    added = question.removeprefix(text_of_content(known))
+    if num_pictures > len(image_parts([{"content": known}])):
+        return [*known, *split_places(added)]
+    return [*known, {"type": "text", "text": added}] if added else known
 
 
 def _problems_of(run: Path, on_note: Callable[[str], None]) -> dict[str, Problem]:

@@ -20,7 +20,7 @@ from postgrad.algorithms.classmate_rewards import CONDITIONS, channel_metrics, c
 from postgrad.config.schema import setting
 from postgrad.data.ground_truth import with_ground_truth
 from postgrad.data.pairs import paired_problem
-from postgrad.errors import Conflict, Missing
+from postgrad.errors import Conflict, Missing, Unsupported
 from postgrad.methods.ports import LIVE, Ports, Role
 from postgrad.methods.step import Step
 from postgrad.methods.support.thinking import Thinking, ThinkingSettings
@@ -140,7 +140,12 @@ class Classmate(Thinking):
         has_pictures = any(problem.images for problem in problems)
         if has_pictures and self.settings.condition != "no_classmate":
             for path in self.settings.classmates:
-                if path != LIVE and not is_served(path):
+                if is_served(path):
+                    raise Unsupported(
+                        f"method.classmates: the data have pictures, and {path} is a server, which "
+                        "is shown none; give the path of a model, or method.condition=no_classmate"
+                    )
+                if path != LIVE:
                     model = replace(self.config.model, path=path or self.config.model.path)
                     PictureProcessor(load_tokenizer(model, self.config.seed))
         if self.settings.reward_type == HELP_SIMILAR:

@@ -147,7 +147,7 @@ class Vision:
             if picture not in self.kept:
                 with torch.no_grad():
                     (features,) = self._compute(model, [picture]).values()
-                size = len(picture.data) + sum(layer.nbytes for layer in features.layers)
+                size = picture.num_bytes + sum(layer.nbytes for layer in features.layers)
                 _make_room(self.kept, size, KEPT_FEATURE_BYTES)
                 self.kept[picture] = features
             found[picture] = self.kept[picture]

@@ -161,6 +161,7 @@ class Completion:
     versions: list[int] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "images", tuple(self.images))  # JSON has made it a list
         if math.isnan(sum(self.logprobs)):
             raise RunError(
                 "sampled tokens have log-probs that are not numbers (NaN): the model's weights are "

@@ -296,8 +296,9 @@ def picture_bytes(plan: Plan, layout: StepLayout) -> tuple[Parts, Parts]:
     area = side * side if isinstance(side, int) else side[0] * side[1]
     patch_bytes = 4 * 3 * area * getattr(tower, "temporal_patch_size", 1)
     patches = max(one.image_tokens for one in layout.passes) * pixel_bytes / patch_bytes
-    width = int(tower.hidden_size)
-    block = TOWER_WIDTHS[0] * width + TOWER_WIDTHS[1] * int(tower.intermediate_size)
+    width = int(getattr(tower, "embed_dim", tower.hidden_size))  # hidden_size is Qwen2-VL's output
+    inner = getattr(tower, "intermediate_size", 0) or int(tower.mlp_ratio * width)
+    block = TOWER_WIDTHS[0] * width + TOWER_WIDTHS[1] * inner
     depth = int(getattr(tower, "depth", 0) or tower.num_hidden_layers)
     kept = depth * width + block if settings.activation_checkpointing else depth * block
     return held, {"activations of the tower": round(patches * kept * each)}

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from postgrad.data.rows.messages import IMAGE, without_weights
-from postgrad.data.rows.values import RowError, is_missing
+from postgrad.data.rows.messages import IMAGE, MESSAGE_COLUMNS, without_weights
+from postgrad.data.rows.values import Row, RowError, is_missing
 from postgrad.pictures import (
     PLACEHOLDER,
     Picture,
@@ -63,15 +63,37 @@ def place_pictures(fields: Fields, column: Any, folder: Path | None) -> Fields:
     return fields
 
 
-def without_data(value: Any) -> Any:
-    """Return a value of a row without the data of pictures, which may be large."""
-    if isinstance(value, Mapping):
-        return {name: without_data(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_data(one) for one in value]
-    is_data = isinstance(value, bytes | bytearray) or type(value).__module__.startswith("PIL.")
-    is_data = is_data or (isinstance(value, str) and value.startswith("data:image/"))
-    return None if is_data else value
+def without_data(row: Row, names: Mapping[str, str], pictures: Sequence[Picture]) -> Row:
+    """Return a row without the data of its pictures, which may be large.
+
+    Its column images has the Pictures, and parts of messages are {type: image}.
+
+    Args:
+        row: the row, whose pictures were read.
+        names: the name in the shape of each column that was read.
+        pictures: what was read.
+    """
+    light = dict(row)
+    for column, name in names.items():
+        value = row[column]
+        if name == "images" and _values_of(value):
+            light[column] = pictures if isinstance(value, list | tuple) else pictures[0]
+        elif name in MESSAGE_COLUMNS and isinstance(value, list):
+            light[column] = [_without_data(message) for message in value]
+    return light
+
+
+def _without_data(message: Message) -> Message:
+    """Return a message of a row, or a turn {from, value}, whose pictures have no data."""
+    light = dict(message)
+    for name in ("content", "value"):
+        if isinstance(message.get(name), list):
+            light[name] = [IMAGE if _is_image(part) else part for part in message[name]]
+    return light
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in ("image", "image_url")
 
 
 def _values_of(column: Any) -> list[Any]:
@@ -114,8 +136,13 @@ def _split_text(message: Message) -> Message:
     content = message["content"]
     if message["role"] == "assistant" or not content or PLACEHOLDER not in content:
         return message
+    return {**message, "content": split_places(content)}
+
+
+def split_places(text: str) -> list[dict[str, Any]]:
+    """Return a text as parts, with one {type: image} for each `<image>`."""
     parts: list[dict[str, Any]] = []
-    for i, text in enumerate(content.split(PLACEHOLDER)):
+    for i, piece in enumerate(text.split(PLACEHOLDER)):
         parts += [IMAGE] * (i > 0)
-        parts += [{"type": "text", "text": text}] * bool(text)
-    return {**message, "content": parts}
+        parts += [{"type": "text", "text": piece}] * bool(piece)
+    return parts

@@ -213,8 +213,7 @@ class RowReader:
         except RowError as error:
             raise RowError(_with_column_names(str(error), reading.renames)) from error
         if pictures := read.get("images"):
-            column = next((old for old, name in reading.renames.items() if name == "images"), None)
-            row = without_data(row) | ({column: pictures} if column else {})
+            row = without_data(row, reading.renames, pictures)
         extra = {name: row[name] for name in reading.unread} | read.pop("extra", {})
         default = self.stem if shape.data_source is None else shape.data_source
         source = data_source_of(named, read.pop("data_source", default))
