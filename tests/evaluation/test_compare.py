@@ -78,7 +78,7 @@ def test_compare_command(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "+66.7 [+0.0, +100.0]" in shown
     assert "paired bootstrap" in shown
-    assert "rollout.temperature" in shown
+    assert "rollout.temperature" in shown.partition("+66.7")[0]  # before the figures
     assert "arc" not in shown
     assert json.loads((tmp_path / "c.json").read_text())["sets"]["gsm"]["b_right_a_wrong"] == 2
 

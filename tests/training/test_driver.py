@@ -360,8 +360,10 @@ def test_failed_verdicts_are_counted_and_kept_out_of_the_metrics(fresh, verifier
             sum(row["reward"] for row in judged) / len(judged)
         )
         assert line["response/length"] == pytest.approx(
-            sum(len(row["response"]) for row in judged) / len(judged)
+            sum(len(row["response"]) for row in rows) / len(rows)
         )
+        truncated = [row for row in rows if row["finish"] == "length"]
+        assert line["response/truncated"] == pytest.approx(len(truncated) / len(rows))
 
 
 @pytest.mark.slow

@@ -149,6 +149,13 @@ def test_what_is_to_be_set_is_printed_beside_the_command(tmp_path, capsys):
     assert "\n# no equivalent: push_to_hub=True: postgrad push" in out
 
 
+def test_an_argument_of_the_script_is_to_be_set(tmp_path, capsys):
+    script = "python -m verl.trainer.main_ppo trainer.default_local_dir=$2 data.train_files=$DATA/a"
+    out = printed(script, tmp_path, capsys, "run.sh")
+    assert "\n# set it: runs=$2\n" in out and "data.train=$DATA/a" in out
+    assert "runs=$2" not in out.partition("#")[0]
+
+
 def test_python_that_cannot_be_parsed_is_refused_with_its_line(tmp_path, capsys):
     with refused("damaged", shows="line 2"):
         read_settings("from trl import GRPOConfig\nGRPOConfig(beta=)\n")

@@ -18,7 +18,14 @@ def import_script(script: str) -> int:
         script: shell script, or Python file with a config
     """
     from postgrad.methods import find_method
-    from postgrad.translate import SET_IT, defaults_of, has_variable, read_settings, translate
+    from postgrad.translate import (
+        SET_IT,
+        defaults_of,
+        has_argument,
+        has_variable,
+        read_settings,
+        translate,
+    )
 
     path = Path(script).expanduser()
     kind, settings, notes = read_settings(_read(path), path.suffix == ".py", path.parent)
@@ -28,6 +35,8 @@ def import_script(script: str) -> int:
     result.overrides |= added
     if result.overrides.get("optimizer.warmup_ratio", "0") not in ("0", "0.0"):
         result.overrides.setdefault("optimizer.warmup_steps", "0")
+    for key in [key for key, value in result.overrides.items() if has_argument(value)]:
+        result.missing.append(f"{SET_IT}{key}={result.overrides.pop(key)}")
     print(result.command)
     for line in result.missing:
         print(f"# {line}" if line.startswith(SET_IT) else f"# no equivalent: {line}")

@@ -46,7 +46,7 @@ def describe_problem(
             size += f", {encoder.count_picture_tokens(picture)} tokens"
         lines.append(f"picture {number}: {size}, {picture.place or 'in the data file'}")
     if not text:
-        truth = _shorten(problem.ground_truth) if problem.ground_truth else "none, a judge decides"
+        truth = _shorten(problem.ground_truth) if problem.ground_truth else "none"
         lines.append(f"ground truth: {truth}")
     for number, demonstration in enumerate(problem.demonstrations, 1):
         size = f"{len(demonstration)} characters"

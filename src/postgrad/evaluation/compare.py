@@ -122,6 +122,7 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f"A  {result['a']}",
         f"B  {result['b']}",
+        *_other_settings(result),
         "",
         align(rows),
         "",
@@ -140,10 +141,13 @@ def table(result: dict[str, Any]) -> str:
                 f"{name}: {one['only_a']} problems only in A and {one['only_b']} only in B "
                 "are not compared."
             )
-    if result["other_settings"]:
-        keys = ", ".join(result["other_settings"][:6])
-        lines.append(f"Warning: other settings differ too: {keys}.")
     return "\n".join(lines)
+
+
+def _other_settings(result: dict[str, Any]) -> list[str]:
+    """Return a warning if A and B differ in more than the model."""
+    keys = result["other_settings"]
+    return [f"Warning: other settings differ too: {', '.join(keys[:6])}."] if keys else []
 
 
 def _table_row(name: str, result: dict[str, Any]) -> list[str]:

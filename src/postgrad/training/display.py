@@ -24,6 +24,7 @@ NOTEBOOK_UPDATE_S = 0.25  # between two drawings of the panel in a notebook, at 
 CURVE_METRICS = ("reward/mean", "sft/loss", "loss")  # the panel draws the first that exists
 NO_SIGNAL = "no learning signal: all rewards equal"
 
+FAILURES = "reward/failures"  # shown if there are any
 # (metric, label, format) of the numbers that are shown
 SHOWN_METRICS = (
     ("reward/mean", "reward", ".3f"),
@@ -33,6 +34,7 @@ SHOWN_METRICS = (
     ("kto/accuracy", "preferred", ".3f"),
     ("reward_model/accuracy", "preferred", ".3f"),
     ("reward_model/margin", "margin", ".3f"),
+    (FAILURES, "not scored", ".0f"),
     ("response/length", "length", ".1f"),
     ("response/truncated", "truncated", ".0%"),
     ("entropy", "entropy", ".3f"),
@@ -325,7 +327,9 @@ def trains_nothing(metrics: dict[str, float]) -> bool:
 
 def format_metrics(metrics: dict[str, float]) -> list[str]:
     """Return `label value` of the shown metrics that exist."""
-    shown = [entry for entry in SHOWN_METRICS if entry[0] in metrics]
+    shown = [one for one in SHOWN_METRICS if one[0] in metrics]
+    if not metrics.get(FAILURES):
+        shown = [one for one in shown if one[0] != FAILURES]
     return [f"{label} {metrics[name]:{form}}" for name, label, form in shown]
 
 

@@ -139,7 +139,7 @@ class Driver:
         batch = final_batch(self.method, batch, step)
         speed = {"step_s": seconds, "tokens_per_second": batch.num_tokens / seconds}
         step.metrics = {
-            **batch_metrics(batch),
+            **batch_metrics(batch, step.failed),
             **step.metrics,
             "epoch": self.problem_queue.epoch,
             **speed,

@@ -8,6 +8,7 @@ The web page, resume, plots and tests read these files.
 import json
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -151,14 +152,18 @@ def missing_steps(folder: Path, start: int) -> list[int]:
     return sorted(set(range(1, start + 1)) - present)
 
 
-def batch_metrics(batch: Batch) -> dict[str, float]:
-    """Return the metrics of a step's trajectories: lengths, rewards, rows with a signal."""
-    lengths = batch.response.lengths.double()
-    num_truncated = sum(finish == "length" for finish in batch.rows["finish"])
+def batch_metrics(batch: Batch, failed: Sequence[Batch] = ()) -> dict[str, float]:
+    """Return the metrics of a step's trajectories: lengths, rewards, rows with a signal.
+
+    Responses that could not be scored, which are `failed`, count in lengths only.
+    """
+    parts = [batch, *failed]
+    lengths = torch.cat([part.response.lengths for part in parts]).double()
+    finishes = [finish for part in parts for finish in part.rows["finish"]]
     metrics = {
         "response/length": float(lengths.mean()),
         "response/length_max": float(lengths.max()),
-        "response/truncated": num_truncated / len(batch),
+        "response/truncated": finishes.count("length") / len(finishes),
         "prompt/length": float(batch.prompt.lengths.double().mean()),
     }
     metrics |= reward_metrics(batch)

@@ -5,7 +5,15 @@ executed. Imports no torch; the command line imports it, and nothing else does.
 """
 
 from postgrad.translate.defaults import defaults_of
-from postgrad.translate.result import SET_IT, Translation, has_variable
+from postgrad.translate.result import SET_IT, Translation, has_argument, has_variable
 from postgrad.translate.scripts import read_settings, translate
 
-__all__ = ["SET_IT", "Translation", "defaults_of", "has_variable", "read_settings", "translate"]
+__all__ = [
+    "SET_IT",
+    "Translation",
+    "defaults_of",
+    "has_argument",
+    "has_variable",
+    "read_settings",
+    "translate",
+]

@@ -9,6 +9,7 @@ SET_IT = "set it: "  # begins the line of a setting whose value is no literal
 _TRACKERS = ("wandb", "tensorboard")
 # A variable of the shell in braces, and a value with variables and nothing else of the shell.
 _BRACED = re.compile(r"\$\{(\w+)\}(?!\w)")
+_ARGUMENT = re.compile(r"\$(?:[\d@*]|\{\d+\})")
 _VARIABLES = re.compile(r"(?=.*\$)(?:[^$`\"\\!]|\$\w+)*")
 
 
@@ -80,6 +81,11 @@ class Translation:
         if self.overrides.get("model.lora.rank", "0") == "0":
             for name in [name for name in self.overrides if name.startswith("model.lora.")]:
                 del self.overrides[name]
+
+
+def has_argument(value: str) -> bool:
+    """Return whether the script's own arguments, such as $1, are part of the value."""
+    return bool(_ARGUMENT.search(value))
 
 
 def has_variable(value: str) -> bool:

@@ -233,7 +233,7 @@ class RowReader:
             for name, known in reading.renames.items():
                 read[name if name == known else f"{name} as {known}"] = None
             unread |= dict.fromkeys(reading.unread)
-        others = f"; not used: {', '.join(unread)}" if unread else ""
+        others = f"; not shown to the model: {', '.join(unread)}" if unread else ""
         return f"{self.shape.name} rows: reads {', '.join(read)}{others}"
 
 
