@@ -337,6 +337,11 @@ def _read_dapo(result: Translation) -> None:
         factor = penalty.get("penalty_factor", "1.0")
         if factor not in ("1", "1.0"):
             result.miss("overlong_buffer.penalty_factor", factor)
+        if "reward.verifier" not in result.overrides:
+            result.missing.append(
+                f"{SET_IT}reward.verifier='2*math_answer - 1' for math problems, which verl scores "
+                "1 and -1 before the penalty; auto scores 1 and 0"
+            )
 
 
 def _by_last_part(section: Mapping[str, str]) -> dict[str, str]:
