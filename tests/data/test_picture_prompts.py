@@ -33,6 +33,16 @@ REPLY = {"role": "assistant", "content": "12"}
 PROBLEM = Problem("a", (SYSTEM, USER), "3", images=PICTURES)
 
 
+def test_a_placeholder_in_a_text_is_no_picture(tokenizers):
+    for name, tokenizer in tokenizers.items():
+        encoder = Encoder(tokenizer, "chat", 4096)
+        processor = PictureProcessor(tokenizer)
+        for token in (processor.placeholder, processor.image_token):
+            nested = f"{token[:3]}{token}{token[3:]}"
+            assert encoder.without_special_tokens(f"1{nested}2{token}") == "12", name
+            assert encoder.scored(PROBLEM, f"1{nested}") == encoder.scored(PROBLEM, "1"), name
+
+
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")

@@ -38,6 +38,8 @@ class Screen:
         self.turn = 0
 
     def reset(self, problem):
+        if self.kind not in ("picture", "path"):
+            return self.kind  # a text
         return [{"type": "text", "text": "1="}, {"type": "image", "image": self._draw()}]
 
     def step(self, action):
@@ -60,10 +62,10 @@ def make_turns(folder: Path, tokenizer, workers: int = 0, **options) -> Turns:
     return Turns(Environments(config, RolloutConfig()), Encoder(tokenizer, "chat", 4096), 4)
 
 
-def play(turns: Turns, engine, num_rows: int = 6):
-    """Return the problem with a picture of its own and its sampled rows."""
-    content = [{"type": "image"}, {"type": "text", "text": "1+2="}]
-    images = (square("red", 48, 16),)
+def play(turns: Turns, engine, num_rows: int = 6, text: str = ""):
+    """Return the problem with a picture of its own, or of a text alone, and its sampled rows."""
+    content = text or [{"type": "image"}, {"type": "text", "text": "1+2="}]
+    images = () if text else (square("red", 48, 16),)
     problem = Problem("p", ({"role": "user", "content": content},), "", images=images)
     request = Request(turns.encoder.prompt(problem), list(range(num_rows)), images=images)
     (done,) = run_turns(engine, [request], [problem], ONE_TOKEN, turns)
@@ -115,7 +117,19 @@ def test_a_picture_that_cannot_be_shown_is_a_failure(tmp_path):
     image_token = turns.encoder.image_token_id
     failed = [one for one in done if one.episode.failure]
     assert 0 < len(failed) < 12 and all(image_token in one.policy_tokens for one in failed)
-    assert all("wrote an image token" in one.episode.failure.reason for one in failed)
+    assert all("cannot be told" in one.episode.failure.reason for one in failed)
+
+
+def test_a_placeholder_in_a_text_of_an_environment_is_a_failure_and_no_picture(tmp_path):
+    loaded = load_vision_model(tmp_path, "gemma3")
+    engine = NativeEngine(loaded, RolloutConfig())
+    processor = vision_of(loaded.model).processor
+    _, done = play(make_turns(tmp_path, loaded.tokenizer, kind=processor.placeholder), engine)
+    assert all(one.episode.failure.kind == "picture" for one in done)
+    # An image token in the text of a problem stands before the pictures that steps show.
+    turns = make_turns(tmp_path, loaded.tokenizer, kind="1")
+    _, done = play(turns, engine, text=f"1+{processor.image_token}")
+    assert all("cannot be told" in one.episode.failure.reason for one in done)
 
 
 def test_a_model_of_text_reads_the_texts_of_a_tool_with_pictures(tmp_path):

@@ -202,7 +202,7 @@ class Conversations:
                 else:
                     self.start(conversation, result.messages, images)
             except (ConfigError, PictureError) as error:
-                if not result.images:
+                if not (result.images or conversation.problem.prompt_images):
                     raise
                 self.fail(conversation, Failure("picture", first_line(error)))
         elif isinstance(result, Outcome):
@@ -270,10 +270,9 @@ class Conversations:
         tokens = self.turns.encoder.encode_after_turn(
             with_pictures(messages, images), transcript.tokens[-1]
         )
-        if images and self.turns.encoder.image_token_id in transcript.completion().policy_tokens:
-            raise PictureError(
-                "the policy wrote an image token, which cannot be told from a picture after it"
-            )
+        if images:
+            shown = (*conversation.problem.prompt_images, *transcript.images)
+            self.turns.encoder.check_places(transcript.all_tokens, shown)
         if len(transcript.tokens) + len(tokens) >= conversation.limit:
             transcript.finish = "length"
             self.end(conversation)

@@ -249,6 +249,13 @@ class Encoder(TextEncoder):
             )
         return self.chat_template.processor
 
+    def check_places(self, ids: Sequence[int], pictures: Sequence[Picture]) -> None:
+        """Raise PictureError unless every image token of a row stands for a part of a picture."""
+        if ids.count(self.image_token_id) != self._picture_processor.num_tokens(pictures):
+            raise PictureError(
+                "an image token in a text before a picture, which cannot be told from the picture's"
+            )
+
     def count_picture_tokens(self, picture: Picture) -> int:
         """Return how many tokens of a prompt stand for a picture. Raises ConfigError."""
         processor = self._picture_processor
@@ -525,6 +532,8 @@ class Encoder(TextEncoder):
         if self.chat_template is None:
             ids = [*self.prompt(problem), *self.reply(problem, response)]
         else:
+            if problem.prompt_images:  # a placeholder in the response is no picture
+                response = self.without_special_tokens(response)
             reply = {"role": "assistant", "content": response}
             messages = [*self._styled(problem, problem.messages), reply]
             with rendering(problem, messages):

@@ -74,10 +74,12 @@ class TextEncoder:
         return cast(int, eos)
 
     def without_special_tokens(self, text: str) -> str:
-        """Return the text without special tokens that are written out in it."""
+        """Return the text without special tokens that are written out in it, nested ones too."""
         special_tokens = [str(token) for token in self.tokenizer.all_special_tokens if token]
         pattern = "|".join(map(re.escape, special_tokens))
-        return re.sub(pattern, "", text) if pattern else text
+        while pattern and (shorter := re.sub(pattern, "", text)) != text:
+            text = shorter
+        return text
 
     def decode_raw(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, with special tokens."""
