@@ -30,7 +30,11 @@ def corpus(tmp_path) -> str:
 def open_session(spec: SessionSpec, one: Problem | None = None):
     sessions = ThreadHost().new_sessions()
     sessions.open(0, spec, one or problem(), 0)
-    return sessions, collect(sessions, 1)[0]
+    return sessions, text_of(collect(sessions, 1)[0])
+
+
+def text_of(reply) -> str:
+    return reply.messages[0]["content"] if reply.messages else ""
 
 
 def search_spec(corpus: str, **options) -> SessionSpec:
@@ -88,7 +92,7 @@ def test_a_game_for_one(tmp_path):
 def play_tic_tac_toe(uid: str, seed: int) -> list[tuple[str, float, bool]]:
     sessions = ThreadHost().new_sessions()
     sessions.open(0, arena(game="TicTacToe-v0"), problem(uid), seed)
-    seen = [(collect(sessions, 1)[0], 0.0, False)]
+    seen = [(text_of(collect(sessions, 1)[0]), 0.0, False)]
     while not seen[-1][2]:
         moves = seen[-1][0].rpartition("Available Moves:")[2]
         sessions.act(0, moves.partition("]")[0].partition("'")[2] + "]", [])
