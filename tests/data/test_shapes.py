@@ -168,7 +168,8 @@ def test_a_run_says_which_columns_are_read(tmp_path: Path) -> None:
     rows = [{"question": "Why?", "answer": "2"}, {"question": "a", "answer": "b", "level": 3}]
     load(tmp_path, *rows, lines=lines)
     read = "problem rows: reads question as prompt, answer as ground_truth"
-    assert lines == [f"{tmp_path / 'rows.jsonl'}: {read}; not shown to the model: level"]
+    read += "; not shown to the model: level"
+    assert lines == [f"{tmp_path / 'rows.jsonl'}: {read}"]
     write_jsonl(tmp_path / "more.jsonl", rows[1])
     load_problems(f"{tmp_path},arithmetic:1", lines.append)
     assert lines[1:] == [f"{tmp_path}: {read}"], "alike files of a folder share a line"

@@ -150,7 +150,8 @@ def test_what_is_to_be_set_is_printed_beside_the_command(tmp_path, capsys):
 
 
 def test_an_argument_of_the_script_is_to_be_set(tmp_path, capsys):
-    script = "python -m verl.trainer.main_ppo trainer.default_local_dir=$2 data.train_files=$DATA/a"
+    settings = "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 data.train_files=$DATA/a"
+    script = f"python3 -m verl.trainer.main_ppo {settings} trainer.default_local_dir=$2"
     out = printed(script, tmp_path, capsys, "run.sh")
     assert "\n# set it: runs=$2\n" in out and "data.train=$DATA/a" in out
     assert "runs=$2" not in out.partition("#")[0]
