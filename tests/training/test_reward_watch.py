@@ -110,7 +110,9 @@ def test_a_run_writes_the_metrics_and_the_warning(tiny, tmp_path, monkeypatch):
 
     monkeypatch.setattr(validation, "validate_sets", lambda *_: {"validation/accuracy": 0.0})
     monkeypatch.setattr(
-        driver, "batch_metrics", lambda batch: {**batch_metrics(batch), "reward/mean": next(rising)}
+        driver,
+        "batch_metrics",
+        lambda *batches: {**batch_metrics(*batches), "reward/mean": next(rising)},
     )
     from postgrad.training.log import batch_metrics
 
@@ -131,7 +133,8 @@ def test_a_run_writes_the_metrics_and_the_warning(tiny, tmp_path, monkeypatch):
     )
     reporter = Notes()
     train(config, reporter)
-    (warning,) = [note for note in reporter.notes if note.startswith("warning:")]
+    (shared, warning) = [note for note in reporter.notes if note.startswith("warning:")]
+    assert "problems of data.validation are in data.train" in shared
     assert "since step 0 the training reward rose by 10" in warning
     last = [line for line in read_metrics(tmp_path / "run") if "watch/suspicious" in line]
     assert [line["watch/suspicious"] for line in last] == [1.0]
