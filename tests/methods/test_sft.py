@@ -73,7 +73,6 @@ def run(model: Path, tmp_path: Path, *overrides: str) -> tuple[float, list[str]]
         f"data.train={write_chats(tmp_path / 'chats.jsonl')}",
         "training.problems_per_step=2",
         "training.steps=1",
-        "optimizer.warmup_steps=0",
         f"runs={tmp_path / 'runs'}",
         *overrides,
     )

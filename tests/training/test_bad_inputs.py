@@ -134,17 +134,6 @@ def test_pairs_with_equal_responses_are_reported(home, tiny):
     assert any("1 of 4 pairs of data.train have the same chosen" in text for text in notes)
 
 
-def test_a_run_within_its_warm_up_and_a_validation_on_its_own_rows_are_reported(home, tiny):
-    write_rows(home / "rows.jsonl", [{"prompt": f"{n}=", "ground_truth": "1"} for n in range(8)])
-    rows = ("data.train=rows.jsonl", "data.validation=rows.jsonl", "reward.verifier=exact")
-    warnings = prepared("grpo", tiny, *rows, "optimizer.warmup_steps=9", "training.steps=4").notes
-    assert any("rate ends at 40% of optimizer.lr" in text for text in warnings)
-    assert any("8 problems of data.validation are in data.train" in text for text in warnings)
-    others = ("data.validation=arithmetic:1:digits:test", "optimizer.warmup_steps=3")
-    notes = prepared("grpo", tiny, rows[0], rows[2], *others, "training.steps=4").notes
-    assert not any("warning" in text for text in notes)
-
-
 # ---- a folder that has a run
 
 

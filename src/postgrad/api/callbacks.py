@@ -1,12 +1,11 @@
 """Callbacks of a training run."""
 
-import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from postgrad.errors import UnknownName, UserCode, WrongValue, did_you_mean
+from postgrad.errors import UnknownName, WrongValue, did_you_mean
 from postgrad.training.report import Reporter
 from postgrad.training.result import StepResult
 from postgrad.types import Batch
@@ -93,12 +92,12 @@ def check_callbacks(callbacks: Sequence[Any]) -> list[Callback]:
                 at="callbacks",
             )
         checked.append(callback if isinstance(callback, Callback) else _FunctionCallback(callback))
-        _check_events(checked[-1])
+        _check_names(checked[-1])
     return checked
 
 
-def _check_events(callback: Callback) -> None:
-    """Raise ConfigError for a method `on_...` that no run calls, or calls with other arguments."""
+def _check_names(callback: Callback) -> None:
+    """Raise ConfigError for a method `on_...` that no run calls."""
     events = [name for name in vars(Callback) if name.startswith("on_")]
     for name in dir(callback):
         if name.startswith("on_") and name not in events:
@@ -107,17 +106,6 @@ def _check_events(callback: Callback) -> None:
                 f"{did_you_mean(name, events)}",
                 at="callbacks",
             )
-    for name in events:
-        given = inspect.signature(getattr(callback, name))
-        expected = list(inspect.signature(getattr(Callback, name)).parameters)
-        try:
-            given.bind(*expected[1:])
-        except TypeError:
-            raise UserCode(
-                f"{type(callback).__name__}.{name}{given} cannot be called; define "
-                f"{name}({', '.join(expected)})",
-                at="callbacks",
-            ) from None
 
 
 class CallbackReporter(Reporter):

@@ -147,7 +147,7 @@ class Classmate(Thinking):
                     )
                 if path != LIVE:
                     model = replace(self.config.model, path=path or self.config.model.path)
-                    PictureProcessor(load_tokenizer(model, self.config.seed))
+                    PictureProcessor(load_tokenizer(model, self.config.seed))  # refuses if not
         if self.settings.reward_type == HELP_SIMILAR:
             for problem in problems:
                 paired_problem(problem)

@@ -93,7 +93,7 @@ def prepare(config: Config, planned: "Device | None" = None) -> Prepared:
 def _notes(run: Prepared) -> list[str]:
     """Return lines about the data. Raises ConfigError if the method's data are missing."""
     method = run.method
-    notes = [*_schedule_notes(run), *method.data_notes(run.encoder, run.train)]
+    notes = method.data_notes(run.encoder, run.train)
     if supply := method.supply(run.encoder, run.train):
         if not supply.num:
             raise Missing(f"{supply.line}; {supply.fix}", at="data.train")
@@ -105,21 +105,6 @@ def _notes(run: Prepared) -> list[str]:
     if method.needs_verifier():
         notes += run.scorer.notes(run.train)
         notes += run.scorer.truth_notes(_scored_sets(run))
-    return notes
-
-
-def _schedule_notes(run: Prepared) -> list[str]:
-    """Return a warning where the run ends within its warm-up, or validates on its own problems."""
-    notes = []
-    warmup, steps = run.config.optimizer.warmup_steps, run.config.training.steps
-    if warmup >= steps:
-        notes.append(
-            f"warning: optimizer.warmup_steps={warmup} and training.steps={steps}: the learning "
-            f"rate ends at {steps / (warmup + 1):.0%} of optimizer.lr"
-        )
-    shared = {one.uid for one in run.train} & {one.uid for one in run.held_out}
-    if shared:
-        notes.append(f"warning: {len(shared):,} problems of data.validation are in data.train, too")
     return notes
 
 
