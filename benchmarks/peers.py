@@ -40,12 +40,14 @@ from typing import Any
 
 from speed import (
     ALL_ROWS,
+    PICTURE_TOKENS,
     Row,
     length_reward,
     make_model,
     make_prompts,
     picture_tokens,
     response_lengths,
+    vocabulary_size,
     write_problems,
 )
 
@@ -290,6 +292,9 @@ def run_trl(row: Row, folder: Path) -> dict[str, Any]:
         "vllm_max_model_length": row.prompt + 2 * picture_tokens(row) + row.tokens,
         "vllm_enable_sleep_mode": True,
     }
+    if row.picture:  # a sampled image token is one without a picture, at which the model stops
+        ids = range(vocabulary_size(row.shape) - len(PICTURE_TOKENS), vocabulary_size(row.shape))
+        engine["generation_kwargs"] = {"logit_bias": dict.fromkeys(ids, -100.0)}
     processor = AutoProcessor if row.picture else AutoTokenizer
     timer = StepTimer()
     trl.GRPOTrainer(
