@@ -84,6 +84,23 @@ class PictureProcessor:
             start = place + len(tokens)
         return collapsed + ids[start:]
 
+    def places_fit(self, ids: Sequence[int], pictures: Sequence[Picture]) -> bool:
+        """Return whether the image tokens of a row are those of its pictures, and no others."""
+        ids = list(ids)
+        start = 0
+        for picture in pictures:
+            tokens = self.tokenizer.encode(self._tokens_of(picture), add_special_tokens=False)
+            places = [i for i, token in enumerate(tokens) if token == self.image_token_id]
+            # What is before and after the image tokens may join the text beside it.
+            shown = tokens[places[0] : places[-1] + 1]
+            if self.image_token_id not in ids[start:]:
+                return False
+            start = ids.index(self.image_token_id, start)
+            if ids[start : start + len(shown)] != shown:
+                return False
+            start += len(shown)
+        return self.image_token_id not in ids[start:]
+
     def num_tokens(self, pictures: Sequence[Picture]) -> int:
         """Return how many image tokens the pictures of a row have."""
         return sum(self._tokens_of(picture).count(self.image_token) for picture in pictures)

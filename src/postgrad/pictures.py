@@ -258,7 +258,7 @@ def shown_parts(value: Any) -> list[dict[str, Any]] | None:
     """Return what a tool or an environment shows as parts; None for a value without pictures.
 
     The value is a picture of Pillow, or a list of parts as in messages. Their pictures become data
-    URLs, which JSON can hold. Paths are refused: the policy may have chosen them.
+    URLs, which JSON can hold. Paths and addresses show none: the policy may have chosen them.
 
     Raises: PictureError if a picture cannot be shown.
     """
@@ -266,7 +266,7 @@ def shown_parts(value: Any) -> list[dict[str, Any]] | None:
         value = [{"type": "image", "image": value}]
     kinds = ("image", "image_url")
     parts = [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
-    if not any(part.get("type") in kinds for part in parts):
+    if all(_picture_data(part) is None for part in parts if part.get("type") in kinds):
         return None
     shown: list[dict[str, Any]] = []
     for part in value:
@@ -274,18 +274,20 @@ def shown_parts(value: Any) -> list[dict[str, Any]] | None:
         if kind == "text":
             shown.append({"type": "text", "text": str(part.get("text") or "")})
         elif kind in kinds:
-            shown.append({"type": "image", "image": _without_path(part).data_url()})
+            shown.append({"type": "image", "image": read_picture(_picture_data(part)).data_url()})
         else:
             raise PictureError("beside pictures, parts are {type: text, text}")
     return shown
 
 
-def _without_path(value: Any) -> Picture:
+def _picture_data(value: Any) -> Any:
+    """Return what a part has its picture in; None unless it is the picture itself."""
     while isinstance(value, Mapping):
         value = next((value[name] for name in VALUE_FIELDS if value.get(name) is not None), None)
-    if isinstance(value, str) and not value.startswith("data:"):
-        raise PictureError("a path; give the picture itself: bytes, a data URL or one of Pillow")
-    return read_picture(value)
+    if isinstance(value, str):
+        return value if value.startswith("data:") else None
+    is_picture = isinstance(value, bytes | bytearray | Picture)
+    return value if is_picture or type(value).__module__.startswith("PIL.") else None
 
 
 # ---- reading and decoding

@@ -1,5 +1,6 @@
 """Pictures that environments and tools show: in the prompt, between turns, in the trainer."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def test_a_picture_that_cannot_be_shown_is_a_failure(tmp_path):
     loaded = load_vision_model(tmp_path, "gemma3")
     engine = NativeEngine(loaded, RolloutConfig())
     _, done = play(make_turns(tmp_path, loaded.tokenizer, kind="path"), engine)
-    assert all("step returned a picture: a path" in one.episode.failure.reason for one in done)
+    assert all("step returned list as observ" in one.episode.failure.reason for one in done)
     turns = make_turns(tmp_path, loaded.tokenizer)
     _, done = play(turns, engine, 12)
     image_token = turns.encoder.image_token_id
@@ -177,10 +178,14 @@ def test_tools_answer_with_pictures_beside_their_messages(tmp_path):
     assert seen.messages[1] == {"role": "tool", "content": '[{"type": "text", "text": "none"}]'}
     assert len(seen.images) == 2 and seen.images[0].startswith("data:image/png;base64,")
     assert (seen.calls, seen.errors) == (2, 0)
+    address = {"type": "image_url", "image_url": {"url": "https://host/a.png"}}
+    box = box.with_functions({"find": lambda: [address]})
+    assert box.answer(Call("find", {}), problem, {}) == json.dumps([address])
     for value, reason in (
         ([{"type": "image", "image": b"none"}], "not a picture"),
-        ([{"type": "image_url", "image_url": {"url": "/etc/passwd"}}], "a path"),
-        ([{"type": "image"}, 7], "not NoneType"),
+        ([{"type": "image_url", "image_url": {"url": "/etc/passwd"}}], "returned list"),
+        ([{"type": "image", "image": square("red")}, {"type": "image", "image": "/a"}], "NoneType"),
+        ([{"type": "image"}, 7], "returned list"),
         (7, "returned int"),
     ):
         with pytest.raises(EnvironmentFailure, match=reason):

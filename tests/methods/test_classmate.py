@@ -237,12 +237,12 @@ def test_similar_questions_come_from_the_data(tiny):
     assert all(text.endswith("9+9=") for text in s.asked())
 
 
-def test_a_served_classmate_is_refused_for_pictures(tiny):
-    s = made(tiny, FOUR, "method.classmates=['http://host:1/v1#mate']")
+def test_a_served_classmate_of_text_is_refused_for_pictures(tiny):
+    s = made(tiny, FOUR, f"method.classmates=['http://host:1/v1?tokenizer={tiny}#mate']")
     s.method.check_problems(s.problems)
     pictured = [dataclasses.replace(s.problems[0], images=(Picture(b""),))]
     for check in (s.method.check_problems, s.method.check_validation_problems):
-        with refused("unsupported", "method.classmates", shows="http://host:1"):
+        with refused("unsupported", tiny, shows="cannot read pictures"):
             check(pictured)
 
 

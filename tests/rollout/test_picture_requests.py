@@ -6,12 +6,30 @@ import sys
 import threading
 
 import pytest
+import torch
+from openai_server import serve
 from PIL import Image
 from serve_process import live
-from vision_models import picture_tokenizer, save_vision_model, square
+from tiny_runs import config_of
+from vision_models import (
+    load_vision_model,
+    picture_tokenizer,
+    requests_with_pictures,
+    save_vision_model,
+    square,
+)
 
 import postgrad
 from postgrad.cli.chat import chat
+from postgrad.config.schema import RolloutConfig
+from postgrad.data.encode.encoder import Encoder
+from postgrad.errors import RunError
+from postgrad.model.policy import FrozenPolicy
+from postgrad.rollout.engine import Sampling
+from postgrad.rollout.http import HttpEngine
+from postgrad.rollout.http_client import Address
+from postgrad.rollout.native.engine import NativeEngine
+from postgrad.types import Batch, Trajectory
 
 QUESTION = {"type": "text", "text": "1+2="}
 
@@ -106,6 +124,79 @@ def test_placeholders_in_a_text_are_no_pictures(server):
     assert status == 400 and "2 placeholders" in body["error"]["message"]
 
 
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "gemma3", "smolvlm"])
+def test_an_engine_behind_a_server_samples_what_the_native_one_does(model_type, tmp_path):
+    loaded = load_vision_model(tmp_path, model_type)
+    requests = requests_with_pictures(loaded)
+    native = NativeEngine(loaded, RolloutConfig())
+    with live(tmp_path, rows=4, context=256) as running:
+        address = Address.parse(f"{running.url}#tiny")
+        engine = HttpEngine(address, Encoder(loaded.tokenizer), 60)
+        for temperature in (0.0, 1.0):
+            sampling = Sampling(temperature, 8)
+            groups = engine.generate(requests, sampling)
+            for group, ours in zip(groups, native.generate(requests, sampling), strict=True):
+                assert [one.tokens for one in group] == [one.tokens for one in ours]
+    rows = [
+        Trajectory(str(number), request.prompt, one.tokens, number, images=request.images)
+        for number, (request, group) in enumerate(zip(requests, groups, strict=True))
+        for one in group
+    ]
+    batch = Batch.of(rows)
+    policy = FrozenPolicy(config_of("grpo", tmp_path), loaded)
+    sampled = torch.tensor([value for group in groups for one in group for value in one.logprobs])
+    torch.testing.assert_close(sampled, policy.logprobs(batch)["logprobs"], atol=1e-4, rtol=0)
+    batch.rows["images"] = [tuple(map(turned, images)) for images in batch.rows["images"]]
+    gaps = sampled - policy.logprobs(batch)["logprobs"]
+    assert float(gaps.abs().max()) > 1e-3, "the server was shown these pictures, not others"
+
+
+def turned(picture):
+    """Another picture of the same size."""
+    return square("green", *picture.size, count=2)
+
+
+def test_prompts_of_ids_with_other_places_or_fields_are_refused(server, model):
+    red = square("red")
+    encoder = Encoder(picture_tokenizer("qwen"), "chat", 256)
+    encoder.tokenizer.name_or_path = str(model)
+    ids = encoder.tokenize(f"1+2{encoder._picture_processor.placeholder}=", special=False)
+    place = encoder.image_token_id
+
+    def send(ids, urls, **more):
+        prompt = {"prompt_token_ids": ids, "multi_modal_data": {"image": urls} | more}
+        status, body, _ = server.ask("/v1/completions", {"prompt": prompt, "max_tokens": 2})
+        return status, str(body)
+
+    at = ids.index(place)
+    count = encoder._picture_processor.num_tokens([red])
+    right = [*ids[:at], *[place] * count, *ids[at + 1 :]]
+    assert send(right, [red.data_url()])[0] == 200
+    for wrong, urls, sentence in (
+        (ids, [red.data_url()], "cannot be told"),
+        ([*right, place], [red.data_url()], "cannot be told"),
+        ([place, 1, *[place] * (count - 1)], [red.data_url()], "cannot be told"),
+        (right, [red.data_url()] * 2, "cannot be told"),
+        (right, ["https://host/a.png"], "nothing is fetched"),
+        ([10**6], [red.data_url()], "outside 0 to"),
+        ([], [red.data_url()], "must have token ids"),
+    ):
+        status, body = send(wrong, urls)
+        assert status == 400 and sentence in body, body
+    assert send(right, [red.data_url()], video=[])[0] == 400
+    assert send(right, [red.data_url()])[0] == 200
+
+
+def test_a_server_that_reads_no_pictures_beside_ids_gets_no_text(model):
+    loaded = load_vision_model(model, "qwen3_vl")
+    refusal = (422, {"detail": "prompt must be a string"})
+    with serve(mood=lambda number, body: refusal) as running:
+        engine = HttpEngine(Address.parse(running.address), Encoder(loaded.tokenizer), 60)
+        with pytest.raises(RunError, match=r"422: prompt must be a string \(token ids with"):
+            engine.generate(requests_with_pictures(loaded)[:1], Sampling(1.0, 4))
+    assert all(isinstance(body["prompt"], dict) for body in running.asked)
+
+
 def test_a_model_of_text_refuses_pictures(tiny):
     with live(tiny, rows=2) as running:
         status, body = ask(running, part_of(square("red").data_url()))
@@ -130,7 +221,7 @@ def test_generate_and_chat_see_the_picture(model, server, tmp_path, monkeypatch,
     assert capsys.readouterr().out.splitlines()[-1] == expected
 
 
-def test_an_evaluation_sees_the_pictures(model, tmp_path):
+def test_an_evaluation_sees_the_pictures(model, server, tmp_path):
     rows = [
         {"prompt": "1+2=", "images": [square(color, 64, 64, count).data], "ground_truth": "3"}
         for color, count in (("red", 1), ("blue", 2))
@@ -141,3 +232,5 @@ def test_an_evaluation_sees_the_pictures(model, tmp_path):
     texts = list(result.responses["response"])
     assert texts == postgrad.generate(str(model), rows, **settings) and texts[0] != texts[1]
     assert all("<|image_pad|> x " in prompt for prompt in result.responses["prompt"])
+    settings |= {"rollout.engine": "http", "rollout.url": f"{server.url}#tiny"}
+    assert postgrad.generate(str(model), rows, **settings) == texts

@@ -21,7 +21,6 @@ from postgrad.model.policy import FrozenPolicy
 from postgrad.model.vision import Vision, vision_of
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.rollout.hf import HfEngine
-from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.rollout.streams import open_stream
 from postgrad.rollout.vllm import VllmEngine
@@ -156,9 +155,3 @@ def test_vllm_gets_places_and_pictures_and_answers_with_our_tokens(
     engine.reads_pictures = False
     with pytest.raises(ConfigError, match="in vLLM is shown none"):
         engine.generate(requests, SAMPLING)
-
-
-def test_a_server_that_gets_token_ids_refuses_pictures():
-    engine = object.__new__(HttpEngine)
-    with pytest.raises(ConfigError, match="models behind a server are shown none"):
-        engine.generate([Request([1], [1], images=(square("red"),))], SAMPLING)

@@ -132,7 +132,9 @@ def read_shown(value: Any, method: str) -> Shown:
         raise EnvironmentFailure("invalid", f"{method} returned a picture: {error}") from error
     if parts is None:
         raise EnvironmentFailure(
-            "invalid", f"{method} returned {type(value).__name__} as observation, not a str"
+            "invalid",
+            f"{method} returned {type(value).__name__} as observation, not a str or parts with "
+            "pictures (data URLs, bytes or those of Pillow)",
         )
     return parts
 

@@ -20,7 +20,7 @@ from postgrad.algorithms.classmate_rewards import CONDITIONS, channel_metrics, c
 from postgrad.config.schema import setting
 from postgrad.data.ground_truth import with_ground_truth
 from postgrad.data.pairs import paired_problem
-from postgrad.errors import Conflict, Missing, Unsupported
+from postgrad.errors import Conflict, Missing
 from postgrad.methods.ports import LIVE, Ports, Role
 from postgrad.methods.step import Step
 from postgrad.methods.support.thinking import Thinking, ThinkingSettings
@@ -29,7 +29,7 @@ from postgrad.picture_processor import PictureProcessor
 from postgrad.rollout.classmates import Classmates
 from postgrad.rollout.engine import Sampling
 from postgrad.rollout.generator import Generator
-from postgrad.rollout.served_path import is_served
+from postgrad.rollout.served_path import is_served, parse_served_path
 from postgrad.types import Batch, Problem
 from postgrad.verifiers.expression import asks_judge
 
@@ -140,12 +140,9 @@ class Classmate(Thinking):
         has_pictures = any(problem.images for problem in problems)
         if has_pictures and self.settings.condition != "no_classmate":
             for path in self.settings.classmates:
-                if is_served(path):
-                    raise Unsupported(
-                        f"method.classmates: the data have pictures, and {path} is a server, which "
-                        "is shown none; give the path of a model, or method.condition=no_classmate"
-                    )
                 if path != LIVE:
+                    if is_served(path):
+                        _, path = parse_served_path(path)
                     model = replace(self.config.model, path=path or self.config.model.path)
                     PictureProcessor(load_tokenizer(model, self.config.seed))  # refuses if not
         if self.settings.reward_type == HELP_SIMILAR:

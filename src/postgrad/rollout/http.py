@@ -1,7 +1,8 @@
 """Engines that are servers: anything with OpenAI's /v1/completions (vLLM, SGLang, postgrad serve).
 
 Prompts are sent as token ids, and responses return as token ids with log-probs where the server
-supports it; a server that refuses ids gets text. http_client.py makes the calls.
+supports it; a server that refuses ids gets text, but none with pictures: these are sent beside the
+ids that stand for them. http_client.py makes the calls.
 """
 
 from collections.abc import Sequence
@@ -10,20 +11,20 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from postgrad.errors import RunError, Unsupported
+from postgrad.errors import RunError, Unsupported, first_line
 from postgrad.problem import Failure
 from postgrad.rollout.engine import (
     Completion,
     Request,
     Sampling,
     max_row_tokens,
-    refuse_pictures,
     token_limit,
 )
 from postgrad.rollout.http_client import Address, ModelClient, RequestRefused, json_objects
 from postgrad.rollout.http_sync import RELOAD_APIS, ReloadApi, ServerWeights
 
 TOKEN_ID_PREFIX = "token_id:"
+TAKES_PICTURES = " (token ids with pictures are read by postgrad serve)"
 
 
 class Tokenizer(Protocol):
@@ -102,7 +103,6 @@ class HttpEngine:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Make one call per seed; the completions are in the order of the requests and seeds."""
-        refuse_pictures(requests, "models behind a server are")
         self._check_context(requests, sampling)
         calls = [(request, seed) for request in requests for seed in request.seeds]
 
@@ -130,9 +130,10 @@ class HttpEngine:
         try:
             completion = self.ask(request, seed, sampling, deadline)
         except RequestRefused as error:
+            advice = TAKES_PICTURES if request.images else ""
             raise RunError(
                 f"{self.url} refused a completion of model {self.model} with "
-                f"{error.status}: {error}"
+                f"{error.status}: {first_line(error)}{advice}"
             ) from error
         if self.weights is not None:
             self._check_of_training(completion, sampling)
@@ -142,18 +143,20 @@ class HttpEngine:
         """Return a completion by token ids.
 
         A server that refuses ids gets text, also in later calls. In a training run it does not:
-        text that is tokenized again may be other tokens.
+        text that is tokenized again may be other tokens. Nor does it get a text without its
+        pictures.
 
         Raises RequestRefused.
         """
         body = _sampling_fields(self.model, sampling, seed, token_limit(request, sampling))
         if sampling.stop:
             body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
-        if self.takes_ids:
+        if self.takes_ids or request.images:
             try:
                 return self._post(body | self._id_fields(request, sampling), deadline)
             except RequestRefused as error:
-                if error.status not in (400, 422) or self.weights is not None:
+                may_retry = error.status in (400, 422) and self.weights is None
+                if not may_retry or request.images:
                     raise
         if sampling.top_k or sampling.min_p or sampling.stop:
             raise RunError(
@@ -167,8 +170,12 @@ class HttpEngine:
 
     def _id_fields(self, request: Request, sampling: Sampling) -> dict[str, Any]:
         """Return the fields of a call with token ids, which OpenAI does not have."""
+        prompt: Any = list(request.prompt)
+        if request.images:  # no other server takes this form
+            images = [picture.data_url() for picture in request.images]
+            prompt = {"prompt_token_ids": prompt, "multi_modal_data": {"image": images}}
         fields = {
-            "prompt": list(request.prompt),
+            "prompt": prompt,
             "logprobs": 0,
             "top_k": sampling.top_k or -1,
             "min_p": sampling.min_p,

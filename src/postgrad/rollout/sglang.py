@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from postgrad.errors import RunError, Unreachable, Unsupported
-from postgrad.rollout.engine import Completion, Request, Sampling, token_limit
+from postgrad.rollout.engine import Completion, Request, Sampling, refuse_pictures, token_limit
 from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.http_client import START_S, Address, ModelClient, RequestRefused
 from postgrad.rollout.http_sync import SGLANG_RELOAD
@@ -49,6 +49,7 @@ class SglangEngine(HttpEngine):
 
     def ask(self, request: Request, seed: int, sampling: Sampling, deadline: float) -> Completion:
         """Return a completion by /generate. Raises RequestRefused."""
+        refuse_pictures([request], "models behind SGLang are")
         body = {
             "input_ids": list(request.prompt),
             "sampling_params": sampling_params(request, seed, sampling, self.stop_ids),

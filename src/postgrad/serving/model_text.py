@@ -10,7 +10,13 @@ from postgrad.errors import ConfigError
 from postgrad.pictures import Picture, PictureError, add_content, check_picture, image_parts
 from postgrad.problem import Problem
 from postgrad.serving.detokenizer import REPLACEMENT, Detokenizer, raw_bytes
-from postgrad.serving.requests import NO_LIMIT, ApiError, ChatRequest, GenerationRequest
+from postgrad.serving.requests import (
+    NO_LIMIT,
+    ApiError,
+    ChatRequest,
+    GenerationRequest,
+    IdsWithPictures,
+)
 from postgrad.serving.tool_calls import find_tool_calls
 
 Messages = tuple[dict[str, Any], ...]
@@ -61,13 +67,9 @@ class ModelText:
         self._token_texts: dict[int, str] = {}
 
     def encode(self, request: GenerationRequest, prompt: Any) -> list[int]:
-        """Return the token ids of a text, a list of messages or a list of ids. Raises ApiError."""
-        if not request.is_chat and isinstance(prompt, list):
-            if not all(0 <= token < self.vocabulary_size for token in prompt):
-                raise ApiError(
-                    400, f"prompt has a token id outside 0 to {self.vocabulary_size - 1}", "prompt"
-                )
-            return prompt
+        """Return the token ids of a text, of messages, or of a prompt of ids. Raises ApiError."""
+        if not request.is_chat and isinstance(prompt, list | IdsWithPictures):
+            return self._check_ids(request, prompt)
         self._check_length(request, prompt)
         self._check_pictures(request, pictures_of(request, prompt))
         if request.tool_schemas and self.chat_prompts.chat_template is None:
@@ -94,6 +96,23 @@ class ModelText:
         if not ids:
             field = request.prompt_field
             raise ApiError(400, f"{field} is empty: the model needs at least one token", field)
+        return ids
+
+    def _check_ids(self, request: GenerationRequest, prompt: Any) -> list[int]:
+        """Return the ids of a prompt that has them. Raises ApiError."""
+        ids: list[int] = prompt.ids if isinstance(prompt, IdsWithPictures) else prompt
+        if not all(0 <= token < self.vocabulary_size for token in ids):
+            raise ApiError(
+                400, f"prompt has a token id outside 0 to {self.vocabulary_size - 1}", "prompt"
+            )
+        pictures = pictures_of(request, prompt)
+        self._check_pictures(request, pictures)
+        if pictures:
+            try:
+                with self.lock:
+                    self.chat_prompts.check_places(ids, pictures)
+            except (ConfigError, PictureError) as error:
+                raise ApiError(400, str(error), "prompt") from error
         return ids
 
     def _check_length(self, request: GenerationRequest, prompt: Any) -> None:
@@ -203,7 +222,9 @@ class ModelText:
 
 
 def pictures_of(request: GenerationRequest, prompt: Any) -> tuple[Picture, ...]:
-    """Return the pictures of a prompt, in order; only messages have any."""
+    """Return the pictures of a prompt, in order."""
+    if isinstance(prompt, IdsWithPictures):
+        return prompt.images
     return tuple(part["image"] for part in image_parts(prompt)) if request.is_chat else ()
 
 

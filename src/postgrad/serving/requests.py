@@ -2,10 +2,12 @@
 
 Beyond OpenAI's fields there are those of vLLM that a trainer needs: top_k, min_p, stop_token_ids,
 return_token_ids, return_tokens_as_token_ids, skip_special_tokens, include_stop_str_in_output,
-chat_template_kwargs.
+chat_template_kwargs. The prompt of a completion may be token ids with pictures, in the form of
+vLLM's Python interface.
 """
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -22,7 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from postgrad.errors import did_you_mean
 from postgrad.net.bodies import HttpError
-from postgrad.pictures import PictureError, image_parts, picture_of_data_url
+from postgrad.pictures import Picture, PictureError, image_parts, picture_of_data_url
 from postgrad.rollout.engine import Sampling
 from postgrad.rollout.native.sampling import MAX_TOP_LOGPROBS
 from postgrad.serving.tool_calls import template_message
@@ -83,8 +85,18 @@ class ApiError(HttpError):
         self.code = code
 
 
+@dataclass(frozen=True)
+class IdsWithPictures:
+    """A prompt of token ids, and the pictures that its image tokens show, in order."""
+
+    ids: list[int]
+    images: tuple[Picture, ...]
+
+
 def _parse_prompts(value: Any) -> list[Any]:
-    """Return a list of texts or a list of token id lists."""
+    """Return a list of texts, of token id lists, or of one IdsWithPictures."""
+    if isinstance(value, dict):
+        return [_parse_ids_with_pictures(value)]
     if isinstance(value, str) or _is_id_list(value):
         return [value]
     if isinstance(value, list) and value:
@@ -102,6 +114,18 @@ def _parse_prompts(value: Any) -> list[Any]:
 def _is_id_list(value: Any) -> bool:
     """Return whether this is a list of integers (and not booleans) with at least one entry."""
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _parse_ids_with_pictures(value: dict[str, Any]) -> IdsWithPictures:
+    match value:
+        case {"prompt_token_ids": ids, "multi_modal_data": {"image": [*urls], **more}, **others}:
+            if _is_id_list(ids) and not more and not others:
+                return IdsWithPictures(ids, tuple(map(_read_url, urls)))
+    raise PydanticCustomError(
+        "prompt",
+        'must have token ids and data URLs: {"prompt_token_ids": [...], '
+        '"multi_modal_data": {"image": [...]}}',
+    )
 
 
 def _parse_stops(value: Any) -> list[Any]:
@@ -125,17 +149,21 @@ def _read_part(part: dict[str, Any]) -> dict[str, Any]:
     if part.get("type") == "image_url":
         url = part.get("image_url")
         url = url.get("url") if isinstance(url, dict) else url
-        if not isinstance(url, str) or not url.startswith("data:"):
-            raise PydanticCustomError("image_url", "must be a data URL; nothing is fetched")
-        try:
-            return {"type": "image", "image": picture_of_data_url(url)}
-        except PictureError as error:
-            raise PydanticCustomError("image_url", "{reason}", {"reason": str(error)}) from None
+        return {"type": "image", "image": _read_url(url)}
     if not isinstance(part.get("text"), str):
         raise PydanticCustomError(
             "content", "must be a string or a list of text and image_url parts"
         )
     return {"type": "text", "text": part["text"]}
+
+
+def _read_url(url: Any) -> Picture:
+    if not isinstance(url, str) or not url.startswith("data:"):
+        raise PydanticCustomError("image_url", "must be a data URL; nothing is fetched")
+    try:
+        return picture_of_data_url(url)
+    except PictureError as error:
+        raise PydanticCustomError("image_url", "{reason}", {"reason": str(error)}) from None
 
 
 def _check_calls(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -257,7 +285,7 @@ class GenerationRequest(BaseModel):
     @property
     @abstractmethod
     def prompts(self) -> list[Any]:
-        """Texts or lists of token ids; of a chat, its one list of messages."""
+        """Texts, or token ids with or without pictures; of a chat, its one list of messages."""
 
     @property
     @abstractmethod

@@ -251,9 +251,10 @@ class Encoder(TextEncoder):
 
     def check_places(self, ids: Sequence[int], pictures: Sequence[Picture]) -> None:
         """Raise PictureError unless every image token of a row stands for a part of a picture."""
-        if ids.count(self.image_token_id) != self._picture_processor.num_tokens(pictures):
+        if not self._picture_processor.places_fit(ids, pictures):
             raise PictureError(
-                "an image token in a text before a picture, which cannot be told from the picture's"
+                "its image tokens are not those of its pictures; one in a text cannot be told from "
+                "a picture's"
             )
 
     def count_picture_tokens(self, picture: Picture) -> int:
