@@ -34,9 +34,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from speed import (
     ALL_ROWS,
@@ -353,26 +353,10 @@ def run_verl(row: Row, folder: Path) -> dict[str, Any]:
     """Time GRPO steps of verl, full fine-tuning, from the lines that it writes about its steps."""
     target = Path(tempfile.mkdtemp(dir=folder, prefix="verl-"))
     metrics, log = target / "metrics.jsonl", target / "log"
-    path = [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        "VERL_FILE_LOGGER_PATH": str(metrics),
-        "HF_HUB_OFFLINE": "1",
-        "HYDRA_FULL_ERROR": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_COLOR_PREFIX": "0",
-    }
     settings = verl_settings(row, folder, target)
     start = time.monotonic()
     with log.open("w") as out:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "verl.trainer.main_ppo", *settings],
-            stdout=out,
-            stderr=out,
-            cwd=target,
-            env=environment,
-        )
+        child = start_verl(settings, target, out)
         try:
             while child.poll() is None and len(read_verl_steps(metrics)) <= row.steps:
                 time.sleep(0.1)
@@ -396,6 +380,22 @@ def run_verl(row: Row, folder: Path) -> dict[str, Any]:
     }
 
 
+def start_verl(settings: Sequence[str], target: Path, out: IO[str]) -> "subprocess.Popen[bytes]":
+    """Start verl's `main_ppo`, whose lines of metrics go to metrics.jsonl of `target`."""
+    path = [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "VERL_FILE_LOGGER_PATH": str(target / "metrics.jsonl"),
+        "HF_HUB_OFFLINE": "1",
+        "HYDRA_FULL_ERROR": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_COLOR_PREFIX": "0",
+    }
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings]
+    return subprocess.Popen(command, stdout=out, stderr=out, cwd=target, env=environment)
+
+
 def verl_settings(row: Row, folder: Path, target: Path) -> list[str]:
     """Return the settings of verl's `main_ppo` for a row; prompts are written to `target`."""
     import pandas
@@ -405,40 +405,54 @@ def verl_settings(row: Row, folder: Path, target: Path) -> list[str]:
     columns = {"data_source": "words", "reward_model": [{"ground_truth": "0"} for _ in prompts]}
     pandas.DataFrame({"prompt": prompts, **columns}).to_parquet(data)
     folder = make_model(folder, row.shape)
+    settings = [
+        f"data.train_files={data}",
+        f"data.val_files={data}",
+        f"actor_rollout_ref.model.path={folder}",
+        f"actor_rollout_ref.model.tokenizer_path={write_verl_tokenizer(folder, target)}",
+        "actor_rollout_ref.actor.optim.lr=1e-6",
+        "actor_rollout_ref.rollout.ignore_eos=true",
+        f"actor_rollout_ref.rollout.gpu_memory_utilization={VERL_SHARE.get(row.shape, 0.6)}",
+        f"reward.custom_reward_function.path={Path(__file__).resolve()}",
+        "reward.custom_reward_function.name=verl_reward",
+        *verl_sizes(row.problems, row.samples, row.prompt, row.tokens, graph_sizes(row)),
+        f"trainer.total_training_steps={row.steps + 1}",
+        "trainer.total_epochs=1",
+        f"hydra.run.dir={target}",
+    ]
+    if row.shape == "8b":
+        config = "actor_rollout_ref.actor.fsdp_config"
+        settings += [f"{config}.{what}_offload=true" for what in ("param", "optimizer")]
+    return settings + os.environ.get("VERL_SETTINGS", "").split()
+
+
+def verl_sizes(
+    problems: int, samples: int, prompt: int, tokens: int, graphs: Sequence[int]
+) -> list[str]:
+    """Return what verl's runs on one GPU have in common, for steps of this size."""
     model = "actor_rollout_ref.model"
     actor = "actor_rollout_ref.actor"
     rollout = "actor_rollout_ref.rollout"
     settings = [
-        f"data.train_files={data}",
-        f"data.val_files={data}",
-        f"data.train_batch_size={row.problems}",
-        f"data.max_prompt_length={row.prompt}",
-        f"data.max_response_length={row.tokens}",
+        f"data.train_batch_size={problems}",
+        f"data.max_prompt_length={prompt}",
+        f"data.max_response_length={tokens}",
         "data.dataloader_num_workers=0",
-        f"{model}.path={folder}",
-        f"{model}.tokenizer_path={write_verl_tokenizer(folder, target / 'tokenizer')}",
         f"{model}.use_remove_padding=true",
         f"{model}.enable_gradient_checkpointing=true",
         f"{actor}.strategy=fsdp2",
-        f"{actor}.optim.lr=1e-6",
-        f"{actor}.ppo_mini_batch_size={row.problems}",
+        f"{actor}.ppo_mini_batch_size={problems}",
         f"{actor}.use_dynamic_bsz=true",
-        f"{actor}.ppo_max_token_len_per_gpu={max(32_768, 2 * (row.prompt + row.tokens))}",
+        f"{actor}.ppo_max_token_len_per_gpu={max(32_768, 2 * (prompt + tokens))}",
         f"{rollout}.name=vllm",
         f"{rollout}.tensor_model_parallel_size=1",
-        f"{rollout}.n={row.samples}",
-        f"{rollout}.ignore_eos=true",
-        f"{rollout}.max_model_len={row.prompt + row.tokens}",
-        f"{rollout}.max_num_seqs={row.rows}",
-        f"{rollout}.cudagraph_capture_sizes={json.dumps(graph_sizes(row))}",
-        f"{rollout}.gpu_memory_utilization={VERL_SHARE.get(row.shape, 0.6)}",
+        f"{rollout}.n={samples}",
+        f"{rollout}.max_model_len={prompt + tokens}",
+        f"{rollout}.max_num_seqs={problems * samples}",
+        f"{rollout}.cudagraph_capture_sizes={json.dumps(list(graphs))}",
         "algorithm.adv_estimator=grpo",
         "algorithm.rollout_correction.bypass_mode=true",
-        f"reward.custom_reward_function.path={Path(__file__).resolve()}",
-        "reward.custom_reward_function.name=verl_reward",
         "trainer.logger=[console,file]",
-        f"trainer.total_training_steps={row.steps + 1}",
-        "trainer.total_epochs=1",
         "trainer.val_before_train=false",
         "trainer.resume_mode=disable",
         "trainer.n_gpus_per_node=1",
@@ -446,20 +460,18 @@ def verl_settings(row: Row, folder: Path, target: Path) -> list[str]:
         "+ray_kwargs.ray_init.include_dashboard=false",
         "+ray_kwargs.ray_init.object_store_memory=4000000000",  # batches do not pass through it
         "+ray_kwargs.ray_init._node_ip_address=127.0.0.1",
-        f"hydra.run.dir={target}",
         "hydra.output_subdir=null",
     ]
-    if row.shape == "8b":
-        settings += [f"{actor}.fsdp_config.{what}_offload=true" for what in ("param", "optimizer")]
     if importlib.util.find_spec("flash_attn") is None:
         settings.append(f"+{model}.override_config.attn_implementation=sdpa")
-    return settings + os.environ.get("VERL_SETTINGS", "").split()
+    return settings
 
 
 def write_verl_tokenizer(folder: Path, target: Path) -> Path:
     """Write the model's tokenizer with what verl expects of a Qwen3: a template, two tokens."""
     from transformers import AutoTokenizer
 
+    target = target / "tokenizer"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["\n", "<|im_end|>"], special_tokens=True)
     tokenizer.chat_template = "{{ messages[0].content }}"

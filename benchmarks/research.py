@@ -15,6 +15,7 @@
 |---|---|---|
 | grpo | does GRPO raise test accuracy, and how fast beside TRL? | Qwen2.5-Coder-1.5B |
 | math | the same with harder problems and longer responses | the same |
+| minutes | which accuracy within 3, 6 and 9 minutes, beside TRL and verl? | the same |
 | luffy, exgrpo | do demonstrations, or replays, teach what GRPO does not find? | the same |
 | secret | luffy with demonstrations whose tokens are all plausible at the start | the same |
 | bupo | BuPO at the depth of the entropy analysis, at others, and GRPO | the same |
@@ -52,6 +53,7 @@ from claims import (
     keep,
     losses,
     luffy,
+    minutes,
     mismatch,
 )
 from claims.claim import Claim, Report, make_runs
@@ -62,6 +64,7 @@ from claims.runs import run_all
 CLAIMS: dict[str, Claim] = {
     "grpo": grpo.CLAIM,
     "math": grpo.MATH,
+    "minutes": minutes.CLAIM,
     "luffy": luffy.CLAIM,
     "secret": luffy.SECRET,
     "exgrpo": exgrpo.CLAIM,

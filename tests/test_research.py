@@ -21,6 +21,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 CLAIMS = [
     "grpo",
     "math",
+    "minutes",
     "luffy",
     "secret",
     "exgrpo",
@@ -110,6 +111,31 @@ def test_trl_has_the_sizes_of_postgrad(research, tmp_path, claim):
     for run in others:
         given = dict(word.removeprefix("--").partition("=")[::2] for word in run.arguments)
         assert {name: given[name] for name in sizes} == {k: str(v) for k, v in sizes.items()}
+
+
+def test_accuracies_within_minutes_count_no_validations(research, tmp_path):
+    """The start is 90 s, a step 10 s and a validation 40 s: step 9 ends at second 180."""
+    (run,) = [
+        run
+        for run in make_runs(research, "minutes", tmp_path)
+        if (run.arm, run.seed) == ("Postgrad", 0)
+    ]
+    folder = tmp_path / "runs" / run.label
+    folder.mkdir(parents=True)
+    lines, now = [], 1090.0
+    for step in range(1, 60):
+        now += 10.0 + (40.0 if step % 3 == 0 else 0.0)
+        line = {"step": step, "time": now, "step_s": 10.0}
+        lines.append(line | ({"validation/accuracy": step / 100} if step % 3 == 0 else {}))
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    results = research.Results(tmp_path)
+    results.follow(run, start=1000.0, num_running=1)
+    assert results.clocks[run.label] == pytest.approx(90 + 59 * 10)
+    assert run.seconds == 540
+    text = research.draw.table(research.CLAIMS["minutes"], results.read())
+    assert "| Postgrad | 0.090 | 0.270 | 0.450 |" in text
+    assert "artial" not in text
 
 
 def test_passes_of_trl_make_up_a_whole_update(research, monkeypatch):

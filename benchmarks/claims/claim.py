@@ -4,13 +4,16 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from claims.runs import Run
 
 HERE = Path(__file__).resolve().parent
-TRL = "trl"  # first word of an arm that TRL runs; others name a recipe
+# First word of an arm that another trainer runs, and its script; other arms name a recipe.
+TRL = "trl"
+VERL = "verl"
+SCRIPTS = {TRL: "trl_grpo.py", VERL: "verl_grpo.py"}
 Arms = dict[str, list[str]]
 
 
@@ -25,6 +28,7 @@ class Column:
         count: number of lines that are averaged.
         where: a metric and the value that it must have in a line.
         alone: only of runs that no other run shared the GPU with.
+        within_s: only of lines within these seconds of the run, validations not counted.
         is_share: the metric is the share of right test problems, one greedy response each, so that
             a single seed has a Wilson interval.
     """
@@ -35,6 +39,7 @@ class Column:
     count: int = 1
     where: tuple[str, float] | None = None
     alone: bool = False
+    within_s: float = math.inf
     is_share: bool = False
 
 
@@ -64,12 +69,14 @@ class Claim(Report):
         prepare: writes the data, and what the arms need to know.
         sizes: default values of options, such as steps and jobs.
         validates: whether the runs have validations; then the last one ends a run.
+        seconds: ends a run, too.
     """
 
     arms: Callable[[argparse.Namespace], Arms]
     prepare: Callable[[argparse.Namespace], None]
     sizes: dict[str, object]
     validates: bool = True
+    seconds: float = math.inf
 
 
 def common(options: argparse.Namespace, label: str, seed: int) -> list[str]:
@@ -170,18 +177,19 @@ def make_runs(name: str, claim: Claim, options: argparse.Namespace) -> list[Run]
             if options.only and arm not in options.only:
                 continue
             label = label_of(name, arm, seed)
-            if recipe == TRL:
+            if recipe in SCRIPTS:
                 arguments = [
                     *settings,
                     f"--model={options.model}",
                     f"--seed={seed}",
                     f"--folder={options.out / 'runs' / label}",
                 ]
-                script = str(HERE / "trl_grpo.py")
+                script = str(HERE / SCRIPTS[recipe])
             else:
                 smoke = smoke_settings(recipe, settings) if options.smoke else []
                 own = common(options, label, seed)
                 arguments = ["train", recipe, *own, *settings, *smoke, *options.overrides]
                 script = ""
-            runs.append(Run(arm, seed, label, arguments, options.steps, claim.validates, script))
+            run = Run(arm, seed, label, arguments, options.steps, claim.validates, script)
+            runs.append(replace(run, seconds=claim.seconds))
     return runs

@@ -27,6 +27,8 @@ from claims.results import Entry, labels_by_arm, series, with_interval
 WITH_INTERVALS = ("validation/", "reward/")  # columns of other metrics have the mean alone
 # Titles of the panels; the metric's name otherwise.
 TITLES = {
+    "train_s": "seconds of training",
+    "clock_s": "seconds from the start",
     "reward/mean": "training reward",
     "reward/on_policy": "reward of the policy's own responses",
     "reward/right": "right sums in training",
@@ -82,6 +84,8 @@ def read_lines(
         lines = [line for line in lines if line.get(key) == value]
     if not column.first:
         lines = [line for line in lines if line["step"] > 0]
+    if column.within_s < math.inf:
+        lines = [line for line in lines if line["clock_s"] <= column.within_s]
     lines = [line for line in lines if metric(line, column.key) is not None]
     return lines[: column.count] if column.first else lines[-column.count :]
 
@@ -106,7 +110,8 @@ def table(claim: Report, entries: Sequence[Entry]) -> str:
         cells.append(" ".join(map(str, steps if len(set(steps)) > 1 else steps[:1])))
         rows.append(cells)
     text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    missing = missing_runs(entries)
+    by_time = any(column.within_s < math.inf for column in claim.columns)
+    missing = "" if by_time else missing_runs(entries)
     return f"{text}\n\n{missing}" if missing else text
 
 
@@ -195,7 +200,7 @@ def figure(claim: Report, entries: Sequence[Entry], file: Path) -> None:
                 lines = [run for run in lines if had_gpu_alone(run)]
             draw_curve(axis, arm, lines, horizontal, key)
         axis.set_title(TITLES.get(key, key), fontsize=10)
-        axis.set_xlabel("seconds of training" if horizontal == "train_s" else "step")
+        axis.set_xlabel(TITLES.get(horizontal, horizontal))
         axis.xaxis.get_major_locator().set_params(integer=True)
         if key in LOGARITHMIC:
             axis.set_yscale("log")

@@ -15,12 +15,9 @@ from claims.claim import TRL, Arms, Claim, Column, sampling, validation
 from claims.problems import write_task
 
 
-def arms(options: argparse.Namespace) -> Arms:
-    every = options.steps  # before the first and after the last step
-    test_problems = options.test_problems
-    uses_vllm = options.engine == "vllm" and not options.smoke  # vLLM needs a GPU
-    trl = [
-        TRL,
+def peer_arguments(options: argparse.Namespace, engine: str) -> list[str]:
+    """Return the arguments of other trainers' scripts: validations as in `arms`."""
+    return [
         f"--train={options.out / 'train.jsonl'}",
         f"--test={options.out / 'test.jsonl'}",
         f"--steps={options.steps}",
@@ -29,13 +26,18 @@ def arms(options: argparse.Namespace) -> Arms:
         f"--tokens={options.tokens}",
         f"--prompt-tokens={options.prompt_tokens}",
         f"--lr={options.lr}",
-        f"--validate-every={every}",
-        f"--test-problems={test_problems}",
+        f"--validate-every={options.steps}",  # before the first and after the last step
+        f"--test-problems={options.test_problems}",
         f"--token-budget={options.token_budget}",
         f"--cache-gib={options.cache_gib}",
-        f"--engine={'vllm' if uses_vllm else 'transformers'}",
+        f"--engine={engine}",
         *(["--smoke"] if options.smoke else []),
     ]
+
+
+def arms(options: argparse.Namespace) -> Arms:
+    uses_vllm = options.engine == "vllm" and not options.smoke  # vLLM needs a GPU
+    trl = [TRL, *peer_arguments(options, "vllm" if uses_vllm else "transformers")]
     uncorrected: Arms = {}
     if uses_vllm and options.task == "gsm8k":
         uncorrected = {"TRL with vLLM, no correction": [*trl, "--no-correction"]}

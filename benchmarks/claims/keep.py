@@ -8,6 +8,7 @@ leaves the figure as it is; give all folders to draw it.
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,7 @@ def read_values(claim: Report, lines: Sequence[Mapping[str, float]]) -> Mapping[
             found = values.setdefault(int(line["step"]), {})
             keys = [key for key in line if key == column.key or metric({key: 0.0}, column.key) == 0]
             keys += [column.where[0]] if column.where else []
+            keys += ["clock_s"] if column.within_s < math.inf else []
             found |= {key: rounded(line[key]) for key in keys}
     most = max(line.get("running", 0) for line in lines)
     names = sorted({name for found in values.values() for name in found})

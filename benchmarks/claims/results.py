@@ -31,6 +31,7 @@ class Results:
         self.file = out / "results.jsonl"
         self.num_read: dict[str, int] = {}
         self.steps: dict[str, dict[int, bool]] = {}  # of this call: step -> was it validated
+        self.clocks: dict[str, float] = {}  # seconds of each run, without validations after step 0
 
     def add(self, **entry: Any) -> None:
         with self.file.open("a") as file:
@@ -39,7 +40,8 @@ class Results:
     def follow(self, run: FollowedRun, start: float = 0.0, num_running: int = 0) -> None:
         """Append the lines that are new in the run's metrics.jsonl since it was started.
 
-        Each gets the seconds since `start` and the number of runs that shared the machine.
+        Each gets the seconds since `start`, with and without validations, and the number of runs
+        that shared the machine.
         """
         metrics = self.out / "runs" / run.label / "metrics.jsonl"
         if not metrics.is_file() or metrics.stat().st_mtime < start:
@@ -54,14 +56,20 @@ class Results:
             timing: Entry = {}
             if start:
                 elapsed = values.get("time", start) - start
+                # Up to the end of step 1 no validation but the one before it was run.
+                clock = self.clocks.get(run.label, elapsed - values.get("step_s", 0.0))
+                clock += values.get("step_s", 0.0)
+                if "step_s" in values:
+                    self.clocks[run.label] = clock
                 timing = {"elapsed_s": round(elapsed, 2), "running": num_running}
+                timing["clock_s"] = round(clock, 2)
             self.add(arm=run.arm, seed=run.seed, label=run.label, **timing, metrics=values)
         self.num_read[run.label] = len(lines)
 
     def forget(self, label: str) -> None:
         """Follow a run from its first line again, because it is started again."""
-        self.num_read.pop(label, None)
-        self.steps.pop(label, None)
+        for kept in (self.num_read, self.steps, self.clocks):
+            kept.pop(label, None)
 
     def has_step(self, label: str, step: int, validated: bool) -> bool:
         """Return whether the run has finished a step in this call, with its validation."""
@@ -88,7 +96,8 @@ def series(entries: Iterable[Entry], label: str) -> list[dict[str, float]]:
             step = int(entry["metrics"]["step"])
             merged = by_step.get(step, {}) | entry["metrics"]
             if "elapsed_s" in entry:
-                merged |= {"elapsed_s": entry["elapsed_s"], "running": entry["running"]}
+                timed = ("elapsed_s", "running", "clock_s")
+                merged |= {name: entry[name] for name in timed if name in entry}
             by_step[step] = merged
     train_s = 0.0
     lines: list[dict[str, float]] = []

@@ -1,6 +1,7 @@
 """Several training runs at once on one GPU: start, follow, stop, and continue later."""
 
 import ctypes
+import math
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from claims.results import Results
 HERE = Path(__file__).resolve().parent
 POLL_S = 0.2
 DRAIN_S = 2.0  # for kernels that are queued
+STARTED = "RUN_STARTED"  # environment variable: when the process was started
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
 
 
@@ -31,6 +33,7 @@ class Run:
         last_step: the run is stopped after this step and its validation, before it writes a
             checkpoint (18 GB for 1.5B parameters); 0: it ends by itself.
         validates: whether a validation follows the last step.
+        seconds: the run is stopped when it has used so many, without its validations.
         script: a Python file to run instead of `postgrad`.
         keeps_policy: of its checkpoints only the models stay, without the optimizer's state.
         places: how many of the `jobs` it takes, such as 2 for PPO, which trains two models.
@@ -45,6 +48,7 @@ class Run:
     script: str = ""
     keeps_policy: bool = False
     places: int = 1
+    seconds: float = math.inf
 
     def command(self, waits: bool = False) -> list[str]:
         """Return the command; one that waits starts when it reads a line."""
@@ -69,7 +73,7 @@ def start_run(run: Run, out: Path, waits: bool = False) -> RunningRun:
     waits = waits and not run.script
     if not waits:
         print_command(run)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", STARTED: str(time.time())}
     environment.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     with (out / f"{run.label}.log").open("w") as log:
         process = subprocess.Popen(
@@ -200,6 +204,8 @@ def is_over(item: RunningRun, results: Results) -> bool:
     run = item.run
     if run.last_step and results.has_step(run.label, run.last_step, run.validates):
         stop_run(item)
+    if results.clocks.get(run.label, 0.0) > run.seconds:
+        stop_run(item)
     return item.process.poll() is not None
 
 
@@ -211,6 +217,8 @@ def finish(item: RunningRun, out: Path, results: Results) -> int:
     code = item.process.returncode
     if run.last_step:
         if results.has_step(run.label, run.last_step, run.validates):
+            code = 0
+        if results.clocks.get(run.label, 0.0) > run.seconds:
             code = 0
         checkpoints = out / "runs" / run.label / "checkpoints"
         shutil.rmtree(checkpoints, ignore_errors=True)

@@ -24,11 +24,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[reportMissingImports]
 
+from claims.peer import Metrics, parse_options
+from claims.runs import STARTED
 from postgrad.data.problems import load_problems
 from postgrad.problem import Problem, Score
 from postgrad.verifiers.scorer import Scorer
@@ -36,38 +40,6 @@ from postgrad.verifiers.scorer import Scorer
 MAX_ROWS_PER_PASS = 16
 VALIDATION_CACHE_GIB = 8
 FREE_SHARE = 0.05  # of the GPU's memory that must be free when vLLM starts
-
-
-def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("model", "train", "test", "folder"):
-        parser.add_argument(f"--{name}", required=True)
-    numbers = ("steps", "problems", "samples", "tokens", "prompt-tokens", "seed")
-    for name in (*numbers, "validate-every", "test-problems"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--lr", type=float, required=True)
-    parser.add_argument("--token-budget", type=int, required=True, help="of responses in a pass")
-    parser.add_argument("--cache-gib", type=float, required=True, help="vLLM's KV cache")
-    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
-    parser.add_argument("--no-correction", action="store_true", help="of vLLM's log-probs")
-    parser.add_argument("--smoke", action="store_true", help="small sizes on a CPU")
-    options = parser.parse_args()
-    if options.smoke:
-        options.problems, options.samples, options.tokens = 4, 4, 24
-    return options
-
-
-class Metrics:
-    """RUN/metrics.jsonl, flushed after every line."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.file = (folder / "metrics.jsonl").open("w")
-
-    def write(self, step: int, **values: float) -> None:
-        line = {"step": step, "time": time.time(), **values}
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
 
 
 def scores(scorer: Scorer, problems: list[Problem], responses: list[str]) -> list[float]:
@@ -110,13 +82,18 @@ class Report(TrainerCallback):
     def __init__(self, options: argparse.Namespace, tokenizer: Any) -> None:
         self.options = options
         self.tokenizer = tokenizer
-        self.first_validation = Validation(options.model, options, "eval-0")
+        self.first_validation = (
+            None if options.marks else Validation(options.model, options, "eval-0")
+        )
         self.metrics = Metrics(Path(options.folder))
         self.start = 0.0
         self.step_s = 0.0
+        self.clock_s = 0.0  # since the process was started, without validations
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self.metrics.write(0, **{"validation/accuracy": self.first_validation.accuracy()})
+        if self.first_validation:
+            self.metrics.write(0, **{"validation/accuracy": self.first_validation.accuracy()})
+        self.clock_s = time.time() - float(os.environ[STARTED])
 
     def on_step_begin(self, args, state, control, **kwargs):
         synchronize()
@@ -125,6 +102,7 @@ class Report(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         synchronize()
         self.step_s = time.perf_counter() - self.start
+        self.clock_s += self.step_s
 
     def on_log(self, args, state, control, logs=None, model=None, **kwargs):
         if not logs or "reward" not in logs:
@@ -142,8 +120,17 @@ class Report(TrainerCallback):
         if torch.cuda.is_available():
             values["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
         self.metrics.write(step, **values)
-        if step % self.options.validate_every == 0 or step == self.options.steps:
+        if self.is_due(step):
             self.metrics.write(step, **{"validation/accuracy": self.validate(model, step)})
+
+    def is_due(self, step: int) -> bool:
+        """Return whether to validate now: every few steps, or before a step that passes a mark."""
+        marks = self.options.marks
+        if not marks:
+            return step % self.options.validate_every == 0 or step == self.options.steps
+        self.options.marks = [one for one in marks if one >= self.clock_s + self.step_s]
+        # A mark never passes: the launcher ends the run at the last one.
+        return len(self.options.marks) < len(marks)
 
     def validate(self, model: Any, step: int) -> float:
         folder = Path(self.options.folder) / "model"
@@ -189,7 +176,7 @@ def divide_update(rows: int, tokens: int, budget: int) -> int:
 
 
 def main() -> None:
-    options = parse_options()
+    options = parse_options(__doc__)
     problems = load_problems(options.train)
     by_uid = {problem.uid: problem for problem in problems}
     scorer = Scorer("auto")
