@@ -75,23 +75,11 @@ class ModelSize:
     block: int  # parameters of one block
 
 
-def build_model(
-    config: Config,
-    model_config: Any,
-    num_blocks: int | None = None,
-    vocabulary: int | None = None,
-    stock: bool = False,
-) -> Any:
+def build_model(config: Config, model_config: Any, num_blocks: int | None = None) -> Any:
     """Return the model with random weights on the current torch device.
 
-    Args:
-        config: the run.
-        model_config: transformers configuration of the model.
-        num_blocks: replaces the number of blocks.
-        vocabulary: replaces the size of the vocabulary.
-        stock: leave the attention that transformers chooses.
-
-    Raises ConfigError if transformers cannot build the model.
+    `num_blocks` replaces the number of blocks of the transformers configuration. Raises
+    ConfigError if transformers cannot build the model.
     """
     model_config = copy.deepcopy(model_config)
     text_config = model_config.get_text_config()
@@ -99,14 +87,11 @@ def build_model(
         if types := getattr(text_config, "layer_types", None):
             text_config.layer_types = [types[i % len(types)] for i in range(num_blocks)]
         text_config.num_hidden_layers = num_blocks
-    if vocabulary is not None:
-        text_config.vocab_size = vocabulary
-        text_config.pad_token_id = None
     try:
         model = auto_class_of(model_config).from_config(
             model_config,
             dtype=DTYPES[config.model.dtype],
-            attn_implementation=None if stock else register_attention(),
+            attn_implementation=register_attention(),
             trust_remote_code=config.model.trust_remote_code,
         )
     except (ValueError, KeyError, TypeError) as error:
