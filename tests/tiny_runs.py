@@ -21,6 +21,7 @@ from postgrad.config.compose import compose
 from postgrad.config.schema import Config
 from postgrad.methods import find_method
 from postgrad.training.log import RunLog, is_timing
+from postgrad.training.report import Reporter
 from postgrad.types import Batch, Trajectory
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -236,3 +237,13 @@ def sharpened(folder: Path) -> Path:
                 p.mul_(8)
     model.save_pretrained(folder)
     return folder
+
+
+class NoteReporter(Reporter):
+    """Stores the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)

@@ -37,11 +37,6 @@ def test_a_recipe_shows_the_common_settings_and_all_on_request(capsys, name):
     assert set(COMMON) - {"method.kl"} <= set(common) and len(every) > 100
 
 
-def test_the_recipe_of_all_settings_must_be_named(capsys):
-    assert main(["recipes", "--all"]) == 2
-    assert "name one" in capsys.readouterr().err
-
-
 def test_runs_are_listed_newest_first(tmp_path, capsys):
     for age_s, name, loss in ((7200, "old", 0.5), (60, "new", 0.25)):
         folder = tmp_path / name

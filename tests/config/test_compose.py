@@ -433,23 +433,6 @@ def test_recipes_may_build_on_files_beside_them(tmp_path):
     assert "builds on itself" in error_of(recipe=str(mine))
 
 
-@pytest.mark.parametrize(
-    ("recipe", "hint"),
-    [
-        ("GRPO", "did you mean grpo?"),
-        ("online-dpo", "did you mean online_dpo?"),
-        ("grpo_trainer", "the nearest here is grpo"),
-        ("rm", "the nearest here is reward_model"),
-        ("zzz", "postgrad recipes lists them"),
-        ("grppo", "did you mean grpo?"),
-        ("gpro", "did you mean grpo?"),  # not gspo
-        ("missing.yaml", "no recipe file"),
-    ],
-)
-def test_an_unknown_recipe_gets_a_hint(recipe, hint):
-    assert hint in error_of(recipe=recipe)
-
-
 def test_every_hint_of_a_value_or_a_recipe_exists():
     assert {hint.split()[0] for hint in foreign_names().recipes.values()} <= set(recipe_names())
     schemas = [(Config, ""), *((find_settings(name), "method.") for name in ("grpo", "ppo", "dpo"))]

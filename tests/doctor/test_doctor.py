@@ -246,34 +246,6 @@ def test_fit_of_sft_samples_nothing(tiny: Path, tmp_path: Path, capsys: Capture)
     assert "sample" not in rows(text)["time per step"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["doctor", "fit"], "fit"),
-        (["doctor", "--fit"], "--fit"),
-        (["doctor", "--fit", "grpoo"], "did you mean grpo?"),
-        ([*FIT, "model.path=/no/such/folder"], "model.path=/no/such/folder"),
-        ([*FIT, "model.path=tiny", "training.stepz=3"], "did you mean training.steps?"),
-        ([*FIT, "model.path=TINY", "data.train=/no/such/file.jsonl"], "/no/such/file.jsonl"),
-        ([*FIT, "model.path=TINY", "rollout.samples=1"], "rollout.samples=1"),
-        (["doctor", "--fit", "dpo", *FIT[3:], "model.path=TINY"], "chosen and rejected"),
-        ([*FIT, "model.path=TINY", "rollout.max_response_tokens=509"], "context of 512"),
-    ],
-)
-def test_bad_input_is_one_line_and_writes_nothing(
-    arguments: list[str], part: str, tiny: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([word.replace("TINY", str(tiny)) for word in arguments]) == 2
-    printed = capsys.readouterr()
-    assert part in printed.err
-    assert len(printed.err.splitlines()) == 1
-    phases = ("reading ", "encoding the prompts of ")
-    assert all(line.startswith(phases) for line in printed.out.splitlines())
-    assert not list(tmp_path.iterdir())
-
-
 def test_help_names_the_option(capsys: Capture) -> None:
     assert main(["doctor", "--help"]) == 0
     assert "--fit RECIPE" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from classmate_models import END, FOUR, Setting
 from method_runs import SMALL, build_tokenizer, run
 from openai_server import MODEL, serve
 from refused import refused
+from serve_process import command
 from tiny_runs import config_of, metrics_of, metrics_without_timing, overrides_of
 
 from postgrad.cli.main import main
@@ -43,7 +44,10 @@ def verifier(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_run_goes_the_same_way_wherever_the_classmates_are(tiny, verifier, tmp_path):
-    """Greedy classmates in this process, a child process or behind a server give equal runs."""
+    """Greedy classmates in this process, a child process or behind a server give equal runs.
+
+    `postgrad serve` writes the mapping file, and takes its entry away at its end.
+    """
     overrides = (
         *RUN,
         verifier,
@@ -53,23 +57,19 @@ def test_a_run_goes_the_same_way_wherever_the_classmates_are(tiny, verifier, tmp
     )
     host = build_host(config_of("grpo", tiny))
     prompts = Encoder(build_tokenizer(config_of("grpo", tiny)), "plain")
-    with serve(engine=host.engine, prompts=prompts) as served:
-        mapping = tmp_path / "servers.json"
-        port = int(served.url.rsplit(":", 1)[1].split("/")[0])
-        mapping.write_text(
-            json.dumps(
-                {str(tiny): {"local_host": "127.0.0.1", "port": port, "served_model_name": MODEL}}
-            )
-        )
+    mapping = tmp_path / "servers.json"
+    words = (str(tiny), "--name", "mate", "--servers", str(mapping), "--threads", "1")
+    with serve(engine=host.engine, prompts=prompts) as served, command(*words):
         places = {
             "here": ["method.classmates=['']"],
             "path": [f"method.classmates=['{tiny}']"],
             "http": [f"method.classmates=['{served.url}?tokenizer={tiny}#{MODEL}']"],
-            "file": [f"method.classmates=['{mapping}#{tiny}']"],
+            "file": [f"method.classmates=['{mapping}#mate']"],
             "child": ["method.classmates=['']", "cluster.backend=process"],
         }
         for name, more in places.items():
             run("classmate", tiny, tmp_path, *overrides, *more, f"name={name}")
+    assert json.loads(mapping.read_text()) == {}
     metrics = {name: metrics_without_timing(tmp_path / name) for name in places}
     rows = {
         name: pq.read_table(tmp_path / name / "rollouts" / "step-000002.parquet").column(

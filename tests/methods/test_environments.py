@@ -7,10 +7,8 @@ from pathlib import Path
 import preloaded
 import pyarrow.parquet as pq
 import pytest
-from refused import refused
 from tiny_runs import (
     EXAMPLES,
-    GUESS,
     config_of,
     metrics_of,
     metrics_without_timing,
@@ -19,7 +17,6 @@ from tiny_runs import (
 )
 
 from postgrad.cli.main import main
-from postgrad.methods import find_method
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 from postgrad.types import TOOL
@@ -81,20 +78,6 @@ def test_a_policy_learns_a_game_of_two_turns(overrides, tiny):
     for row in rows:
         for source, trained in zip(row["token_source"], row["loss_mask"], strict=True):
             assert trained == (source != TOOL), "no loss sees an observation"
-
-
-@pytest.mark.parametrize(
-    ("recipe", "word", "code", "at"),
-    [
-        ("luffy", GUESS, "unsupported", "environment"),
-        ("grpo", "environment.options.high=3", "no_effect", "environment.options"),
-        ("grpo", "environment.timeout_s=3", "no_effect", "environment.timeout_s"),
-        ("grpo", TURN_GRPO, "missing", "method.advantage"),
-    ],
-)
-def test_settings_without_an_effect_are_refused(recipe, word, code, at, tiny):
-    with refused(code, at):
-        find_method(recipe)(config_of(recipe, tiny, word)).check()
 
 
 # Answers at different speeds. With KILL_AT, the answer of that number kills the driver instead.

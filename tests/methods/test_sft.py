@@ -8,10 +8,9 @@ import pytest
 import torch
 from jsonl import write_jsonl
 from refused import refused
-from tiny_runs import config_of, metrics_of, stock_model, stock_row
+from tiny_runs import NoteReporter, config_of, metrics_of, stock_model, stock_row
 from transformers import AutoTokenizer
 
-from postgrad.cli.main import main
 from postgrad.cluster.host import build_host
 from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import ConfigError
@@ -56,14 +55,6 @@ def write_chats(path: Path) -> Path:
     return path
 
 
-class Notes(Reporter):
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.texts.append(text)
-
-
 def run(model: Path, tmp_path: Path, *overrides: str) -> tuple[float, list[str]]:
     """(loss of the first step, notes) of one step over all conversations."""
     config = config_of(
@@ -76,9 +67,9 @@ def run(model: Path, tmp_path: Path, *overrides: str) -> tuple[float, list[str]]
         f"runs={tmp_path / 'runs'}",
         *overrides,
     )
-    reporter = Notes()
+    reporter = NoteReporter()
     result = train(config, reporter)
-    return metrics_of(result.folder)[0]["sft/loss"], reporter.texts
+    return metrics_of(result.folder)[0]["sft/loss"], reporter.notes
 
 
 def expected_loss(model: Path, pieces: list[list[tuple[str, bool]]]) -> float:
@@ -219,21 +210,6 @@ def test_texts_and_conversations_in_one_file_of_several(tiny, tmp_path):
     loss, _ = run(model, tmp_path, f"data.train='{texts},{chat}'")
     expected = expected_loss(model, [[("1+1$", True)], SHORT])
     assert loss == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("recipe", ["grpo", "dpo"])
-def test_other_methods_refuse_plain_texts(recipe, tiny, tmp_path, capsys):
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text('{"text": "1+1"}\n{"text": "2+2"}\n')
-    arguments = ["train", recipe, f"model.path={tiny}", f"data.train={texts}", f"runs={tmp_path}"]
-    assert main([*arguments, "training.problems_per_step=2"]) == 2
-    assert "only sft trains on" in capsys.readouterr().err
-
-
-def test_unknown_train_on_is_refused(tiny, tmp_path, capsys):
-    arguments = ["train", "sft", f"model.path={tiny}", "data.train=arithmetic:1"]
-    assert main([*arguments, "method.train_on=first", f"runs={tmp_path}"]) == 2
-    assert "method.train_on=first" in capsys.readouterr().err
 
 
 def test_packed_rows_do_not_see_each_other(tiny):

@@ -11,7 +11,6 @@ from tiny_runs import config_of, metrics_of, stock_model, stock_row
 from tool_model import CALL, SHORT_CHAT, TOOLS, chat_model
 
 from postgrad.cli.main import main
-from postgrad.methods import find_method
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 from postgrad.types import POLICY, TOOL
@@ -122,19 +121,6 @@ def test_no_loss_sees_what_a_tool_wrote(with_tools):
     ours = bound.method.ports.policy.logprobs(batch)["logprobs"]
     own = batch.tokens["loss_mask"]
     assert torch.allclose(ours[own].double(), priced[own].detach(), atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "word", "code", "at"),
-    [
-        ("sft", "rollout.tools=[calculator]", "unsupported", "rollout.tools"),
-        ("grpo", "rollout.max_turns=3", "no_effect", "rollout.max_turns"),
-        ("grpo", "rollout.tool_chars=99", "no_effect", "rollout.tool_chars"),
-    ],
-)
-def test_tools_where_nobody_calls_them_are_refused(recipe, word, code, at, tiny):
-    with refused(code, at):
-        find_method(recipe)(config_of(recipe, tiny, word)).check()
 
 
 def test_tools_need_a_chat_template(tiny, tmp_path):

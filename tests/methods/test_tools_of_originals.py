@@ -5,10 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from refused import refused
-from tiny_runs import GUESS, config_of
 
-from postgrad.methods import find_method
 from postgrad.methods.method import Step
 from postgrad.methods.support.replay_pool import Experience, ReplayPool
 from postgrad.types import DEMONSTRATION, POLICY, REPLAY, TOOL, Batch, Trajectory
@@ -94,22 +91,3 @@ def test_a_replay_keeps_the_tools_answer_as_context(with_tools):
     assert bool((source == REPLAY).any()) and bool((source == TOOL).any())
     assert torch.equal(batch.tokens["loss_mask"], source != TOOL)
     assert not bool(batch.tokens["advantages"][source == TOOL].any())
-
-
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "code", "at"),
-    [
-        (
-            "luffy",
-            ["rollout.tools=[calculator]", "method.prefix_min=0.5"],
-            "conflict",
-            "rollout.tools",
-        ),
-        ("luffy", [GUESS], "unsupported", "environment"),
-        ("exgrpo", [GUESS], "unsupported", "environment"),
-        ("classmate", [GUESS], "unsupported", "environment"),
-    ],
-)
-def test_combinations_without_a_meaning_are_refused(recipe, overrides, code, at, tiny):
-    with refused(code, at):
-        find_method(recipe)(config_of(recipe, tiny, *overrides)).check()

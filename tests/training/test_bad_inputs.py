@@ -1,15 +1,22 @@
 """Bad inputs: one clear line, the right exit code, and nothing written or lost."""
 
 import fcntl
-import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from jsonl import write_jsonl
 from refused import refused
-from tiny_runs import config_of, metrics_without_timing, overrides_of, toy_run, tree
+from tiny_runs import (
+    NoteReporter,
+    config_of,
+    metrics_without_timing,
+    overrides_of,
+    toy_run,
+    tree,
+)
 
 from postgrad.cli.main import main
 from postgrad.errors import ConfigError, RunError
@@ -29,72 +36,8 @@ SMALL = (
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """The working folder; test_slips.py has the files that people get wrong."""
-    (tmp_path / "cut.parquet").write_bytes(b"PAR1 nothing")
-    write_rows(tmp_path / "few.jsonl", [{"question": f"{i}+1=", "answer": "#### 1"} for i in "123"])
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def write_rows(file: Path, rows: list[dict]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def train_and_fail(home, capsys, model, *overrides, recipe="grpo") -> tuple[int, str]:
-    """Return the exit code and the line of an error; exit code 2 must write nothing."""
-    before = tree(home)
-    code = main(["train", recipe, *overrides_of(model, *SMALL, "runs=runs", *overrides)])
-    err = capsys.readouterr().err
-    assert err.startswith("postgrad: ") and err.count("\n") == 1, err
-    if code == 2:
-        assert tree(home) == before and not (home / "runs").exists(), "nothing is written"
-    return code, err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "parts"),
-    [
-        (["training.steps=null"], ["training.steps=null: it needs a value"]),
-        (["data.train=cut.parquet"], ["cut.parquet", "parquet"]),
-        (["data.validation=missing.jsonl"], ["missing.jsonl"]),
-        (["data.max_prompt_tokens=3", "data.overlong=drop"], ["data.max_prompt_tokens=3"]),
-        (["reward.verifier=exact + exact.no"], ["exact + exact.no", "no part no"]),
-        (["method.entropy_coef=1e30"], ["method.entropy_coef", "between -1000000 and 1000000"]),
-        (["optimizer.lr=2"], ["optimizer.lr=2", "at most 1"]),
-        (["model.path=no-such-org/no-such-model"], ["model.path=no-such-org/no-such-model"]),
-        (["model.device=cuda"], ["model.device=cuda"]),
-        (["model.device=npu"], ["model.device=npu", "torch_npu"]),
-        (["cluster.engines=1"], ["cluster.engines=1", "cluster=process or ray"]),
-        (
-            ["training.profile_steps=[1]", "cluster.backend=process"],
-            ["training.profile_steps", "cluster.backend=process"],
-        ),
-        (
-            ["data.train=few.jsonl", "training.problems_per_step=4"],
-            ["training.problems_per_step=3"],
-        ),
-        (["rollout.max_response_tokens=600"], ["context of 512", "rollout.max_response_tokens"]),
-        (["name=../elsewhere"], ["name=../elsewhere is outside of runs=runs"]),
-        ([f"name={'a' * 300}"], ["has 300 characters"]),
-    ],
-    ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else None,
-)
-def test_wrong_input_exits_with_2_and_writes_nothing(home, capsys, tiny, overrides, parts):
-    if "model.device=cuda" in overrides and __import__("torch").cuda.is_available():
-        pytest.skip("there is a GPU here")
-    code, line = train_and_fail(home, capsys, tiny, *overrides)
-    assert code == 2, line
-    for part in parts:
-        assert part in line, line
-
-
-@pytest.mark.parametrize("recipe", ["sft", "dpo"])
-def test_a_temperature_for_given_responses_is_refused(home, capsys, tiny, recipe):
-    """It would change their log-probs, and with them the loss."""
-    write_rows(home / "pairs.jsonl", [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}])
-    settings = ["rollout.temperature=0.3", *["data.train=pairs.jsonl"] * (recipe == "dpo")]
-    code, err = train_and_fail(home, capsys, tiny, *settings, recipe=recipe)
-    assert code == 2 and "rollout.temperature=0.3" in err
 
 
 def prepared(recipe: str, model: Path, *overrides: str) -> Prepared:
@@ -108,18 +51,24 @@ def test_rows_that_are_read_must_fit_their_limits(home, tiny):
     file = home / "rows.jsonl"
     data = "data.train=rows.jsonl"
     limit = "rollout.max_response_tokens"
-    write_rows(file, [{"prompt": f"{n}=", "chosen": "1", "rejected": "1" * n} for n in range(1, 9)])
+    write_jsonl(
+        file, *[{"prompt": f"{n}=", "chosen": "1", "rejected": "1" * n} for n in range(1, 9)]
+    )
     with refused("too_large", "rollout.max_response_tokens", shows="3 of 8 "):
         prepared("dpo", tiny, data, f"{limit}=6")
-    write_rows(file, [{"prompt": f"{n}=", "chosen": "1" * 520, "rejected": "2"} for n in range(4)])
+    write_jsonl(
+        file, *[{"prompt": f"{n}=", "chosen": "1" * 520, "rejected": "2"} for n in range(4)]
+    )
     with refused("too_large", "rollout.max_response_tokens", shows="context of 512"):
         prepared("dpo", tiny, data, f"{limit}=600")
-    write_rows(file, [{"prompt": f"{n}=", "chosen": "1" * 300, "rejected": "2"} for n in range(4)])
+    write_jsonl(
+        file, *[{"prompt": f"{n}=", "chosen": "1" * 300, "rejected": "2"} for n in range(4)]
+    )
     prepared("dpo", tiny, data, f"{limit}=600")
     prepared("cs336_sft", tiny, f"{limit}=600", "data.prompt_style=own", "training.epochs=0")
     # A long prompt with a short response, and the other way round: KTO reads each with each.
     rows = [("1" * 400, "2"), ("1", "2" * 400)] * 2
-    write_rows(file, [{"prompt": a, "completion": b, "label": True} for a, b in rows])
+    write_jsonl(file, *[{"prompt": a, "completion": b, "label": True} for a, b in rows])
     more = (data, f"{limit}=500", "data.max_prompt_tokens=500")
     with refused("too_large", "rollout.max_response_tokens", shows="400 tokens .* 401 exceed"):
         prepared("kto", tiny, *more)
@@ -129,7 +78,7 @@ def test_rows_that_are_read_must_fit_their_limits(home, tiny):
 def test_pairs_with_equal_responses_are_reported(home, tiny):
     row = {"prompt": "1+1=", "chosen": "2", "rejected": "2"}
     other = {"prompt": "1+2=", "chosen": "3", "rejected": "2"}
-    write_rows(home / "pairs.jsonl", [row, other, other, other])
+    write_jsonl(home / "pairs.jsonl", *[row, other, other, other])
     notes = prepared("dpo", tiny, "data.train=pairs.jsonl").notes
     assert any("1 of 4 pairs of data.train have the same chosen" in text for text in notes)
 
@@ -368,14 +317,6 @@ def test_rollouts_that_the_disk_lost_are_a_run_error(tmp_path):
     log.close()
 
 
-class Notes(Reporter):
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.texts.append(text)
-
-
 @pytest.mark.parametrize("max_refills", [0, 2])
 def test_the_first_responses_without_a_score_are_reported(tmp_path, tiny, max_refills):
     """Their share is that of all responses, also of those that refills replace."""
@@ -393,8 +334,8 @@ def test_the_first_responses_without_a_score_are_reported(tmp_path, tiny, max_re
         "training.steps=1",
         f"method.max_refills={max_refills}",
     )
-    notes = Notes()
+    notes = NoteReporter()
     train(config_of("grpo", tiny, *SMALL, *settings, f"runs={tmp_path}"), notes)
-    (warning,) = [text for text in notes.texts if "could not be scored" in text]
+    (warning,) = [text for text in notes.notes if "could not be scored" in text]
     assert warning.startswith("warning: step 1: ") and "one in four" in warning
     assert f" of {len((tmp_path / 'calls').read_text())} responses" in warning

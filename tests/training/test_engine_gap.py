@@ -6,6 +6,7 @@ import pytest
 import torch
 from openai_server import serve
 from safetensors.torch import load_file
+from serve_process import live
 from tables import table
 from tiny_runs import config_of, metrics_of, overrides_of, toy_run, tree
 
@@ -62,13 +63,17 @@ def test_hf_engine_gives_the_native_run(tiny, native_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_server_gets_the_weights_of_every_update(tiny, tmp_path, other_engine, prompts):
-    reload = lambda body: other_engine.publish(load_file(f"{body['folder']}/model.safetensors"))  # noqa: E731
-    with serve(engine=other_engine, prompts=prompts, calls={"/v1/reload": reload}) as served:
-        overrides = ("rollout.engine=http", f"rollout.url={served.address}")
-        lines = run(tiny, tmp_path, *overrides)
+def test_server_gets_the_weights_of_every_update(tiny, native_run, tmp_path):
+    """`postgrad serve` gives the native run."""
+    with live(tiny, reload_below=tmp_path) as server:
+        overrides = ("rollout.engine=http", f"rollout.url='{server.url}#tiny'")
+        lines = run(tiny, tmp_path, *overrides, "rollout.stop=['no such string']")
+        assert server.ask("/health")[1]["models"]["tiny"]["version"] >= 2
         assert lines[0]["step"] == 0 and lines[0]["engine/start_gap_max"] < 1e-4
         assert len(lines) == 4 and min(line["grad_norm"] for line in lines[1:]) > 0
+        assert numbers(lines) == [
+            pytest.approx(one, rel=1e-4, abs=1e-5) for one in numbers(native_run)
+        ]
         assert max(line["engine/gap_max"] for line in lines[1:]) < 1e-4
         notes = [
             json.loads(line)
@@ -79,10 +84,19 @@ def test_server_gets_the_weights_of_every_update(tiny, tmp_path, other_engine, p
             for note in notes
         )
         assert not list((tmp_path / "test" / "weights").iterdir())
-        more = run(tiny, tmp_path, *overrides, "training.steps=3")
+        more = run(tiny, tmp_path, *overrides, "rollout.stop=['no such string']")
         assert [line["step"] for line in more] == [0, 1, 2, 3], (
             "nothing was left to do, and nothing was written twice"
         )
+
+
+@pytest.mark.slow
+def test_server_without_reload_is_refused(tiny, tmp_path, capsys):
+    with live(tiny) as server:
+        url = f"rollout.url='{server.url}#tiny'"
+        code, error = failing(capsys, tiny, "rollout.engine=http", url, f"runs={tmp_path}")
+    assert code == 2 and "answers 403: this server takes no new weights" in error
+    assert "start it with --reload-below DIR" in error
 
 
 def failing(capsys, tiny, *overrides) -> tuple[int, str]:

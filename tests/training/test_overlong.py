@@ -11,7 +11,7 @@ import pytest
 from jsonl import write_jsonl
 from refused import refused
 from tables import table
-from tiny_runs import config_of, toy_run
+from tiny_runs import NoteReporter, config_of, toy_run
 
 from postgrad.cli.main import main
 from postgrad.data.encode.limits import truncate
@@ -30,16 +30,6 @@ FOUR_TOKENS = [f"{n}+{n}=" for n in range(3)]
 EXTRA_SETTINGS = {
     "bupo": ("method.num_blocks=1", "method.phase_one_steps=1", "training.updates_per_step=1")
 }
-
-
-class NoteReporter(Reporter):
-    """Stores the notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @pytest.fixture(scope="module")

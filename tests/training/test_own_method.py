@@ -146,22 +146,3 @@ def test_run_is_the_same_with_model_and_engine_in_child_processes(home, ran, tin
     rollouts = home / "runs" / "apart" / "rollouts"
     for file in sorted((ran / "rollouts").iterdir()):
         assert pq.read_table(file).equals(pq.read_table(rollouts / file.name)), file.name
-
-
-def test_stages_that_end_without_a_batch_are_one_line(home, tiny, monkeypatch, capsys):
-    (home / "draws.py").write_text(
-        "from postgrad.methods.grpo import Grpo\n\n\nclass Draws(Grpo):\n"
-        "    def learning_stages(self):\n        return [self.draw]\n"
-    )
-    assert run(home, tiny, monkeypatch, "draws", "method=draws.py:Draws") == 1
-    error = capsys.readouterr().err
-    assert "the last learning stage returned a list" in error and "Traceback" not in error
-
-
-def test_method_without_a_loss_is_one_line(home, tiny, monkeypatch, capsys):
-    (home / "empty.py").write_text(
-        "from postgrad.methods.method import Method\n\n\nclass Empty(Method):\n    pass\n"
-    )
-    assert run(home, tiny, monkeypatch, "empty", "method=empty.py:Empty") == 2
-    error = capsys.readouterr().err
-    assert "method=empty.py:Empty: Objective has no loss" in error and "Traceback" not in error

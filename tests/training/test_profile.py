@@ -4,22 +4,11 @@ import gzip
 import json
 
 import pytest
-from tiny_runs import config_of, metrics_without_timing, toy_run
+from tiny_runs import NoteReporter, config_of, metrics_without_timing, toy_run
 
 from postgrad.training.driver import train
-from postgrad.training.report import Reporter
 
 SMALL = toy_run(steps=3, response_tokens=3)
-
-
-class NoteReporter(Reporter):
-    """Stores the notes."""
-
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 @pytest.mark.slow

@@ -1,12 +1,11 @@
 """The warning for rewards that rise while the validation accuracy does not."""
 
 import pytest
-from tiny_runs import config_of
+from tiny_runs import NoteReporter, config_of
 
 from postgrad.training.driver import train
 from postgrad.training.guard import RewardWatch, answer_accuracy, is_suspicious
 from postgrad.training.log import read_metrics
-from postgrad.training.report import Reporter
 
 EVERY = 5  # steps between validations
 
@@ -96,14 +95,6 @@ def test_numbers_worked_out_by_hand():
     assert not is_suspicious([0.0, 0.4], [0.6, 1.0], 0.5, 0.5, 6)  # the steps are noisier
 
 
-class Notes(Reporter):
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
-
-
 def test_a_run_writes_the_metrics_and_the_warning(tiny, tmp_path, monkeypatch):
     """The reward is the number of the call, and the validation is always wrong."""
     from postgrad.training import driver, validation
@@ -131,7 +122,7 @@ def test_a_run_writes_the_metrics_and_the_warning(tiny, tmp_path, monkeypatch):
         f"runs={tmp_path}",
         "name=run",
     )
-    reporter = Notes()
+    reporter = NoteReporter()
     train(config, reporter)
     (warning,) = [note for note in reporter.notes if note.startswith("warning:")]
     assert "since step 0 the training reward rose by 10" in warning

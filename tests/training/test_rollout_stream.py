@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fake_stream import FakeStreamingEngine
-from tiny_runs import GUESS, config_of
+from tiny_runs import config_of
 
 from postgrad.cluster.engine_pool import EnginePool
 from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import RolloutConfig
 from postgrad.data.problem_queue import ProblemQueue
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError
 from postgrad.methods import find_method
 from postgrad.methods.ports import Ports
 from postgrad.problem import Problem
@@ -250,23 +250,3 @@ def test_several_engines_share_the_groups_and_a_restarted_one_samples_its_groups
     assert Counter(trained_uids(done)) == Counter(str(i) for i in range(8 * BATCH))
     for _, batch in done:
         assert torch.equal(batch.tokens["version"], -batch.tokens["behavior_logprobs"])
-
-
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "message"),
-    [
-        ("grpo", [*SEPARATE], r"add rollout\.staleness=2"),
-        ("grpo", ["rollout.staleness=1"], r"cluster\.engines=1"),
-        ("grpo", ["rollout.staleness=1", *SEPARATE, "method.correction=none"], "correction"),
-        ("grpo", ["rollout.staleness=1", *SEPARATE, "rollout.engine=hf"], r"rollout\.engine=hf"),
-        ("grpo", ["rollout.staleness=1", *SEPARATE, "rollout.tools=[calculator]"], "tools"),
-        ("grpo", ["rollout.staleness=1", *SEPARATE, GUESS], "environment"),
-        ("grpo", ["rollout.staleness=1", *SEPARATE, "method.max_refills=1"], "max_refills"),
-        ("luffy", ["rollout.staleness=1", *SEPARATE], "compose"),
-        ("sft", ["rollout.staleness=1", *SEPARATE], r"rollout\.staleness=1: sft"),
-    ],
-)
-def test_settings_that_cannot_stream_are_refused(recipe, overrides, message, tiny):
-    config = config_of(recipe, tiny, "rollout.stream=true", *overrides)
-    with pytest.raises(ConfigError, match=message):
-        find_method(recipe)(config).check()

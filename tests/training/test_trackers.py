@@ -264,14 +264,6 @@ def test_tracker_without_its_package_is_refused_and_writes_nothing(
     assert "pip install wandb" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
-def test_unknown_tracker_names_the_nearest(tiny, capsys):
-    assert (
-        main(["train", "grpo", f"model.path={tiny}", "data.train=arithmetic:1", "track=tensorbord"])
-        == 2
-    )
-    assert "did you mean tensorboard, or empty?" in capsys.readouterr().err
-
-
 def fake_tracker(calls, fail=None):
     """A tracker that records what it gets, or raises in the call named `fail`."""
 
