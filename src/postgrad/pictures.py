@@ -254,6 +254,19 @@ def with_pictures(
     return filled
 
 
+def with_urls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with its pictures as OpenAI's clients send them."""
+    content = message["content"]
+    if isinstance(content, list):
+        content = [
+            {"type": "image_url", "image_url": {"url": part["image"].data_url()}}
+            if part["type"] == "image"
+            else part
+            for part in content
+        ]
+    return {**message, "content": content}
+
+
 def shown_parts(value: Any) -> list[dict[str, Any]] | None:
     """Return what a tool or an environment shows as parts; None for a value without pictures.
 

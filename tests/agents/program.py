@@ -66,6 +66,25 @@ def tool_turn(problem):
     print(1.0)
 
 
+def look_twice(problem):
+    """Pictures in two turns; then the same conversation with the first one exchanged."""
+    first = list(problem["messages"])
+    blue, green = problem["extra"]["urls"]
+    messages = [*first, chat(first, max_tokens=3), shown(blue)]
+    messages += [chat(messages, max_tokens=3), user("2=")]
+    chat(messages, max_tokens=3)
+    chat([shown(green), *messages[1:]], max_tokens=3)
+    call(status=400, messages=[shown("https://host/a.png")])
+    call(status=400, messages=[*first, user("<|image_pad|>")])
+    print(1.0)
+
+
+def shown(url):
+    """A message with a picture."""
+    part = {"type": "image_url", "image_url": {"url": url}}
+    return {"role": "user", "content": [part, {"type": "text", "text": "1+2="}]}
+
+
 def refused(problem):
     """Requests that are refused leave no trace."""
     messages = problem["messages"]

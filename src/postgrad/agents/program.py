@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from postgrad.pictures import with_pictures, with_urls
 from postgrad.problem import Failure, Problem, Score
 from postgrad.verifiers.port import as_score
 
@@ -117,7 +118,7 @@ def problem_fields(problem: Problem) -> dict[str, Any]:
     """Return the fields of a problem that its program reads."""
     return {
         "uid": problem.uid,
-        "messages": list(problem.messages),
+        "messages": [with_urls(one) for one in with_pictures(problem.messages, problem.images)],
         "ground_truth": problem.ground_truth,
         "data_source": problem.data_source,
         "extra": problem.extra,

@@ -14,13 +14,13 @@ from typing import Any
 from jinja2 import TemplateError
 
 from postgrad.errors import ConfigError
-from postgrad.pictures import image_parts
+from postgrad.pictures import Picture, image_parts, text_of_content, without_pictures
 from postgrad.problem import Message
 from postgrad.rollout.engine import Completion, Request, Sampling, trajectory_seed
 from postgrad.rollout.native.sequence import Job
 from postgrad.rollout.transcript import Transcript
 from postgrad.rollout.turns import Turn
-from postgrad.serving.model_text import ModelText
+from postgrad.serving.model_text import ModelText, pictures_of
 from postgrad.serving.requests import ApiError, ChatRequest, GenerationRequest
 from postgrad.serving.responses import ResponseBuilder
 from postgrad.serving.responses_api import make_builder
@@ -91,9 +91,8 @@ class Recording:
                 raise ApiError(
                     400, f"the agent has made agent.max_calls={self.limits.max_calls} calls"
                 )
-            if request.is_chat and image_parts(request.prompts[0]):
-                raise ApiError(400, "an agent's requests are recorded without pictures", "messages")
-            trajectory, ids = self._find(request)
+            pictures = pictures_of(request, request.prompts[0])
+            trajectory, ids = self._find(request, pictures)
             num_response = len(ids) - len(trajectory.prompt)
             tokens_left = min(
                 self.limits.max_response_tokens - num_response, self.limits.max_tokens - len(ids)
@@ -112,7 +111,7 @@ class Recording:
             max_tokens = min(tokens_left, request.token_limit or tokens_left)
             turn = Turn(
                 (self.number, trajectory.number),
-                Request(ids, [seed], max_tokens),
+                Request(ids, [seed], max_tokens, pictures),
                 tuple(request.stop),
                 continues=bool(trajectory.tokens),
             )
@@ -127,8 +126,11 @@ class Recording:
             messages = _messages(call.request)
             trajectory.add_context(
                 call.turn.request.prompt[len(trajectory.all_tokens) :],
-                messages[len(trajectory.history) :] if trajectory.history else [],
+                [without_pictures(message) for message in messages[len(trajectory.history) :]]
+                if trajectory.history
+                else [],
             )
+            trajectory.images = call.turn.request.images
             last_seen = str(messages[-1]["content"]) if messages else trajectory.episode.question
             trajectory.add_turn(completion, choice.text, last_seen)
             if messages:  # a chat, not a completion of a text
@@ -154,7 +156,9 @@ class Recording:
                 trajectory.episode.answer = self.answer
             return [trajectory.completion() for trajectory in reversed(self.trajectories)]
 
-    def _find(self, request: GenerationRequest) -> tuple[Trajectory, list[int]]:
+    def _find(
+        self, request: GenerationRequest, pictures: tuple[Picture, ...]
+    ) -> tuple[Trajectory, list[int]]:
         """Return the trajectory that a request continues, or a new one, and the prompt's tokens."""
         conditions = _conditions(request)
         history = [_comparable(message) for message in _messages(request)]
@@ -162,29 +166,37 @@ class Recording:
             if trajectory.conditions != conditions or trajectory.is_busy:
                 continue
             rest = _messages(request)[len(trajectory.history) :]
-            if rest and history[: len(trajectory.history)] == trajectory.history:
-                added = self._encode_rest(request, rest, trajectory.tokens[-1])
+            is_same = pictures[: len(trajectory.images)] == trajectory.images
+            if rest and is_same and history[: len(trajectory.history)] == trajectory.history:
+                self.text.check_pictures(request, pictures)
+                added = self._encode_rest(request, rest, trajectory)
                 if added:
                     return trajectory, [*trajectory.all_tokens, *added]
         ids = self.text.encode(request, request.prompts[0])
         for trajectory in sorted(self.trajectories, key=lambda one: -len(one.all_tokens)):
             known = trajectory.all_tokens
-            if not trajectory.is_busy and len(ids) > len(known) and ids[: len(known)] == known:
+            is_longer = len(ids) > len(known) and ids[: len(known)] == known
+            if is_longer and pictures == trajectory.images and not trajectory.is_busy:
                 return trajectory, ids
         trajectory = Trajectory(ids, number=self.num_trajectories, conditions=conditions)
         self.num_trajectories += 1
         messages = _messages(request)
-        question = messages[-1]["content"] if messages else request.prompts[0]
+        question = text_of_content(messages[-1]["content"]) if messages else request.prompts[0]
         trajectory.episode.question = str(question)
         return trajectory, ids
 
-    def _encode_rest(self, request: GenerationRequest, rest: list[Message], end: int) -> list[int]:
+    def _encode_rest(
+        self, request: GenerationRequest, rest: list[Message], trajectory: Trajectory
+    ) -> list[int]:
         """Return the tokens of messages after a reply; [] if they cannot follow one."""
         if any(message["role"] not in ANSWERS for message in rest):
             return []
         try:
             with self.text.lock:
-                return self.text.prompts_for(request).encode_after_turn(rest, end)
+                if image_parts(rest):
+                    self.text.chat_prompts.check_places(trajectory.all_tokens, trajectory.images)
+                encoder = self.text.prompts_for(request)
+                return encoder.encode_after_turn(rest, trajectory.tokens[-1])
         except TEMPLATE_ERRORS:
             return []
 

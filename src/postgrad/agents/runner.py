@@ -18,7 +18,7 @@ from postgrad.data.encode.encoder import Encoder
 from postgrad.environments.host import drain
 from postgrad.errors import Missing, UnknownName, WrongValue
 from postgrad.problem import Failure, Problem, Score
-from postgrad.rollout.engine import Completion, Episode, Request, Sampling, refuse_pictures
+from postgrad.rollout.engine import Completion, Episode, Request, Sampling
 from postgrad.rollout.turns import Turn
 from postgrad.serving.model_text import ModelText
 
@@ -44,6 +44,9 @@ class Agents:
         stop_ids = {*tokenizer.all_special_ids, tokenizer.eos_token_id}
         options = encoder.chat_template.options if encoder.chat_template else {}
         self.text = ModelText(MODEL, tokenizer, stop_ids, len(tokenizer), encoder.template, options)
+        self.text.reads_pictures = bool(
+            encoder.chat_template
+        )  # a model of text refuses them itself
         self.needs_reward = verifier == "auto" or bool(re.search(r"\benvironment\b", verifier))
 
     @property
@@ -65,11 +68,7 @@ class Agents:
     def open(
         self, requests: Sequence[Request], problems: Sequence[Problem], sampling: Sampling
     ) -> Iterator["Programs"]:
-        """Start a program per response; kill those that are left at the end.
-
-        Raises ConfigError for requests with pictures.
-        """
-        refuse_pictures(requests, "agents are")
+        """Start a program per response; kill those that are left at the end."""
         source = Programs(requests, problems, sampling, self)
         try:
             yield source

@@ -117,8 +117,7 @@ class _Conversation:
         number = self.transcript.num_turns
         seed = trajectory_seed(self.seed, number, "turn", 0) if number else self.seed
         left = self.limit - len(self.transcript.tokens)
-        images = (*self.problem.prompt_images, *self.transcript.images)
-        request = Request(self.transcript.all_tokens, [seed], left, images)
+        request = Request(self.transcript.all_tokens, [seed], left, self.transcript.images)
         return Turn(self.key, request, continues=number > 0)
 
 
@@ -141,7 +140,7 @@ class Conversations:
             limit = token_limit(request, sampling)
             for seed in request.seeds:
                 key = len(self.conversations)
-                transcript = Transcript(request.prompt)
+                transcript = Transcript(request.prompt, images=request.images)
                 self.conversations.append(_Conversation(key, seed, limit, problem, transcript))
         self.max_rows = self.num_running = len(self.conversations)
         self.num_thinking = 0  # conversations that wait for their environment
@@ -204,7 +203,7 @@ class Conversations:
                 else:
                     self.start(conversation, result.messages, images)
             except (ConfigError, PictureError) as error:
-                if not (result.images or conversation.problem.prompt_images):
+                if not (result.images or conversation.transcript.images):
                     raise
                 self.fail(conversation, Failure("picture", first_line(error)))
         elif isinstance(result, Outcome):
@@ -221,7 +220,7 @@ class Conversations:
     ) -> None:
         """Add what reset() shows to the prompt, and let the policy begin."""
         conversation.last_seen = _seen(messages, images)
-        conversation.transcript.images = images
+        conversation.transcript.images += images
         if self.has_environment:
             shown = messages[0]["content"] if messages else ""
             problem = _with_shown(conversation.problem, shown, images)
@@ -273,8 +272,7 @@ class Conversations:
             with_pictures(messages, images), transcript.tokens[-1]
         )
         if images:
-            shown = (*conversation.problem.prompt_images, *transcript.images)
-            self.turns.encoder.check_places(transcript.all_tokens, shown)
+            self.turns.encoder.check_places(transcript.all_tokens, transcript.images)
         if len(transcript.tokens) + len(tokens) >= conversation.limit:
             transcript.finish = "length"
             self.end(conversation)

@@ -108,7 +108,7 @@ def refuse_pictures(requests: Sequence[Request], who: str) -> None:
     """Raise Unsupported for requests with pictures, which `who` would not see."""
     if any(request.images for request in requests):
         raise Unsupported(
-            f"the data have pictures, and {who} shown none; use rollout.engine=native, no agents"
+            f"the data have pictures, and {who} shown none; use rollout.engine=native"
         )
 
 
@@ -137,7 +137,8 @@ class Completion:
         calls: number of tool calls.
         errors: number of tool calls that failed.
         messages: the turns of the policy and what followed each, if there may be several.
-        images: the pictures that environments and tools showed, after those of the problem.
+        images: the pictures of the prompt and the response, if there may be several turns; None
+            means those of the request.
         episode: what an environment did, if there was one (turns.py).
         kept_ids: per token, the ids that top-p, top-k and min-p kept, with Sampling.record_kept;
             none for tokens that the policy did not write.
@@ -155,13 +156,14 @@ class Completion:
     calls: int = 0
     errors: int = 0
     messages: list[Message] | None = None
-    images: tuple[Picture, ...] = ()
+    images: tuple[Picture, ...] | None = None
     episode: "Episode | None" = None
     kept_ids: list[list[int]] | None = None
     versions: list[int] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "images", tuple(self.images))  # JSON has made it a list
+        if self.images is not None:
+            object.__setattr__(self, "images", tuple(self.images))  # JSON has made it a list
         if math.isnan(sum(self.logprobs)):
             raise RunError(
                 "sampled tokens have log-probs that are not numbers (NaN): the model's weights are "

@@ -17,7 +17,7 @@ from postgrad.rollout.engine import Completion, Episode
 class Transcript:
     """One response, turn by turn; `messages` are those after the prompt.
 
-    `images` are the pictures that were shown after those of the problem.
+    `images` are the pictures of the prompt and the response.
     """
 
     prompt: list[int]

@@ -71,7 +71,7 @@ class ModelText:
         if not request.is_chat and isinstance(prompt, list | IdsWithPictures):
             return self._check_ids(request, prompt)
         self._check_length(request, prompt)
-        self._check_pictures(request, pictures_of(request, prompt))
+        self.check_pictures(request, pictures_of(request, prompt))
         if request.tool_schemas and self.chat_prompts.chat_template is None:
             raise ApiError(
                 400,
@@ -106,7 +106,7 @@ class ModelText:
                 400, f"prompt has a token id outside 0 to {self.vocabulary_size - 1}", "prompt"
             )
         pictures = pictures_of(request, prompt)
-        self._check_pictures(request, pictures)
+        self.check_pictures(request, pictures)
         if pictures:
             try:
                 with self.lock:
@@ -127,7 +127,7 @@ class ModelText:
                 "context_length_exceeded",
             )
 
-    def _check_pictures(self, request: GenerationRequest, pictures: Sequence[Picture]) -> None:
+    def check_pictures(self, request: GenerationRequest, pictures: Sequence[Picture]) -> None:
         """Raise ApiError for pictures that the model cannot read, or that take long to decode.
 
         Their sizes are checked before the first one is decoded.

@@ -89,7 +89,7 @@ def sampled_row(
         loss_mask=loss_mask,
         token_source=[*[DEMONSTRATION] * len(prefix), *sampled_source],
         kept_ids=kept_ids,
-        images=(*problem.prompt_images, *completion.images),
+        images=problem.prompt_images if completion.images is None else completion.images,
         tokens=tokens,
         rows=rows,
     )
