@@ -4,13 +4,15 @@ import base64
 import io
 import sys
 import threading
+from dataclasses import replace
 
+import jinja2
 import pytest
 import torch
 from openai_server import serve
 from PIL import Image
 from serve_process import live
-from tiny_runs import config_of
+from tiny_runs import config_of, same_completions
 from vision_models import (
     load_vision_model,
     picture_tokenizer,
@@ -25,7 +27,9 @@ from postgrad.config.schema import RolloutConfig
 from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import RunError
 from postgrad.model.policy import FrozenPolicy
-from postgrad.rollout.engine import Sampling
+from postgrad.picture_processor import PictureProcessor
+from postgrad.pictures import picture_of_data_url
+from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.http_client import Address
 from postgrad.rollout.native.engine import NativeEngine
@@ -135,8 +139,7 @@ def test_an_engine_behind_a_server_samples_what_the_native_one_does(model_type, 
         for temperature in (0.0, 1.0):
             sampling = Sampling(temperature, 8)
             groups = engine.generate(requests, sampling)
-            for group, ours in zip(groups, native.generate(requests, sampling), strict=True):
-                assert [one.tokens for one in group] == [one.tokens for one in ours]
+            assert same_completions(groups, native.generate(requests, sampling))
     rows = [
         Trajectory(str(number), request.prompt, one.tokens, number, images=request.images)
         for number, (request, group) in enumerate(zip(requests, groups, strict=True))
@@ -160,7 +163,7 @@ def test_prompts_of_ids_with_other_places_or_fields_are_refused(server, model):
     red = square("red")
     encoder = Encoder(picture_tokenizer("qwen"), "chat", 256)
     encoder.tokenizer.name_or_path = str(model)
-    ids = encoder.tokenize(f"1+2{encoder._picture_processor.placeholder}=", special=False)
+    ids = encoder.tokenize(f"1+2{encoder.picture_processor.placeholder}=", special=False)
     place = encoder.image_token_id
 
     def send(ids, urls, **more):
@@ -169,7 +172,7 @@ def test_prompts_of_ids_with_other_places_or_fields_are_refused(server, model):
         return status, str(body)
 
     at = ids.index(place)
-    count = encoder._picture_processor.num_tokens([red])
+    count = encoder.picture_processor.num_tokens([red])
     right = [*ids[:at], *[place] * count, *ids[at + 1 :]]
     assert send(right, [red.data_url()])[0] == 200
     for wrong, urls, sentence in (
@@ -187,14 +190,53 @@ def test_prompts_of_ids_with_other_places_or_fields_are_refused(server, model):
     assert send(right, [red.data_url()])[0] == 200
 
 
-def test_a_server_that_reads_no_pictures_beside_ids_gets_no_text(model):
-    loaded = load_vision_model(model, "qwen3_vl")
-    refusal = (422, {"detail": "prompt must be a string"})
-    with serve(mood=lambda number, body: refusal) as running:
-        engine = HttpEngine(Address.parse(running.address), Encoder(loaded.tokenizer), 60)
-        with pytest.raises(RunError, match=r"422: prompt must be a string \(token ids with"):
-            engine.generate(requests_with_pictures(loaded)[:1], Sampling(1.0, 4))
-    assert all(isinstance(body["prompt"], dict) for body in running.asked)
+class ActsAsVllm:
+    """Refuses ids with pictures; renders chats with the template of the request, as vLLM does."""
+
+    def __init__(self, loaded):
+        self.tokenizer, self.native = loaded.tokenizer, NativeEngine(loaded, RolloutConfig())
+        self.refuses_templates, self.more = False, []
+
+    def __call__(self, number, body):
+        if "messages" not in body or self.refuses_templates:
+            what = "template is not trusted" if "messages" in body else "prompt has another form"
+            return 400, {"error": {"message": what}}
+        template = jinja2.Environment().from_string(body["chat_template"])
+        text = template.render(messages=body["messages"])
+        parts = body["messages"][0]["content"]
+        urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+        pictures = tuple(map(picture_of_data_url, urls))
+        ids = self.tokenizer.encode(PictureProcessor(self.tokenizer).expand(text, pictures))
+        request = Request(ids, [body["seed"] % 2**64], images=pictures)
+        sampling = Sampling(body["temperature"], body["max_tokens"])
+        ((done,),) = self.native.generate([request], sampling)
+        logprobs = {"content": [{"logprob": value} for value in done.logprobs]}
+        choice = {"index": 0, "token_ids": done.tokens, "finish_reason": done.finish}
+        choices = [choice | {"logprobs": logprobs}]
+        return 200, {"choices": choices, "prompt_token_ids": ids + self.more}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "smolvlm"])
+def test_vllm_gets_a_chat_that_becomes_the_same_ids(model_type, tmp_path):
+    loaded = load_vision_model(tmp_path, model_type)
+    requests = [request for request in requests_with_pictures(loaded) if request.images]
+    vllm = ActsAsVllm(loaded)
+    with serve(mood=vllm) as running:
+        engine = HttpEngine(Address.parse(running.address), Encoder(loaded.tokenizer), 60, 1)
+        groups = engine.generate(requests, Sampling(1.0, 8))
+        assert same_completions(groups, vllm.native.generate(requests, Sampling(1.0, 8)))
+        assert len(running.asked) == 1 + sum(map(len, groups)), "the other form is tried once"
+        place = engine.tokenizer.image_token_id
+        for other in (replace(requests[0], prompt=[*requests[0].prompt, place]), requests[1]):
+            vllm.more = [1] if other is requests[1] else []
+            with pytest.raises(RunError, match=r"makes a prompt of \d+ tokens"):
+                engine.generate([other], Sampling(1.0, 4))
+        vllm.refuses_templates = True
+        with pytest.raises(RunError, match="with 400: template is not trusted"):
+            engine.generate(requests, Sampling(1.0, 4))
+        engine.takes_ids_with_pictures = True
+        with pytest.raises(RunError, match="another form; as a chat: template is not trusted"):
+            engine.generate(requests, Sampling(1.0, 4))
 
 
 def test_a_model_of_text_refuses_pictures(tiny):

@@ -15,6 +15,9 @@ from urllib.parse import quote
 
 import pytest
 from view_runs import HOSTILE, Server, WrittenRun, batch_of, drawn, metrics_of, serving
+from vision_models import save_vision_model, square
+
+import postgrad
 
 selenium = pytest.importorskip(
     "selenium", reason="selenium is not installed (it is in the extra dev)"
@@ -428,6 +431,38 @@ def write_conversations(folder: Path) -> None:
     run.events.step(run.log.write(1, metrics_of(1)), batch)
 
 
+def shown_pictures(browser: Browser, count: int):
+    """Wait until the page has loaded so many pictures; returns them."""
+
+    def loaded():
+        images = browser.all(".pictures img")
+        has_all = len(images) == count and all(i.get_property("naturalWidth") for i in images)
+        return images if has_all else None
+
+    return browser.until(loaded, "the pictures")
+
+
+def test_an_evaluation_shows_the_pictures_of_its_problems(browser, tmp_path):
+    model = save_vision_model(tmp_path / "model", "qwen3_vl")
+    pictures = [square("red", 48), square("blue", 64), square("green", 80)]
+    rows = [
+        {"prompt": "1+2=", "images": [one.data for one in shown], "ground_truth": "3"}
+        for shown in (pictures[:1], pictures[1:])
+    ]
+    options = {"model.device": "cpu", "model.dtype": "float32", "max_response_tokens": 4}
+    given = {"reward": "exact", "out": tmp_path / "runs" / "pictured", "progress": False}
+    result = postgrad.evaluate(str(model), rows, **given, **options)
+    (name,) = result.summary["sets"]
+    with serving(tmp_path / "runs") as server:
+        browser.open(f"#/evaluations/responses?a=pictured&set={quote(name)}", server)
+        for number, widths in enumerate(([48], [64, 80])):
+            browser.until(lambda: len(browser.all(".grouplist a.group")) == 2, "the problems")
+            browser.all(".grouplist a.group")[number].click()
+            shown = shown_pictures(browser, len(widths))
+            assert [image.get_property("naturalWidth") for image in shown] == widths
+            assert all(image.is_displayed() for image in shown)
+
+
 def test_pictures_are_beside_the_prompt(browser, tmp_path):
     written = WrittenRun(tmp_path / "seen")
     pictures = ((drawn("red"), drawn("blue")), (drawn("green"),), ())
@@ -435,13 +470,7 @@ def test_pictures_are_beside_the_prompt(browser, tmp_path):
     written.log.write(1, metrics_of(1))
     with serving(tmp_path) as server:
         browser.open("#/run/seen/rollouts?step=1&group=0", server)
-
-        def loaded():
-            images = browser.all(".pictures img")
-            return len(images) == 2 and all(i.get_property("naturalWidth") for i in images)
-
-        browser.until(loaded, "the pictures")
-        shown = browser.all(".pictures img")
+        shown = shown_pictures(browser, 2)
         assert [image.get_attribute("alt")[:9] for image in shown] == ["Picture 1", "Picture 2"]
         sizes = [(image.get_property("width"), image.get_property("height")) for image in shown]
         assert sizes == [(60, 40), (60, 40)]

@@ -1,13 +1,13 @@
 """Engines that are servers: anything with OpenAI's /v1/completions (vLLM, SGLang, postgrad serve).
 
 Prompts are sent as token ids, and responses return as token ids with log-probs where the server
-supports it; a server that refuses ids gets text, but none with pictures: these are sent beside the
-ids that stand for them. http_client.py makes the calls.
+supports it; a server that refuses ids gets text. Prompts with pictures go to postgrad serve as ids
+with pictures, to vLLM as a chat that must become the same ids. http_client.py makes the calls.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -23,8 +23,16 @@ from postgrad.rollout.engine import (
 from postgrad.rollout.http_client import Address, ModelClient, RequestRefused, json_objects
 from postgrad.rollout.http_sync import RELOAD_APIS, ReloadApi, ServerWeights
 
+if TYPE_CHECKING:
+    from postgrad.picture_processor import PictureProcessor
+
 TOKEN_ID_PREFIX = "token_id:"
-TAKES_PICTURES = " (token ids with pictures are read by postgrad serve)"
+# Renders a chat of one message as its parts, with PLACE for each picture.
+PARTS_TEMPLATE = (
+    "{% for m in messages %}{% for p in m['content'] %}"
+    "{% if p['type'] == 'text' %}{{ p['text'] }}{% else %}PLACE{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
 
 
 class Tokenizer(Protocol):
@@ -33,6 +41,9 @@ class Tokenizer(Protocol):
     def decode_raw(self, ids: Sequence[int]) -> str: ...
 
     def encode_response(self, text: str, with_end: bool = True) -> list[int]: ...
+
+    @property
+    def picture_processor(self) -> "PictureProcessor": ...
 
 
 class HttpEngine:
@@ -72,6 +83,7 @@ class HttpEngine:
         self.tokenizer = tokenizer
         self.stop_ids = list(stop_ids)
         self.takes_ids = True
+        self.takes_ids_with_pictures = True
         self.weights: ServerWeights | None = None
         self.client, self.max_context = self.connect(address, wait_s, concurrency)
         if weights_folder is not None:
@@ -130,10 +142,9 @@ class HttpEngine:
         try:
             completion = self.ask(request, seed, sampling, deadline)
         except RequestRefused as error:
-            advice = TAKES_PICTURES if request.images else ""
             raise RunError(
                 f"{self.url} refused a completion of model {self.model} with "
-                f"{error.status}: {first_line(error)}{advice}"
+                f"{error.status}: {first_line(error)}"
             ) from error
         if self.weights is not None:
             self._check_of_training(completion, sampling)
@@ -143,20 +154,21 @@ class HttpEngine:
         """Return a completion by token ids.
 
         A server that refuses ids gets text, also in later calls. In a training run it does not:
-        text that is tokenized again may be other tokens. Nor does it get a text without its
-        pictures.
+        text that is tokenized again may be other tokens.
 
         Raises RequestRefused.
         """
         body = _sampling_fields(self.model, sampling, seed, token_limit(request, sampling))
         if sampling.stop:
             body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
-        if self.takes_ids or request.images:
+        if request.images:
+            return self._ask_about_pictures(request, body | self._id_fields(sampling), deadline)
+        if self.takes_ids:
+            body["prompt"] = list(request.prompt)
             try:
-                return self._post(body | self._id_fields(request, sampling), deadline)
+                return self._post(body | self._id_fields(sampling), deadline)
             except RequestRefused as error:
-                may_retry = error.status in (400, 422) and self.weights is None
-                if not may_retry or request.images:
+                if error.status not in (400, 422) or self.weights is not None:
                     raise
         if sampling.top_k or sampling.min_p or sampling.stop:
             raise RunError(
@@ -168,14 +180,56 @@ class HttpEngine:
         self.takes_ids = False
         return completion
 
-    def _id_fields(self, request: Request, sampling: Sampling) -> dict[str, Any]:
+    def _ask_about_pictures(
+        self, request: Request, body: dict[str, Any], deadline: float
+    ) -> Completion:
+        """Return a completion of a prompt with pictures.
+
+        Raises RequestRefused, and RunError if the server makes other ids of a chat.
+        """
+        urls = [picture.data_url() for picture in request.images]
+        refusal = ""
+        if self.takes_ids_with_pictures:
+            prompt = {"prompt_token_ids": request.prompt, "multi_modal_data": {"image": urls}}
+            try:
+                return self._post(body | {"prompt": prompt}, deadline)
+            except RequestRefused as error:
+                refusal = f"{first_line(error)}; as a chat: "
+        body |= {"logprobs": True, "top_logprobs": 0, **self._chat_fields(request, urls)}
+        try:
+            answer = self.client.call("POST", "/chat/completions", body, deadline)
+        except RequestRefused as error:
+            raise RequestRefused(error.status, f"{refusal}{first_line(error)}") from error
+        seen = answer.get("prompt_token_ids") or []
+        if seen != request.prompt:
+            raise RunError(
+                f"{self.url} makes a prompt of {len(seen)} tokens of the pictures and texts of one "
+                f"of {len(request.prompt)}; use postgrad serve or rollout.engine=native"
+            )
+        self.takes_ids_with_pictures = False
+        return self._parse_completion(only_choice(answer, self.url))
+
+    def _chat_fields(self, request: Request, urls: Sequence[str]) -> dict[str, Any]:
+        """Return a chat that vLLM renders to the prompt, with the places of pictures expanded."""
+        processor = self.tokenizer.picture_processor
+        text = self.tokenizer.decode_raw(processor.collapse(request.prompt, request.images))
+        first, *others = text.split(processor.placeholder)
+        content: list[dict[str, Any]] = [{"type": "text", "text": first}]
+        # A placeholder that a policy wrote leaves texts over: the server then makes other ids.
+        for url, after in zip(urls, others, strict=False):
+            content += [
+                {"type": "image_url", "image_url": {"url": url}},
+                {"type": "text", "text": after},
+            ]
+        return {
+            "messages": [{"role": "user", "content": content}],
+            "chat_template": PARTS_TEMPLATE.replace("PLACE", processor.placeholder),
+            "add_generation_prompt": False,
+        }
+
+    def _id_fields(self, sampling: Sampling) -> dict[str, Any]:
         """Return the fields of a call with token ids, which OpenAI does not have."""
-        prompt: Any = list(request.prompt)
-        if request.images:  # no other server takes this form
-            images = [picture.data_url() for picture in request.images]
-            prompt = {"prompt_token_ids": prompt, "multi_modal_data": {"image": images}}
         fields = {
-            "prompt": prompt,
             "logprobs": 0,
             "top_k": sampling.top_k or -1,
             "min_p": sampling.min_p,
@@ -201,6 +255,7 @@ class HttpEngine:
             tokens = self.tokenizer.encode_response(text, with_end=finish == "stop")
             return Completion(tokens, [], finish)
         values = [float(value) for value in logprobs.get("token_logprobs") or []]
+        values = values or [float(entry["logprob"]) for entry in logprobs.get("content") or []]
         if len(values) != len(ids):
             values = []
         return Completion([int(i) for i in ids], values, finish)

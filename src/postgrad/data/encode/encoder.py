@@ -239,10 +239,11 @@ class Encoder(TextEncoder):
     @property
     def image_token_id(self) -> int:
         """The token that stands for a part of a picture. Raises ConfigError for a model of text."""
-        return self._picture_processor.image_token_id
+        return self.picture_processor.image_token_id
 
     @property
-    def _picture_processor(self) -> "PictureProcessor":
+    def picture_processor(self) -> "PictureProcessor":
+        """What makes tokens of pictures. Raises ConfigError for a model of text."""
         if self.chat_template is None:
             raise Unsupported(
                 "pictures need a model of text and images with a chat template", at="images"
@@ -251,7 +252,7 @@ class Encoder(TextEncoder):
 
     def check_places(self, ids: Sequence[int], pictures: Sequence[Picture]) -> None:
         """Raise PictureError unless every image token of a row stands for a part of a picture."""
-        if not self._picture_processor.places_fit(ids, pictures):
+        if not self.picture_processor.places_fit(ids, pictures):
             raise PictureError(
                 "its image tokens are not those of its pictures; one in a text cannot be told from "
                 "a picture's"
@@ -259,7 +260,7 @@ class Encoder(TextEncoder):
 
     def count_picture_tokens(self, picture: Picture) -> int:
         """Return how many tokens of a prompt stand for a picture. Raises ConfigError."""
-        processor = self._picture_processor
+        processor = self.picture_processor
         text = processor.expand(processor.placeholder, [picture])
         return len(self.tokenize(text, special=False))
 
