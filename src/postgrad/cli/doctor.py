@@ -20,10 +20,10 @@ def doctor(
 ) -> int:
     """Without arguments: show what this machine offers and what a run would use: device, compute
     type, threads, memory, engines, packages.
-    With --fit: estimate whether a run fits into memory and on the disk. If it does, two real steps
-    with a few problems show how long it takes and which passes and decoding the model gets; that
-    takes about a minute and writes no run. With --device NAME the estimate is for a GPU that this
-    machine need not have.
+    With --fit: estimate whether a run fits into memory and on the disk. If it does, short real
+    steps show how long it takes and which passes and decoding the model gets; that takes about a
+    minute and writes no run. With --device NAME the estimate is for a GPU that this machine need
+    not have.
 
     Args:
         overrides: settings of that run

@@ -329,7 +329,8 @@ def _describe_time(report: Report, result: Fit) -> None:
     report.add("time per step", f"{step_s:.2f} s ({stages})")
     total_s = training.steps * step_s + num_validation_answers(result.plan) * rehearsal.response_s
     report.add("total time", f"{duration(total_s)} for {training.steps} steps and the validations")
-    how = f"two real steps on this machine, the second with {rehearsal.problems} problems"
+    how = f"real steps on this machine, the last with {rehearsal.problems} of "
+    how += f"{training.problems_per_step} problems"
     if result.layout.num_sampled:
         limit = result.plan.config.rollout.max_response_tokens
         how += (
@@ -337,7 +338,9 @@ def _describe_time(report: Report, result: Fit) -> None:
             f"were cut off and count as {limit}"
         )
     report.add("measured by", how)
-    report.add("", "every row trained on; not included: checkpoints")
+    if rehearsal.counts_all_rows:
+        report.add("", "when every group has a learning signal; the update skips groups without")
+    report.add("", "not included: checkpoints")
 
 
 def num_validation_answers(plan: Plan) -> int:

@@ -1,14 +1,15 @@
-"""Two real steps of a run, a short one first: how long its steps take on this machine.
+"""Real steps of a run, short ones first: how long its steps take on this machine.
 
-They run as `postgrad train` does, with the model's weights, a few problems and shorter responses;
-their folder is temporary. The second step is as large as STEP_S allows; its times are scaled to
-the run's own numbers of problems and tokens.
+They run as `postgrad train` does, with the model's weights and shorter responses; their folder is
+temporary. First steps have few problems: they warm up and show how large the last may be. A decode
+step of many rows takes little longer than one of few, so the last step has all problems of the run
+if STEP_S allows, then as many tokens as it allows. Its times are scaled by tokens.
 """
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,6 +21,7 @@ from postgrad.config.schema import Config, copy_settings
 from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.method import Step
+from postgrad.methods.support.policy_objective import PolicyObjective
 from postgrad.model.device import has_own_memory, supports_graph_capture
 from postgrad.model.passes.captured import uncaptured_reason
 from postgrad.model.passes.support import support_of
@@ -30,20 +32,24 @@ from postgrad.training.report import Reporter
 from postgrad.training.result import StepResult
 from postgrad.types import Batch
 
-STEP_S = 25.0  # length of the second step, about
-FIRST_TOKENS = 16  # of a response of the first step, which warms up and measures roughly
-MAX_TOKENS = 128  # of a response of the second step
+STEP_S = 25.0  # length of the last step, about
+WARM_S = 20.0  # of a first step: a shorter one is repeated, its time is that of a cold start
+FIRST_TOKENS = 8  # of a response of the first steps
+MAX_TOKENS = 128  # of a response of the last step
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What two steps showed."""
+    """What the steps showed."""
 
-    problems: int  # of the second step
+    problems: int  # of the last step
     tokens: int  # limit of its responses
     cut: float  # share of its responses that reached this limit
     step: dict[str, float]  # seconds of a step of the run, by stage
     response_s: float  # seconds to sample one response of the run
+    counts_all_rows: (
+        bool  # also those that the update of the run skips if their group has no signal
+    )
     paths: list[tuple[str, str]] = field(default_factory=list)  # rows: how it was computed
 
 
@@ -59,7 +65,7 @@ class _ShowsPhases(Reporter):
 
 
 def rehearse(config: Config, may_shorten: bool) -> Rehearsal:
-    """Run two steps of the run and return its times.
+    """Run a few steps of the run and return its times.
 
     Args:
         config: the resolved settings of the run.
@@ -111,60 +117,80 @@ def _on_every_row(update: Callable[[Batch, Step], Batch]) -> Any:
 
 def _rehearse(driver: Driver, config: Config, may_shorten: bool) -> Rehearsal:
     limit = config.rollout.max_response_tokens
+    most = config.training.problems_per_step
     settings = driver.config
+    first_problems = settings.training.problems_per_step
     first_limit = min(FIRST_TOKENS, limit) if may_shorten else limit
     settings.rollout.max_response_tokens = first_limit
-    first_problems = settings.training.problems_per_step
     phases.begin("rehearsing a first, short step")
     first = driver.step(1)
-    most = config.training.problems_per_step
-    tokens = min(MAX_TOKENS, limit) if may_shorten else limit
-    problems = most
+    if sum(stage_seconds(first.metrics).values()) < WARM_S:
+        first = driver.step(2)
+    problems, tokens = most, min(MAX_TOKENS, limit) if may_shorten else limit
     if not has_own_memory(torch.device(config.model.device)):  # a GPU needs all rows at once
-        while (
-            may_shorten and tokens > first_limit and _predict(first, first_limit, tokens) > STEP_S
-        ):
+        seconds = partial(_seconds_per_problem, first, first_problems, first_limit)
+        while tokens > first_limit and most * seconds(tokens) > STEP_S:
             tokens = max(first_limit, tokens // 2)
-        affordable = STEP_S / _predict(first, first_limit, tokens)
-        problems = max(first_problems, min(most, int(first_problems * affordable)))
+        problems = max(first_problems, min(most, int(STEP_S / seconds(tokens))))
     settings.training.problems_per_step = problems
-    settings.rollout.max_response_tokens = tokens
     phases.begin(f"rehearsing a step of {problems} problems")
-    second = driver.step(2)
-    cut = torch.tensor([finish == "length" for finish in second.batch.rows["finish"]])
-    step, response_s = _scale(second, cut, problems, most / problems, limit - tokens)
+    prompts_s = _sample_prompts(driver) if may_shorten else 0.0
+    settings.rollout.max_response_tokens = tokens
+    last = driver.step(4)
+    cut = torch.tensor([finish == "length" for finish in last.batch.rows["finish"]])
     ports = driver.method.ports
-    paths = describe_paths(ports.policy, ports.engine)
-    return Rehearsal(problems, tokens, float(cut.float().mean()), step, response_s, paths)
+    step = _scale(last, problems, prompts_s, int(cut.sum()) * (limit - tokens), ports.policy)
+    objective = driver.method.objective
+    return Rehearsal(
+        problems,
+        tokens,
+        cut=float(cut.float().mean()),
+        step={stage: seconds * most / problems for stage, seconds in step.items()},
+        response_s=step.get("sample", 0.0) / len(last.batch),
+        counts_all_rows=isinstance(objective, PolicyObjective) and not objective.needs_all_rows(),
+        paths=describe_paths(ports.policy, ports.engine),
+    )
 
 
-def _predict(first: StepResult, first_limit: int, tokens: int) -> float:
-    """Return the seconds of the same step with responses of `tokens` tokens, at most."""
-    prompt = float(first.batch.prompt.lengths.float().mean())
-    longer_rows = (prompt + tokens) / (prompt + first_limit)
-    seconds = stage_seconds(first.metrics)
-    sample_s = sum(s for stage, s in seconds.items() if stage.startswith("sample"))
-    return sample_s * tokens / first_limit + (sum(seconds.values()) - sample_s) * longer_rows
+def _seconds_per_problem(first: StepResult, problems: int, first_limit: int, tokens: int) -> float:
+    """Return how long a step takes per problem with responses of `tokens` tokens, at most."""
+    rows = len(first.batch)
+    prompts = float(first.batch.prompt.lengths.float().mean()) * problems
+    longer = (prompts + rows * tokens) / (prompts + rows * first_limit)
+    return sum(stage_seconds(first.metrics).values()) / problems * longer
+
+
+def _sample_prompts(driver: Driver) -> float:
+    """Return the seconds to sample one token of each response of a step, which is not trained on.
+
+    Nearly all of it is spent on the prompts.
+    """
+    driver.config.rollout.max_response_tokens = 1
+    step, _ = driver.rollouts.next_step(3)
+    return stage_seconds(step.metrics).get("sample", 0.0)
 
 
 def _scale(
-    second: StepResult, cut: torch.Tensor, problems: int, more_problems: float, more_tokens: int
-) -> tuple[dict[str, float], float]:
-    """Return the seconds of the run's own step by stage, and those to sample one response.
+    last: StepResult, problems: int, prompts_s: float, more_tokens: int, policy: Any
+) -> dict[str, float]:
+    """Return the seconds by stage of a step with the same rows and `more_tokens` tokens in all.
 
-    A response that was cut off counts as one that is `more_tokens` tokens longer. Sampling computes
-    the prompt of a problem once, other stages as a part of each row.
+    Sampling is the time of the prompts and one of each further token. Other stages take the same
+    time for each token, of a prompt too; passes compute it once per problem or in each row.
     """
-    batch = second.batch
+    batch = last.batch
+    tokens = int(batch.response.lengths.sum())
     prompts = int(batch.prompt.lengths.sum())
-    sampled = max(1, int(batch.response.lengths.sum()))
-    expected = sampled + int(cut.sum()) * more_tokens
-    seconds = stage_seconds(second.metrics)
+    if not isinstance(policy, LocalPolicy) or support_of(policy.model).passes != "rows":
+        prompts = prompts * problems // len(batch)
     scaled: dict[str, float] = {}
-    for stage, measured in seconds.items():
-        shared = prompts * problems / len(batch) if stage.startswith("sample") else prompts
-        scaled[stage] = measured * more_problems * (shared + expected) / (shared + sampled)
-    return scaled, scaled.get("sample", 0.0) / more_problems / len(batch)
+    for stage, seconds in stage_seconds(last.metrics).items():
+        if stage == "sample" and prompts_s < seconds:
+            decoded = max(1, tokens - len(batch))
+            scaled[stage] = prompts_s + (seconds - prompts_s) * (decoded + more_tokens) / decoded
+        else:
+            scaled[stage] = seconds * (prompts + tokens + more_tokens) / max(1, prompts + tokens)
+    return scaled
 
 
 def stage_seconds(metrics: dict[str, float]) -> dict[str, float]:
