@@ -37,6 +37,7 @@ FIRST_BYTES = {
 # What an object has a picture in: the columns of parquet files, and parts of messages in the forms
 # of Qwen, transformers and OpenAI.
 VALUE_FIELDS = ("bytes", "path", "image", "url", "image_url")
+IMAGE_TYPES = ("image", "image_url")  # of the parts of messages
 ORIENTATION = 0x0112  # the tag of EXIF; from 5 on, width and height are exchanged
 PLACEHOLDER = "<image>"  # marks a picture in the text of a data file
 
@@ -166,8 +167,6 @@ def check_picture(picture: Picture) -> Picture:
     A JPEG is decoded at an eighth of its size, which reads all of its data.
     """
     image = _open(picture.data)
-    if getattr(image, "is_animated", False) and image.format != "MPO":  # a photo with a preview
-        raise PictureError("an animated picture; save the frame that is meant")
     image.draft("L", (1, 1))
     _load(image)
     return picture
@@ -189,16 +188,6 @@ def picture_of_data_url(text: str) -> Picture:
 def kind_of(data: bytes) -> str:
     """Return the kind of an encoded file by its first bytes; "" if it is no picture we read."""
     return next((kind for start, kind in FIRST_BYTES.items() if data.startswith(start)), "")
-
-
-def to_base64(pictures: Iterable[Picture]) -> list[str]:
-    """Return pictures as texts, which JSON can hold."""
-    return [base64.b64encode(picture.data).decode() for picture in pictures]
-
-
-def from_base64(texts: Iterable[str]) -> tuple[Picture, ...]:
-    """Return the pictures of `to_base64`."""
-    return tuple(Picture(base64.b64decode(text)) for text in texts)
 
 
 # ---- pictures in messages
@@ -230,11 +219,14 @@ def image_parts(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def without_pictures(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message whose parts {type: image} do not hold their pictures."""
-    content = message["content"]
-    if isinstance(content, list):
-        content = [{"type": "image"} if part["type"] == "image" else part for part in content]
-    return {**message, "content": content}
+    """Return a message, or a turn {from, value}, whose pictures are parts {type: image} only."""
+    light = dict(message)
+    for name in ("content", "value"):
+        if isinstance(message.get(name), list):
+            light[name] = [
+                {"type": "image"} if part["type"] in IMAGE_TYPES else part for part in message[name]
+            ]
+    return light
 
 
 def with_pictures(
@@ -277,16 +269,15 @@ def shown_parts(value: Any) -> list[dict[str, Any]] | None:
     """
     if isinstance(value, Picture) or type(value).__module__.startswith("PIL."):
         value = [{"type": "image", "image": value}]
-    kinds = ("image", "image_url")
     parts = [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
-    if all(_picture_data(part) is None for part in parts if part.get("type") in kinds):
+    if all(_picture_data(part) is None for part in parts if part.get("type") in IMAGE_TYPES):
         return None
     shown: list[dict[str, Any]] = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text":
             shown.append({"type": "text", "text": str(part.get("text") or "")})
-        elif kind in kinds:
+        elif kind in IMAGE_TYPES:
             shown.append({"type": "image", "image": read_picture(_picture_data(part)).data_url()})
         else:
             raise PictureError("beside pictures, parts are {type: text, text}")
@@ -393,6 +384,8 @@ def _open(data: bytes) -> "Image":
 
 
 def _load(image: "Image") -> None:
+    if getattr(image, "is_animated", False) and image.format != "MPO":  # a photo with a preview
+        raise PictureError("an animated picture; save the frame that is meant")
     try:
         image.load()
     except Exception as error:  # decoders raise many types for damaged data
@@ -414,17 +407,7 @@ def _decoded(image: "Image") -> "Image":
 
 
 def _encoded(image: "Image") -> bytes:
-    """Return a picture of Pillow as PNG, turned as EXIF says."""
-    from PIL import ImageOps
-
-    if getattr(image, "is_animated", False) and image.format != "MPO":
-        raise PictureError("an animated picture; save the frame that is meant")
+    """Return a picture of Pillow as PNG, as `open` returns it."""
     file = io.BytesIO()
-    try:
-        image = ImageOps.exif_transpose(image)
-        if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
-            image = image.convert("RGB")
-        image.save(file, "PNG", compress_level=1)
-    except Exception as error:  # such as a file that was closed
-        raise PictureError(f"the picture cannot be written as PNG ({first_line(error)})") from error
+    _decoded(image).save(file, "PNG", compress_level=1)
     return file.getvalue()

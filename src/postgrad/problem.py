@@ -6,7 +6,7 @@ Imports no torch, so that the child processes of verifiers start fast.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from postgrad.pictures import Picture, from_base64, image_parts, to_base64
+from postgrad.pictures import Picture, image_parts, picture_of_data_url
 
 # One message of a conversation: role, content, and other fields that the chat template reads. The
 # content is a text; with pictures a list of {type: text, text} and {type: image}.
@@ -80,7 +80,8 @@ def sent_fields(problem: Problem) -> dict[str, Any]:
     """Return what of a problem is sent to other processes: all but the row and its place."""
     kept_here = ("row", "read_from", "images")
     fields = {name: value for name, value in vars(problem).items() if name not in kept_here}
-    return fields | {"images": to_base64(problem.images)} if problem.images else fields
+    images = [picture.data_url() for picture in problem.images]
+    return fields | {"images": images} if images else fields
 
 
 def problem_from(fields: dict[str, Any]) -> Problem:
@@ -92,7 +93,7 @@ def problem_from(fields: dict[str, Any]) -> Problem:
         fields["data_source"],
         tuple(fields["demonstrations"]),
         fields["extra"],
-        images=from_base64(fields.get("images", ())),
+        images=tuple(map(picture_of_data_url, fields.get("images", ()))),
     )
 
 

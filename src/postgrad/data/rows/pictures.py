@@ -15,6 +15,7 @@ from postgrad.pictures import (
     PLACEHOLDER,
     Picture,
     PictureError,
+    image_parts,
     read_picture,
     without_pictures,
 )
@@ -38,7 +39,7 @@ def place_pictures(fields: Fields, column: Any, folder: Path | None) -> Fields:
     has_turns = conversation is not None and bool(conversation.messages)
     messages = conversation.messages if conversation and has_turns else fields["messages"]
     values = _values_of(column)
-    parts = [part for message in messages for part in _image_parts(message)]
+    parts = image_parts(messages)
     inside = [part["image"] for part in parts if "image" in part]
     if inside and (values or len(inside) < len(parts)):
         raise RowError(
@@ -47,7 +48,7 @@ def place_pictures(fields: Fields, column: Any, folder: Path | None) -> Fields:
         )
     values = inside or values
     messages = messages if parts else _with_places(messages, len(values))
-    num_places = sum(len(_image_parts(message)) for message in messages)
+    num_places = len(image_parts(messages))
     if num_places != len(values):
         raise RowError(
             f"pictures: {num_places} places in the messages ({PLACEHOLDER} or a part of type "
@@ -79,21 +80,8 @@ def without_data(row: Row, names: Mapping[str, str], pictures: Sequence[Picture]
         if name == "images" and _values_of(value):
             light[column] = pictures if isinstance(value, list | tuple) else pictures[0]
         elif name in MESSAGE_COLUMNS and isinstance(value, list):
-            light[column] = [_without_data(message) for message in value]
+            light[column] = [without_pictures(message) for message in value]
     return light
-
-
-def _without_data(message: Message) -> Message:
-    """Return a message of a row, or a turn {from, value}, whose pictures have no data."""
-    light = dict(message)
-    for name in ("content", "value"):
-        if isinstance(message.get(name), list):
-            light[name] = [IMAGE if _is_image(part) else part for part in message[name]]
-    return light
-
-
-def _is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") in ("image", "image_url")
 
 
 def _values_of(column: Any) -> list[Any]:
@@ -109,19 +97,10 @@ def _read(value: Any, number: int, folder: Path | None) -> Picture:
         raise RowError(f"picture {number}: {error}; replace it or remove the row") from error
 
 
-def _image_parts(message: Message) -> list[dict[str, Any]]:
-    content = message["content"]
-    return [part for part in content if part["type"] == "image"] if _is_parts(content) else []
-
-
-def _is_parts(content: Any) -> bool:
-    return isinstance(content, list)
-
-
 def _with_places(messages: Sequence[Message], num_pictures: int) -> tuple[Message, ...]:
     """Return the messages with parts for each `<image>`; or for all pictures at the start."""
     split = [_split_text(message) for message in messages]
-    if any(map(_image_parts, split)) or not num_pictures:
+    if image_parts(split) or not num_pictures:
         return tuple(split)
     for i, message in enumerate(split):
         if message["role"] == "user":
