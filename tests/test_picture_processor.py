@@ -31,7 +31,7 @@ def test_tokens_and_pixels_are_those_of_the_stock_processor(model_type, tmp_path
     images = [picture.open() for picture in pictures]
     stock = processor.stock(images=[images], text=[text], return_tensors="pt")
     assert ids == stock["input_ids"][0].tolist()
-    pixels = [processor.pixels(picture)["pixel_values"] for picture in pictures]
+    pixels = [processor.pixels([picture])["pixel_values"] for picture in pictures]
     of_crops = 1 if model_type in ("smolvlm", "idefics3") else 0
     torch.testing.assert_close(torch.cat(pixels, of_crops), stock["pixel_values"])
     assert ids.count(processor.image_token_id) >= 7

@@ -105,12 +105,8 @@ class PictureProcessor:
         """Return how many image tokens the pictures of a row have."""
         return sum(self._tokens_of(picture).count(self.image_token) for picture in pictures)
 
-    def pixels(self, picture: Picture) -> "dict[str, Tensor]":
+    def pixels(self, pictures: Sequence[Picture]) -> "dict[str, Tensor]":
         """Return what the vision tower reads: pixel_values, and image_grid_thw or the like."""
-        return self.all_pixels([picture])
-
-    def all_pixels(self, pictures: Sequence[Picture]) -> "dict[str, Tensor]":
-        """Return what the stock model reads of all pictures of a row."""
         images = [picture.open() for picture in pictures]
         return dict(self.stock.image_processor(images, **self.options, return_tensors="pt"))
 

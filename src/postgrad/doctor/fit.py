@@ -172,7 +172,7 @@ def picture_sizes(encoder: Encoder, rows: Sequence[EncodedRow]) -> PictureSizes:
     tokens = sum(count_image_tokens(encoder, row) for row in shown)
     processor = encoder.chat_template.processor
     picture = shown[0].images[0]
-    pixels = processor.pixels(picture).values()
+    pixels = processor.pixels([picture]).values()
     num_bytes = sum(value.nbytes for value in pixels if isinstance(value, torch.Tensor))
     return PictureSizes(tokens, num_bytes / processor.num_tokens([picture]))
 

@@ -127,7 +127,7 @@ class Vision:
     def pixels(self, picture: Picture) -> dict[str, Tensor]:
         """Return what the tower reads of a picture."""
         if picture not in self.kept_pixels:
-            pixels = self.processor.pixels(picture)
+            pixels = self.processor.pixels([picture])
             size = sum(value.nbytes for value in pixels.values() if isinstance(value, Tensor))
             _make_room(self.kept_pixels, size, KEPT_PIXEL_BYTES)
             self.kept_pixels[picture] = pixels
@@ -279,7 +279,7 @@ class Vision:
                 "tell from a picture; the native engine can: rollout.engine=native"
             )
         inputs = {"mm_token_type_ids": types, "token_type_ids": types}
-        for name, value in self.processor.all_pixels(pictures).items():
+        for name, value in self.processor.pixels(pictures).items():
             if name in known:
                 inputs[name] = value.repeat(len(ids), *[1] * (value.dim() - 1))
         return {name: value for name, value in inputs.items() if name in known}
@@ -338,13 +338,11 @@ def noise(seed: int, size: tuple[int, int]) -> Picture:
     return Picture(file.getvalue())
 
 
-def set_vision(model: Any, vision: Vision | str) -> None:
-    """Note on the model how it sees pictures, or why it cannot."""
-    model.postgrad_vision = vision
-
-
 def vision_of(model: Any) -> Vision:
-    """Return how the model sees pictures. Raises ConfigError if it does not."""
+    """Return how the model sees pictures. Raises ConfigError if it does not.
+
+    `postgrad_vision` says it, or why the model sees none; picture_gate.py sets it.
+    """
     vision: Vision | str | None = vars(model).get("postgrad_vision")
     name = type(model).__name__
     if vision is None:

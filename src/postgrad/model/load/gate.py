@@ -9,7 +9,7 @@ by architecture, device, type and version.
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -88,28 +88,33 @@ def probe_rows(model: Any, beyond_window: bool = True) -> Batch:
 
 @torch.no_grad()
 def stock_logprobs(model: Any, batch: Batch) -> Tensor:
-    """Return (tokens,) log-probs of the stock forward pass, one row at a time, unpadded."""
+    """Return (tokens,) log-probs of the stock forward pass, one row at a time, unpadded.
+
+    The pass reads the pixels of pictures itself.
+    """
     device = next(model.parameters()).device
     columns: list[Tensor] = []
-    for prompt, response in zip(batch.prompt.split(), batch.response.split(), strict=True):
-        ids = torch.cat([prompt, response]).to(device)[None]
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    images = batch.rows.get("images", [()] * len(batch))
+    rows = zip(batch.prompt.split(), batch.response.split(), images, strict=True)
+    for prompt, response, pictures in rows:
+        inputs = {"input_ids": torch.cat([prompt, response])[None]}
+        if pictures:
+            from postgrad.model.vision import vision_of
+
+            inputs |= vision_of(model).stock_inputs(model, inputs["input_ids"], pictures)
+        inputs = {name: value.to(device) for name, value in inputs.items()}
+        logits = model(**inputs, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
         logprobs = torch.log_softmax(logits, -1)
         columns.append(logprobs.gather(1, response.to(device)[:, None])[:, 0].cpu())
     return torch.cat(columns)
 
 
-def measure_rounding(
-    model: Any,
-    batch: Batch,
-    stock: Tensor,
-    compute: Callable[[Any, Batch], Tensor] = stock_logprobs,
-) -> tuple[float, float]:
+def measure_rounding(model: Any, batch: Batch, stock: Tensor) -> tuple[float, float]:
     """Return the mean and largest change of log-probs when the embeddings are rounded differently.
 
     Each entry of the embeddings changes by at most the spacing of the compute type at its size. On
     SmolLM2-135M in bfloat16 this changes log-probs as much as another attention kernel does.
-    Zeros in float32, where TOLERANCE is far above rounding. `compute` gave `stock`.
+    Zeros in float32, where TOLERANCE is far above rounding.
     """
     dtype = next(model.parameters()).dtype
     if dtype == torch.float32:
@@ -123,7 +128,7 @@ def measure_rounding(
 
     hook = model.get_input_embeddings().register_forward_hook(round_differently)
     try:
-        gap = (compute(model, batch) - stock).abs()
+        gap = (stock_logprobs(model, batch) - stock).abs()
     finally:
         hook.remove()
     return (gap.mean().item(), gap.max().item())
@@ -249,7 +254,7 @@ class Gate:
     def measure(self) -> None:
         """Run the stock forward pass on the probe rows, unless the verdict is cached."""
         if self.verdict is None:
-            self.batch = probe_rows(self.model)
+            self.batch = self.probe_rows()
             with eval_mode(self.model):
                 self.stock = self._stock_logprobs(self.batch)
                 if self.stock.isnan().any():  # no verdict about the architecture, so none is kept
@@ -260,6 +265,10 @@ class Gate:
                     )
                 self.rounding = measure_rounding(self.model, self.batch, self.stock)
                 self.parameters = stock_parameters(self.model)
+
+    def probe_rows(self) -> Batch:
+        """Return the rows on which passes are compared."""
+        return probe_rows(self.model)
 
     def _stock_logprobs(self, batch: Batch) -> Tensor:
         try:
@@ -279,7 +288,7 @@ class Gate:
 
         Raises ConfigError when no kind gives the stock model's numbers.
         """
-        passes, reasons, rounding = self._find_verdict()
+        passes, reasons, rounding = self.find_verdict()
         if passes is None:
             raise Unsupported(
                 f"{type(self.model).__name__} is not supported: {'; '.join(reasons)}; "
@@ -295,7 +304,7 @@ class Gate:
     def _attention(self, kind: PassKind) -> str:
         return self.stock_attention if kind == "rows" else attention.NAME
 
-    def _find_verdict(self) -> Verdict:
+    def find_verdict(self) -> Verdict:
         """Return the cached verdict, or compare and cache it."""
         if self.verdict is None:
             self.verdict = self._compare()

@@ -10,24 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from postgrad.errors import Unsupported, first_line
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.gate import (
     Gate,
     fingerprint,
-    measure_rounding,
     read_verdict,
 )
 from postgrad.model.passes.support import (
     PASS_KINDS,
     STOCK_ATTENTION,
-    eval_mode,
     set_attention,
     support_of,
 )
-from postgrad.model.vision import SIZES, Vision, noise, set_vision
+from postgrad.model.vision import SIZES, Vision, noise
 from postgrad.picture_processor import PictureProcessor
 from postgrad.pictures import Picture
 from postgrad.types import Batch, Trajectory
@@ -41,14 +38,17 @@ def enable_pictures(loaded: Loaded, trained: bool, cache: Path) -> None:
     torch.backends.cudnn.allow_tf32 = False
     try:
         vision = Vision(model, PictureProcessor(loaded.tokenizer), trained)
-        set_vision(model, vision)
+        model.postgrad_vision = vision
         gate = PictureGate(model, cache, loaded.tokenizer, vision)
         gate.measure()
-        gate.decide()
+        passes, reasons, _ = gate.find_verdict()
+        if passes is None:
+            raise Unsupported("; ".join(reasons), at="model.path")
+        vision.passes = passes
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # code of other people fails in many ways
-        set_vision(model, first_line(error))
+        model.postgrad_vision = first_line(error)
     finally:
         set_attention(model, text_attention)
 
@@ -71,43 +71,10 @@ class PictureGate(Gate):
         self.kinds = self.kinds[self.kinds.index(of_text) :]
         if vision.sees_both_ways:
             self.kinds = [kind for kind in self.kinds if kind != "packed"]
+        set_attention(model, self.stock_attention)
 
-    def measure(self) -> None:
-        if self.verdict is not None:
-            return
-        self.batch = picture_rows(self.vision.processor, self.tokenizer)
-        set_attention(self.model, self.stock_attention)
-        with eval_mode(self.model):
-            self.stock = self._stock_logprobs(self.batch)
-            if self.stock.isnan().any():
-                raise Unsupported("its log-probs are not numbers (NaN)", at="model.path")
-            self.rounding = measure_rounding(
-                self.model, self.batch, self.stock, lambda _, batch: self._stock_logprobs(batch)
-            )
-
-    @torch.no_grad()
-    def _stock_logprobs(self, batch: Batch) -> Tensor:
-        """Return (tokens,) log-probs of the stock model, which gets ids and pixels."""
-        model = self.model
-        device = next(model.parameters()).device
-        columns: list[Tensor] = []
-        rows = zip(batch.prompt.split(), batch.response.split(), batch.rows["images"], strict=True)
-        for prompt, response, pictures in rows:
-            ids = torch.cat([prompt, response])[None]
-            inputs = self.vision.stock_inputs(model, ids, pictures) if pictures else {}
-            inputs = {name: value.to(device) for name, value in inputs.items()}
-            inputs["input_ids"] = ids.to(device)
-            logits = model(**inputs, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-            logprobs = torch.log_softmax(logits, -1)
-            columns.append(logprobs.gather(1, response.to(device)[:, None])[:, 0].cpu())
-        return torch.cat(columns)
-
-    def decide(self) -> None:  # type: ignore[override]
-        """Note the kind of passes with pictures. Raises ConfigError if there is none."""
-        passes, reasons, _ = self._find_verdict()
-        if passes is None:
-            raise Unsupported("; ".join(reasons), at="model.path")
-        self.vision.passes = passes
+    def probe_rows(self) -> Batch:
+        return picture_rows(self.vision.processor, self.tokenizer)
 
 
 def picture_rows(processor: PictureProcessor, tokenizer: Any) -> Batch:

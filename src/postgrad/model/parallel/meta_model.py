@@ -105,14 +105,14 @@ def _adapt(loaded: Loaded, described: dict[str, Any]) -> None:
     set_support(model, support)
     vision: Any = described["vision"]
     if vision is not None:
-        from postgrad.model.vision import Vision, set_vision
+        from postgrad.model.vision import Vision
         from postgrad.picture_processor import PictureProcessor
 
         if isinstance(vision, dict):
             passes = vision["passes"]
             vision = Vision(model, PictureProcessor(loaded.tokenizer), vision["trained"])
             vision.passes = passes
-        set_vision(model, vision)
+        model.postgrad_vision = vision
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
