@@ -23,6 +23,7 @@ from tiny_runs import overrides_of, toy_run, tree
 
 import postgrad
 from postgrad.cli.main import main
+from postgrad.rollout import http_client
 
 SLIPS = [
     json.loads(line) for line in (Path(__file__).parent / "slips.jsonl").read_text().splitlines()
@@ -102,6 +103,7 @@ def test_a_slip_is_one_line(slip, tiny, tmp_path, monkeypatch, capsys):
     if "model.device=cuda" in slip["run"] and torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(http_client, "START_S", 0.3)
     write(DATA | slip.get("files", {}))
     if "first" in slip:
         assert main(words_of(slip["first"], tiny)) == 0

@@ -11,12 +11,10 @@ import tempfile
 import preloaded
 import pytest
 from refused import refused
-from tables import tabled
 from tiny_runs import config_of, overrides_of, toy_run, tree
 from waiting import wait_for
 
 from postgrad.cluster import ray_connection
-from postgrad.errors import ConfigError
 from postgrad.training.resolve import check_cluster
 
 OVERRIDES = toy_run(steps=1)
@@ -52,15 +50,6 @@ def test_cluster_is_short_for_cluster_backend(tiny):
 def test_a_pool_without_workers_is_refused(tiny):
     with refused("wrong_value", "cluster.pools.critic"):
         check_cluster(config_of("grpo", tiny, "cluster=ray", "cluster.pools.critic=0").cluster)
-
-
-@tabled("recipe, overrides, message")
-def test_staleness_is_refused_where_it_cannot_be_corrected(recipe, overrides, message, tiny):
-    from postgrad.methods import find_method
-
-    config = config_of(recipe, tiny, "rollout.staleness=1", *overrides)
-    with pytest.raises(ConfigError, match=message):
-        find_method(recipe)(config).check()
 
 
 @pytest.mark.slow

@@ -87,28 +87,3 @@ def test_local_live_and_served_judge_give_equal_ratings(tiny, tmp_path):
         for name in ("local", "live", "served")
     }
     assert results["local"] == results["live"] == results["served"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("reward.judge.model=policy:live",), "reward.pass_score=1"),
-        (("reward.pass_score=3",), "reward.judge.model="),
-        (
-            ("reward.pass_score=3", "reward.judge.model='http://127.0.0.1:9/v1#m'"),
-            "http://127.0.0.1:9/v1",
-        ),
-        (("reward.pass_score=3", "reward.judge.model=/no/such"), "model.path=/no/such"),
-    ],
-)
-def test_unusable_judge_is_refused_and_nothing_is_written(
-    tiny, tmp_path, capsys, monkeypatch, overrides, message
-):
-    from postgrad.rollout import http_client
-
-    monkeypatch.setattr(http_client, "START_S", 0.3)
-    out = tmp_path / "out"
-    judge = ("reward.verifier=llm_judge", *overrides)
-    assert main(["eval", str(tiny), *OVERRIDES, *judge, f"out={out}"]) == 2
-    assert message in capsys.readouterr().err
-    assert not out.exists()

@@ -350,19 +350,6 @@ def test_failing_verifier_stops_the_evaluation(tiny, verifier, tmp_path, capsys)
     assert re.fullmatch(r"ValueError: no \(\w+\.py, line \d+\)", failure["reason"])
 
 
-@pytest.mark.parametrize("more", [[], ["max_prompt_tokens=600"]])
-def test_a_prompt_beyond_the_context_names_the_context(more, tiny, tmp_path, capsys):
-    data = tmp_path / "rows.jsonl"
-    row = {"prompt": "1" * 600, "ground_truth": "1", "data_source": "gsm8k"}
-    data.write_text(json.dumps(row) + "\n")
-    words = ["eval", str(tiny), f"data={data}", f"out={tmp_path}/out", "max_response_tokens=2"]
-    assert main([*words, *more]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "model's context of 512" in line and "data.overlong" in line
-    assert main([*words, "max_prompt_tokens=9"]) == 2
-    assert "data.max_prompt_tokens=9" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_data_without_truths_is_refused_before_the_model_is_loaded(
     tiny, tmp_path, capsys, monkeypatch
@@ -449,13 +436,6 @@ def test_run_folder_means_its_latest_checkpoint(run_folder, capsys):
     assert main(["eval", str(run_folder), *overrides]) == 0
     (result,) = (run_folder / "eval").glob("test-step-4-*")
     assert (result / "report.md").is_file()
-
-
-def test_run_without_a_checkpoint_is_refused(tmp_path, capsys):
-    (tmp_path / "config.yaml").write_text("seed: 0\n")
-    (tmp_path / "checkpoints").mkdir()
-    assert main(["eval", str(tmp_path), "data=arithmetic:1"]) == 2
-    assert str(tmp_path) in capsys.readouterr().err
 
 
 @pytest.mark.slow

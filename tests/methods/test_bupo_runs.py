@@ -8,7 +8,7 @@ from bupo_models import bupo, is_above, run
 from families import save_family
 from method_runs import bound
 from refused import refused
-from tiny_runs import config_of, tree
+from tiny_runs import config_of
 
 # ---- layer-wise learning rates
 
@@ -98,20 +98,6 @@ def test_a_model_of_another_layout_is_refused_by_name_and_nothing_is_written(
             "method.phase_one_steps=1",
         )
     assert "\n" not in str(caught.value) and not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    [
-        (["method.num_blocks=4"], r"method\.num_blocks=4 .*1\.\.3"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused_and_nothing_is_written(
-    overrides, key, tiny_untied, verifiers, tmp_path
-):
-    with refused("wrong_value", "method.num_blocks", shows=key):
-        run("bupo", tiny_untied, tmp_path, verifiers, "method.phase_one_steps=1", *overrides)
-    assert tree(tmp_path) == {}
 
 
 def test_the_depth_has_no_default(tiny):

@@ -21,8 +21,6 @@ from postgrad.errors import ConfigError
 from postgrad.methods.method import Step
 from postgrad.rollout.engine import Completion
 from postgrad.rollout.served_path import parse_served_path
-from postgrad.training.driver import train
-from postgrad.training.report import Reporter
 from postgrad.training.warmup import warmup_config
 from postgrad.types import Score
 
@@ -241,12 +239,3 @@ def test_a_monitor_stays_with_the_run_that_has_thoughts(tiny):
     for recipe, monitor in (("sft", ""), ("classmate_warmup", "http://a/v1#m")):
         first = warmup_config(config_of("classmate", tiny, *overrides, f"warmup.recipe={recipe}"))
         assert (first.reward.judge.monitor, first.reward.timeout_s) == (monitor, 3)
-
-
-def test_a_judge_must_be_named(tiny, tmp_path):
-    with refused("missing", "reward.verifier"):
-        train(
-            config_of("grpo", tiny, *SMALL, "reward.verifier=llm_judge", f"runs={tmp_path}"),
-            Reporter(),
-        )
-    assert list(tmp_path.iterdir()) == []

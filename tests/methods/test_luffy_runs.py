@@ -8,7 +8,6 @@ import torch
 from jsonl import write_jsonl
 from luffy_settings import CLIP, MEAN
 from method_runs import SMALL, bound, run
-from refused import refused
 from spies import Spy
 from test_gradient_property import (
     assert_one_gradient,
@@ -220,25 +219,6 @@ def test_groups_without_signal_stop_a_run_that_cannot_learn_and_an_sft_loss_is_s
     )
 
 
-NOTHING_FITS = {
-    "luffy rollout.max_response_tokens=2": ["0 of 91 problems", "in 2 tokens", "the shortest has"],
-    "luffy method.prefix_min=0 method.prefix_max=0.1": ["0 of 91", "raise method.prefix_"],
-    "luffy method.prefix_strategy=linear method.prefix_peak=0.1": ["0 of 91"],
-    "exgrpo method.replay_share=0.2": ["replays: 0 of the 4 problems", "method.replay_share"],
-    "exgrpo method.start_at=1": ["replays: 0", "method.start_at"],
-}
-
-
-@pytest.mark.parametrize("overrides", NOTHING_FITS)
-def test_a_run_that_would_silently_be_grpo_is_refused(overrides, tiny, tmp_path):
-    recipe, *words = overrides.split()
-    with refused("missing", "data.train") as caught:
-        run(recipe, tiny, tmp_path / "runs", *words)
-    line = str(caught.value)
-    assert "\n" not in line and all(part in line for part in NOTHING_FITS[overrides]), line
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize(
     ("recipe", "words", "line"),
     [
@@ -270,14 +250,6 @@ def test_only_the_first_demonstrations_are_encoded(tiny, monkeypatch):
     unfit = [replace(p, demonstrations=("1" * 50,)) for p in inputs.train[:20]]
     supply = method.supply(inputs.encoder, [*unfit, *inputs.train[:1]])
     assert supply.num == 1 and "1 of 21 problems" in supply.line
-
-
-def test_data_without_demonstrations_are_refused_before_the_run(tiny, tmp_path):
-    data = tmp_path / "data.jsonl"
-    write_jsonl(data, *({"question": f"{i}+1=", "answer": str(i + 1)} for i in range(9)))
-    with refused("missing", "data.train", shows=r"method\.num_demonstrations=0"):
-        run("luffy", tiny, tmp_path / "runs", f"data.train={data}")
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.fixture

@@ -101,22 +101,6 @@ def test_kto_mismatches_prompts_and_responses():
 
 
 @pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": "1+1=", "completion": "2", "label": "yes"},
-        {"prompt": "1+1=", "completion": "2"},
-        {"prompt": "1+1=", "ground_truth": "2"},
-    ],
-    ids=["text label", "no label", "no response"],
-)
-def test_kto_refuses_rows_without_a_label(row, fresh, tmp_path):
-    data = write_jsonl(tmp_path / "rows.jsonl", *[row | {"uid": str(i)} for i in range(32)])
-    with pytest.raises(ConfigError, match="label"):
-        run("kto", fresh, tmp_path / "runs", f"data.train={data}")
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
     ("value", "label"),
     [
         *((value, True) for value in (True, 1, 1.0, "True", "true")),

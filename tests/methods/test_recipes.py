@@ -1,13 +1,11 @@
 """Every recipe trains two steps of the tiny model: metrics are finite and weights change."""
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
 from core_recipes import recipe_params
-from jsonl import write_jsonl
 from method_runs import (
     DISTILL_RECIPES,
     GIVEN_RECIPES,
@@ -17,7 +15,6 @@ from method_runs import (
     SIZES_ONLY,
     run,
 )
-from refused import refused
 from safetensors.torch import load_file
 
 # Metrics that name what a recipe is about; a run that lacks one did something else.
@@ -79,16 +76,3 @@ def test_a_recipe_that_samples_trains(recipe, tiny, verifiers, tmp_path):
         if recipe not in WITHOUT_GAP:
             assert line["engine/gap_max"] < 1e-4
         assert line["advantages/rows_with_signal"] > 0
-
-
-def test_dpo_wants_pairs_to_be_validated_on(tiny, tmp_path):
-    pair, single = (
-        {"prompt": "1+1=", "chosen": "2", "rejected": "3"},
-        {"question": "1+2=", "answer": "3"},
-    )
-    data, held = tmp_path / "pairs.jsonl", tmp_path / "held.jsonl"
-    write_jsonl(data, *(pair | {"prompt": f"{a}+1="} for a in range(16)))
-    held.write_text(json.dumps(single) + "\n")
-    with refused("missing", "chosen"):
-        run("dpo", tiny, tmp_path / "runs", f"data.train={data}", f"data.validation={held}")
-    assert not (tmp_path / "runs").exists()

@@ -163,18 +163,6 @@ def test_responses_with_the_label_false_are_reported(tiny, tmp_path, column, lab
     assert any("1 of 2 responses of data.train have the label false" in note for note in notes)
 
 
-def test_conversations_without_a_trained_message_are_refused(tiny, tmp_path):
-    file = tmp_path / "rows.jsonl"
-    messages = [
-        {"role": "user", "content": "1+1"},
-        {"role": "assistant", "content": "2", "weight": 0},
-    ]
-    file.write_text((json.dumps({"messages": messages}) + "\n") * 2)
-    with refused("wrong_value", "messages"):
-        run(tiny, tmp_path, f"data.train={file}", "name=other")
-    assert not (tmp_path / "other").exists()
-
-
 def test_several_turns_need_a_chat_template(tiny, tmp_path):
     with refused("unsupported", "method.train_on"):
         run(tiny, tmp_path)

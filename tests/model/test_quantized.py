@@ -8,8 +8,6 @@ from tiny_runs import config_of, metrics_of, random_batch, stock_model, stock_ou
 from torch import nn
 
 from postgrad.cluster.host import build_host
-from postgrad.errors import ConfigError
-from postgrad.methods import find_method
 from postgrad.model.load.gate import fingerprint
 from postgrad.model.load.tiny import make_tiny
 from postgrad.model.lora import adapter_parameters, adapters_disabled
@@ -178,21 +176,6 @@ def test_a_run_with_a_reference_has_no_gap_between_engine_and_trainer(tiny, tmp_
     train(config, Reporter())
     for line in metrics_of(tmp_path / "test"):
         assert line["engine/gap_max"] < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    [
-        (("model.lora.rank=0",), "model.lora.rank=16"),
-        (("cluster=ray",), "cluster.backend=ray"),
-        (("cluster.backend=process", "cluster.engines=1"), "rollout.engine=native"),
-        (("model.path=x.gguf",), "GGUF"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(tiny, overrides, key):
-    config = config_of("grpo", tiny, "model.quantization=4bit", "model.lora.rank=4", *overrides)
-    with pytest.raises(ConfigError, match=key):
-        find_method("grpo")(config).check()
 
 
 def test_models_that_cannot_be_quantized_are_refused():

@@ -208,13 +208,6 @@ def test_damaged_config_yaml_is_one_line(tmp_path, text):
     assert "\n" not in str(caught.value)
 
 
-def test_run_folder_that_cannot_be_created_is_one_line(home, capsys, tiny):
-    (home / "runs").write_text("a file, not a folder")
-    assert main(["train", "grpo", *overrides_of(tiny, *SMALL, "runs=runs")]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "runs" in err
-
-
 # ---- a full disk
 
 

@@ -7,12 +7,10 @@ import torch
 from openai_server import serve
 from safetensors.torch import load_file
 from serve_process import live
-from tables import table
 from tiny_runs import config_of, metrics_of, overrides_of, toy_run, tree
 
 from postgrad.cli.main import main
 from postgrad.cluster.engines import engine_config, load_engine
-from postgrad.rollout import http_client
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
 
@@ -148,19 +146,6 @@ def test_engine_with_other_weights_stops_the_run(tiny, tmp_path, other_engine, p
         ) in (0, 1)
         started = metrics_of(tmp_path / "wide")[0]
         assert 0.01 < started["engine/start_gap_mean"] < 50
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "part"),
-    table(__file__, "unusable_engine_is_one_line_and_writes_n"),
-)
-def test_unusable_engine_is_one_line_and_writes_nothing(
-    overrides, part, tiny, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(http_client, "START_S", 0.3)
-    code, error = failing(capsys, tiny, f"runs={tmp_path}", *overrides)
-    assert code == 2 and part in error and not tree(tmp_path)
 
 
 def test_missing_vllm_and_vllm_without_device_are_one_line(tiny, tmp_path, capsys, monkeypatch):

@@ -32,12 +32,6 @@ from postgrad.methods.support.policy_objective import PolicyObjective
 
 class Mine(Grpo):
 """
-SCORE = """
-    def score(self, batch, step):
-        batch = super().score(batch, step)
-        {line}
-        return batch
-"""
 ROLES = """
     def roles(self):
         return {line}

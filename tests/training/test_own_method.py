@@ -3,7 +3,7 @@
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tiny_runs import metrics_of, metrics_without_timing, overrides_of, stock_model, toy_run
+from tiny_runs import metrics_of, overrides_of, stock_model, toy_run
 
 from postgrad.cli.main import main
 
@@ -11,12 +11,10 @@ METHOD = '''
 """Weighs each token's loss by a column that its own stage made."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from postgrad.config.schema import setting
-from postgrad.errors import RunError
 from postgrad.methods.grpo import Grpo, GrpoSettings
 from postgrad.methods.support.policy_objective import PolicyObjective
 
@@ -47,19 +45,11 @@ class Flavor(Grpo):
 
     def flavor(self, batch, step):
         """A token column that the loss reads, and a row column that it does not."""
-        if step.number == 3 and Path("pull-the-plug").exists():
-            raise RunError("pulled the plug")
         self.seen += len(batch)
         batch.tokens["flavor"] = torch.full((batch.num_tokens,), self.settings.strength)
         batch.rows["mood"] = [f"step {step.number}" for _ in range(len(batch))]
         step.metrics["flavor/seen"] = float(self.seen)
         return batch
-
-    def state(self):
-        return {"seen": self.seen}
-
-    def load(self, state):
-        self.seen = state["seen"]
 '''
 
 
@@ -87,11 +77,6 @@ def weights(home, name, step=3):
     return dict(stock_model(policy, torch.float32).named_parameters())
 
 
-def step_metrics(folder):
-    """Return the metrics of the steps without timing and without the engine check."""
-    return [line for line in metrics_without_timing(folder) if line["step"] > 0]
-
-
 @pytest.fixture(scope="module")
 def ran(home, tiny):
     with pytest.MonkeyPatch.context() as patch:
@@ -116,33 +101,3 @@ def test_loss_reads_the_column(home, ran, tiny, monkeypatch):
     assert any(not torch.equal(p, before[name]) for name, p in weights(home, "plain").items())
     assert run(home, tiny, monkeypatch, "nothing", "method.strength=0") == 0
     assert all(torch.equal(p, before[name]) for name, p in weights(home, "nothing").items())
-
-
-@pytest.mark.slow
-def test_state_is_in_the_checkpoint(home, ran, tiny, monkeypatch, capsys):
-    """After an error in step 3 the count continues from the checkpoint of step 2."""
-    (home / "pull-the-plug").touch()
-    assert run(home, tiny, monkeypatch, "stopped", "method.strength=2") == 1
-    assert "step 3, stage flavor: pulled the plug" in capsys.readouterr().err
-    (home / "pull-the-plug").unlink()
-    assert run(home, tiny, monkeypatch, "stopped", "method.strength=2") == 0
-    assert step_metrics(home / "runs" / "stopped") == step_metrics(ran)
-
-
-@pytest.mark.slow
-def test_run_is_the_same_with_model_and_engine_in_child_processes(home, ran, tiny, monkeypatch):
-    """An engine with its own weights turns on a correction; without it nothing may differ."""
-    overrides = (
-        "method.strength=2",
-        "cluster.backend=process",
-        "cluster.engines=1",
-        "method.correction=none",
-    )
-    assert run(home, tiny, monkeypatch, "apart", *overrides) == 0
-    local = weights(home, "plain")
-    remote = weights(home, "apart")
-    assert all(torch.equal(local[name], remote[name]) for name in local)
-    assert step_metrics(ran) == step_metrics(home / "runs" / "apart")
-    rollouts = home / "runs" / "apart" / "rollouts"
-    for file in sorted((ran / "rollouts").iterdir()):
-        assert pq.read_table(file).equals(pq.read_table(rollouts / file.name)), file.name

@@ -9,7 +9,7 @@ import pytest
 from tiny_runs import config_of, metrics_of, metrics_without_timing, overrides_of, tree
 
 from postgrad.cli.main import main
-from postgrad.errors import ConfigError, RunError
+from postgrad.errors import RunError
 from postgrad.training import checkpoint
 from postgrad.training.driver import train
 from postgrad.training.prepare import load_sets
@@ -97,39 +97,6 @@ def files(tmp_path, monkeypatch) -> Path:
 
 
 EVERY = "training.validate_every=2"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["data.validation=quiz.jsonl", "training.keep_best=quiz", EVERY],
-            r"training\.keep_best=quiz: the split of problem .* is test",
-        ),
-        (
-            ["data.validation=my_test.jsonl", "training.keep_best=my_test", EVERY],
-            "my_test.jsonl",
-        ),
-        (
-            ["data.validation=arithmetic:1:digits:test", "training.keep_best=mean", EVERY],
-            "arithmetic:1:digits:test is the split test",
-        ),
-        (["data.validation='held.jsonl,quiz.jsonl'", "training.keep_best=mean", EVERY], "is test"),
-        (
-            ["data.validation=held.jsonl", "training.keep_best=hold", EVERY],
-            r"training\.keep_best=hold .*did you mean held",
-        ),
-        (
-            ["data.validation=held.jsonl", "training.keep_best=held"],
-            "add training.validate_every=N",
-        ),
-        (["training.keep_best=held", EVERY], "add data.validation=FILE"),
-    ],
-)
-def test_keep_best_by_a_test_set_is_refused(overrides, message, files, tiny):
-    with pytest.raises(ConfigError, match=message):
-        load_sets(config_of("grpo", tiny, *overrides))
 
 
 def test_test_set_may_be_validated_besides_the_one_that_chooses(files, tiny):
