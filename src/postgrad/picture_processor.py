@@ -105,6 +105,12 @@ class PictureProcessor:
         """Return how many image tokens the pictures of a row have."""
         return sum(self._tokens_of(picture).count(self.image_token) for picture in pictures)
 
+    def bytes_per_token(self, picture: Picture) -> float:
+        """Return how many bytes the vision tower reads for one image token of a picture."""
+        pixels = self.pixels([picture]).values()
+        num_bytes = sum(value.nbytes for value in pixels if hasattr(value, "nbytes"))
+        return num_bytes / self.num_tokens([picture])
+
     def pixels(self, pictures: Sequence[Picture]) -> "dict[str, Tensor]":
         """Return what the vision tower reads: pixel_values, and image_grid_thw or the like."""
         images = [picture.open() for picture in pictures]

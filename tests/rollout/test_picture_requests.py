@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import sys
 import threading
 from dataclasses import replace
@@ -12,7 +13,7 @@ import torch
 from openai_server import serve
 from PIL import Image
 from serve_process import live
-from tiny_runs import config_of, same_completions
+from tiny_runs import config_of, metrics_of, same_completions
 from vision_models import (
     load_vision_model,
     picture_tokenizer,
@@ -33,6 +34,8 @@ from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.http_client import Address
 from postgrad.rollout.native.engine import NativeEngine
+from postgrad.training.driver import train
+from postgrad.training.report import Reporter
 from postgrad.types import Batch, Trajectory
 
 QUESTION = {"type": "text", "text": "1+2="}
@@ -152,6 +155,24 @@ def test_an_engine_behind_a_server_samples_what_the_native_one_does(model_type, 
     batch.rows["images"] = [tuple(map(turned, images)) for images in batch.rows["images"]]
     gaps = sampled - policy.logprobs(batch)["logprobs"]
     assert float(gaps.abs().max()) > 1e-3, "the server was shown these pictures, not others"
+
+
+def test_a_run_samples_from_a_server_that_gets_its_trained_tower(tmp_path):
+    model = save_vision_model(tmp_path / "model", "qwen3_vl", 1.0)
+    row = {"prompt": "<image>1+2=", "images": ["red.png"], "ground_truth": "3"}
+    (tmp_path / "red.png").write_bytes(square("red").data)
+    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 2)
+    (tmp_path / "reward.py").write_text("score = lambda text, problem: float(len(set(text)))\n")
+    with live(model, rows=8, context=256, reload_below=tmp_path) as running:
+        words = [f"data.train={tmp_path}/rows.jsonl", f"reward.verifier={tmp_path}/reward.py:score"]
+        words += ["rollout.engine=http", f"rollout.url={running.url}#tiny", "data.template=chat"]
+        words += ["model.vision=trained", "optimizer.lr=0.01", "optimizer.warmup_steps=0"]
+        words += ["training.problems_per_step=2", "rollout.samples=4", "training.steps=2"]
+        words += ["data.max_prompt_tokens=100", "rollout.max_response_tokens=8"]
+        run = train(config_of("grpo", model, *words, f"runs={tmp_path}", "name=run"), Reporter())
+    lines = metrics_of(run.folder)
+    assert [line["grad_norm"] > 0 for line in lines if line["step"]] == [True, True]
+    assert max(line["engine/gap_max"] for line in lines if line["step"]) < 1e-4
 
 
 def turned(picture):

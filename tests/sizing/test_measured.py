@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 from qwen_runs import Run, estimate_gib, make_plan
+from speed import make_vision_config
 from transformers import Qwen3ForCausalLM
 
 from postgrad.doctor.fit import describe, examine
 from postgrad.sizing.choose import choose_passes
 from postgrad.sizing.devices import find_gpu
-from postgrad.sizing.workload import plan_of_settings
+from postgrad.sizing.memory import estimate
+from postgrad.sizing.workload import GroupLengths, PictureSizes, Workload, plan_of_settings
 
 MEASURED = json.loads(Path(__file__).with_name("measured.json").read_text())
 
@@ -49,6 +51,17 @@ def test_memory_is_within_10_percent(line: dict[str, Any]) -> None:
     if line.get("is_first"):  # its passes run before there is an optimizer state
         memory -= state_gib(line["shape"])
     assert memory == pytest.approx(line["memory_gib"], rel=0.1)
+
+
+@pytest.mark.parametrize(("image_tokens", "gib"), [(256, 44.10), (0, 43.43)])
+def test_a_step_with_pictures_is_within_3_percent(image_tokens: int, gib: float) -> None:
+    """The rows step-vl-2b and step-vl-2b-text of benchmarks/results/speed.jsonl."""
+    group = GroupLengths(358, (), 8, 1, image_tokens)
+    pictures = PictureSizes(160 * image_tokens, 4 * 4 * 3 * 2 * 16 * 16)
+    workload = Workload([group] * 32, 358, pictures=pictures)
+    plan = make_plan(Run("step", "vl-2b", 32, 8, 512))
+    plan = replace(plan, model=make_vision_config("vl-2b"), workload=workload)
+    assert estimate(plan, find_gpu("h200")).peak / 2**30 == pytest.approx(gib, rel=0.03)
 
 
 def choose(run: Run, gib: float, budget: int = 0) -> tuple[int, bool]:

@@ -1,5 +1,6 @@
 """The memory of pictures: towers, their activations, and the features that are kept."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,14 @@ from vision_models import FAMILIES, save_vision_model
 from postgrad.config.schema import ModelConfig
 from postgrad.doctor.fit import read_workload
 from postgrad.model.load.load import load, model_config
-from postgrad.model.vision import Vision, vision_of
-from postgrad.sizing.memory import picture_bytes
+from postgrad.model.vision import KEPT_FEATURE_BYTES, Vision, vision_of
+from postgrad.sizing.choose import choose_passes
+from postgrad.sizing.devices import Device, find_gpu
+from postgrad.sizing.memory import estimate, is_captured, picture_bytes
 from postgrad.sizing.simulate import LiveBytes, measure_size
-from postgrad.sizing.workload import Plan, lay_out_step
+from postgrad.sizing.workload import NO_PICTURES, Plan, lay_out_step
 from postgrad.training.prepare import Prepared, prepare
+from postgrad.training.resolve import _plan_on_gpu
 
 CPU = torch.device("cpu")
 
@@ -111,3 +115,39 @@ def test_features_of_a_frozen_tower_are_kept(tmp_path: Path) -> None:
     assert held["features of pictures"] == features
     pixels = [value for one in vision.kept_pixels.values() for value in one.values()]
     assert held["pixels of pictures"] == pytest.approx(sum(v.nbytes for v in pixels), rel=0.05)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm", "internvl"])
+def test_tokens_per_pass_on_a_gpu_follow_from_the_tower(
+    family: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The data are not read yet: every token of a prompt may stand for a picture."""
+    folder = deep_model(tmp_path, family, monkeypatch)
+    settings = ["training.problems_per_step=64", "rollout.samples=2", "data.max_prompt_tokens=100"]
+    settings += ["rollout.max_response_tokens=20", "rollout.cache_gib=0.001"]
+    config = config_of("grpo", folder, *settings, "model.vision=trained")
+    config.model.device = "cuda"
+    planned = _plan_on_gpu(config, None, CPU, find_gpu("h200"))
+    assert planned is not None
+    plan, large = planned
+    text = replace(plan, workload=replace(plan.workload, pictures=NO_PICTURES))
+    assert choose_passes(plan, large, 8192, 16384) == (8192, False)
+    gpu = Device("gpu", round(1.2 * estimate(text, large).peak))
+    assert choose_passes(text, gpu, 8192, 16384) == (8192, False)
+    budget, recompute = choose_passes(plan, gpu, 8192, 16384)
+    assert (budget, recompute) != (8192, False)
+    chosen = plan.changed("training.token_budget", budget)
+    chosen = chosen.changed("model.activation_checkpointing", recompute)
+    assert estimate(chosen, gpu).peak <= gpu.usable < estimate(plan, gpu).peak
+    assert not is_captured(plan, measure_size(config, plan.model), 512)
+
+
+def test_frozen_towers_hold_features_and_gemma3_has_no_estimate(tmp_path: Path) -> None:
+    config = config_of("grpo", save_vision_model(tmp_path / "qwen3_vl", "qwen3_vl"))
+    config.model.device = "cuda"
+    planned = _plan_on_gpu(config, None, CPU, find_gpu("h200"))
+    assert planned is not None
+    held = {"features of pictures": KEPT_FEATURE_BYTES}
+    assert picture_bytes(planned[0], lay_out_step(planned[0])) == (held, {})
+    config.model.path = str(save_vision_model(tmp_path / "gemma3", "gemma3"))
+    assert _plan_on_gpu(config, None, CPU, find_gpu("h200")) is None

@@ -37,6 +37,7 @@ from postgrad.sizing.devices import Device, make_gpu
 from postgrad.sizing.memory import Memory, estimate, is_captured, state_bytes
 from postgrad.sizing.simulate import ModelSize, measure_size
 from postgrad.sizing.workload import (
+    NO_PICTURES,
     GroupLengths,
     PictureSizes,
     Plan,
@@ -168,13 +169,10 @@ def picture_sizes(encoder: Encoder, rows: Sequence[EncodedRow]) -> PictureSizes:
     """Return the sizes of all pictures; the first one is read."""
     shown = [row for row in rows if row.images]
     if not shown or encoder.chat_template is None:
-        return PictureSizes()
+        return NO_PICTURES
     tokens = sum(count_image_tokens(encoder, row) for row in shown)
     processor = encoder.chat_template.processor
-    picture = shown[0].images[0]
-    pixels = processor.pixels([picture]).values()
-    num_bytes = sum(value.nbytes for value in pixels if isinstance(value, torch.Tensor))
-    return PictureSizes(tokens, num_bytes / processor.num_tokens([picture]))
+    return PictureSizes(tokens, processor.bytes_per_token(shown[0].images[0]))
 
 
 # ---- this machine

@@ -13,7 +13,13 @@ from typing import Any
 from postgrad.errors import ConfigError
 from postgrad.model.load.context import context_length
 from postgrad.sizing.devices import Device
-from postgrad.sizing.memory import LayerWidths, cache_bytes, estimate, wanted_cache_bytes
+from postgrad.sizing.memory import (
+    LayerWidths,
+    cache_bytes,
+    estimate,
+    picture_bytes,
+    wanted_cache_bytes,
+)
 from postgrad.sizing.simulate import measure_size
 from postgrad.sizing.workload import Plan, lay_out_step
 
@@ -63,7 +69,8 @@ def _surely_fits(plan: Plan, gpu: Device) -> bool:
     block = 4 * widths.hidden + 2 * widths.intermediate + 3 * widths.query + 4 * widths.key
     activations = tokens * size.blocks * block * size.bytes_each
     state = STATE_BYTES * size.parameters * (1 + len(plan.roles))
-    return 2 * (state + 2 * activations) < gpu.usable
+    pictures = sum(sum(parts.values()) for parts in picture_bytes(plan, lay_out_step(plan)))
+    return 2 * (state + 2 * activations + pictures) < gpu.usable
 
 
 def choose_kept_attention(plan: Plan, gpu: Device) -> int:

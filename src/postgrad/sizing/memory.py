@@ -230,6 +230,8 @@ def is_captured(plan: Plan, size: ModelSize, tokens: int) -> bool:
     model = plan.config.model
     if not plan.packed or model.lora.rank or model.activation_checkpointing:
         return False
+    if plan.model.get_text_config() is not plan.model:  # it also reads pictures
+        return False
     return 6 * size.block * tokens <= MAX_BLOCK_OPERATIONS
 
 

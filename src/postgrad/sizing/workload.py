@@ -37,6 +37,9 @@ class PictureSizes(NamedTuple):
     pixel_bytes: float = 0.0  # that a tower reads for one of the tokens
 
 
+NO_PICTURES = PictureSizes()
+
+
 @dataclass(frozen=True)
 class Workload:
     """The data of a run as lengths: the groups of its first step, and what bounds the others."""
@@ -44,7 +47,7 @@ class Workload:
     groups: list[GroupLengths]
     longest_prompt: int
     num_validation: int = 0  # problems that one validation answers
-    pictures: PictureSizes = PictureSizes()
+    pictures: PictureSizes = NO_PICTURES
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,9 @@ def runs_packed(config: Config, model_config: Any) -> bool:
     return (
         config.model.device == KERNEL_DEVICE
         and text_config.model_type in CAPTURED_FAMILIES
-        and text_config is model_config  # more than a text model otherwise
+        # A model of text, or of text and pictures whose tokens do not see later ones.
+        and (text_config is model_config or hasattr(model_config, "vision_config"))
+        and model_config.model_type != "gemma3"
         and not getattr(text_config, "num_experts", None)  # how many tokens an expert gets is data
         and not packing_problem(SimpleNamespace(config=model_config))
     )
@@ -112,20 +117,29 @@ SAMPLED = RowKinds()
 
 
 def plan_of_settings(
-    config: Config, model_config: Any, roles: Roles, rows: RowKinds = SAMPLED
+    config: Config,
+    model_config: Any,
+    roles: Roles,
+    rows: RowKinds = SAMPLED,
+    pictures: PictureSizes = NO_PICTURES,
 ) -> Plan:
-    """Return the plan of a run on a GPU with the longest rows that its settings allow."""
+    """Return the plan of a run on a GPU with the longest rows that its settings allow.
+
+    With pictures, all tokens of the prompts stand for some.
+    """
     prompt = config.data.max_prompt_tokens
     context = context_length(model_config)
     response = min(config.rollout.max_response_tokens, max(1, context - prompt))
     rollout = replace(config.rollout, max_response_tokens=response)
     given = (response,) * rows.given_per_problem
     samples = 0 if given else rollout.samples
-    group = GroupLengths(prompt, given, samples, rows.rows_per_loss)
+    image_tokens = prompt if pictures.tokens else 0
+    group = GroupLengths(prompt, given, samples, rows.rows_per_loss, image_tokens)
     num_validation = 0
     if given and rows.samples_in_validation:
         num_validation = rollout.max_rows or DEFAULT_MAX_ROWS
-    workload = Workload([group] * config.training.problems_per_step, prompt, num_validation)
+    groups = [group] * config.training.problems_per_step
+    workload = Workload(groups, prompt, num_validation, pictures)
     return Plan(replace(config, rollout=rollout), model_config, workload, roles, True)
 
 

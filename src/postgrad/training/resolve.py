@@ -24,11 +24,11 @@ from postgrad.model.device import (
     supports_triton,
     total_memory_bytes,
 )
-from postgrad.model.load.load import model_config, model_hidden_size
+from postgrad.model.load.load import load_tokenizer, model_config, model_hidden_size
 
 if TYPE_CHECKING:  # the estimate is imported where a GPU is
     from postgrad.sizing.devices import Device
-    from postgrad.sizing.workload import Plan, RowKinds
+    from postgrad.sizing.workload import PictureSizes, Plan, RowKinds
 
 Result = TypeVar("Result")
 
@@ -220,7 +220,23 @@ def _plan_on_gpu(
         free = memory_info(device)[0] if is_local else total_memory_bytes(device)
         gpu = make_gpu(device.type, free)
     roles = {} if method is None else local_roles(config, method)
-    return plan_of_settings(config, transformers_config, roles, row_kinds(method)), gpu
+    pictures = _picture_sizes(config, transformers_config)
+    plan = plan_of_settings(config, transformers_config, roles, row_kinds(method), pictures)
+    return plan, gpu
+
+
+def _picture_sizes(config: Config, transformers_config: Any) -> "PictureSizes":
+    """Return what bounds the pictures of the data, which are not read yet."""
+    from postgrad.sizing.workload import NO_PICTURES, PictureSizes
+
+    if not hasattr(transformers_config, "vision_config"):
+        return NO_PICTURES
+    from postgrad.model.vision import KEPT_FEATURE_BYTES, SIZES, noise
+    from postgrad.picture_processor import PictureProcessor
+
+    processor = PictureProcessor(load_tokenizer(config.model, config.seed))
+    # The features of so many tokens are more than what is kept.
+    return PictureSizes(KEPT_FEATURE_BYTES, processor.bytes_per_token(noise(0, SIZES[0])))
 
 
 def row_kinds(method: Method | None) -> "RowKinds":
