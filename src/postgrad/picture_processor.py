@@ -84,8 +84,13 @@ class PictureProcessor:
             start = place + len(tokens)
         return collapsed + ids[start:]
 
-    def places_fit(self, ids: Sequence[int], pictures: Sequence[Picture]) -> bool:
-        """Return whether the image tokens of a row are those of its pictures, and no others."""
+    def places_fit(
+        self, ids: Sequence[int], pictures: Sequence[Picture], may_follow: bool = False
+    ) -> bool:
+        """Return whether the image tokens of a row are those of its pictures, and no others.
+
+        Those that `may_follow` were written by a policy and show nothing.
+        """
         ids = list(ids)
         start = 0
         for picture in pictures:
@@ -99,7 +104,7 @@ class PictureProcessor:
             if ids[start : start + len(shown)] != shown:
                 return False
             start += len(shown)
-        return self.image_token_id not in ids[start:]
+        return may_follow or self.image_token_id not in ids[start:]
 
     def num_tokens(self, pictures: Sequence[Picture]) -> int:
         """Return how many image tokens the pictures of a row have."""

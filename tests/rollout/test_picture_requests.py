@@ -27,12 +27,15 @@ from postgrad.cli.chat import chat
 from postgrad.config.schema import RolloutConfig
 from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import RunError
+from postgrad.model.load.picture_gate import picture_rows
 from postgrad.model.policy import FrozenPolicy
+from postgrad.model.vision import vision_of
 from postgrad.picture_processor import PictureProcessor
 from postgrad.pictures import picture_of_data_url
 from postgrad.rollout.engine import Request, Sampling
 from postgrad.rollout.http import HttpEngine
 from postgrad.rollout.http_client import Address
+from postgrad.rollout.http_logprobs import HttpLogprobs
 from postgrad.rollout.native.engine import NativeEngine
 from postgrad.training.driver import train
 from postgrad.training.report import Reporter
@@ -198,7 +201,7 @@ def test_prompts_of_ids_with_other_places_or_fields_are_refused(server, model):
     assert send(right, [red.data_url()])[0] == 200
     for wrong, urls, sentence in (
         (ids, [red.data_url()], "cannot be told"),
-        ([*right, place], [red.data_url()], "cannot be told"),
+        ([place, *right], [red.data_url()], "cannot be told"),
         ([place, 1, *[place] * (count - 1)], [red.data_url()], "cannot be told"),
         (right, [red.data_url()] * 2, "cannot be told"),
         (right, ["https://host/a.png"], "nothing is fetched"),
@@ -209,6 +212,25 @@ def test_prompts_of_ids_with_other_places_or_fields_are_refused(server, model):
         assert status == 400 and sentence in body, body
     assert send(right, [red.data_url()], video=[])[0] == 400
     assert send(right, [red.data_url()])[0] == 200
+
+
+def test_a_teacher_behind_a_server_reads_the_pictures(server, model, tmp_path):
+    loaded = load_vision_model(tmp_path, "qwen3_vl")
+    processor = vision_of(loaded.model).processor
+    places = [processor.image_token_id]  # as a policy may write them
+    batch = Batch.of(
+        [
+            Trajectory(row.uid, row.prompt, row.response + places, row.group, images=row.images)
+            for row in picture_rows(processor, loaded.tokenizer).trajectories()
+        ]
+    )
+    teacher = HttpLogprobs(Address.parse(f"{server.url}#tiny"))
+    policy = FrozenPolicy(config_of("grpo", tmp_path), loaded)
+    expected = policy.logprobs(batch)["logprobs"]
+    torch.testing.assert_close(teacher.logprobs(batch)["logprobs"], expected, atol=1e-4, rtol=0)
+    batch.rows["images"] = [tuple(map(turned, images)) for images in batch.rows["images"]]
+    gaps = teacher.logprobs(batch)["logprobs"] - expected
+    assert float(gaps.abs().max()) > 1e-3
 
 
 class ActsAsVllm:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from postgrad.errors import RunError, Unsupported, first_line
+from postgrad.pictures import Picture
 from postgrad.problem import Failure
 from postgrad.rollout.engine import (
     Completion,
@@ -187,15 +188,14 @@ class HttpEngine:
 
         Raises RequestRefused, and RunError if the server makes other ids of a chat.
         """
-        urls = [picture.data_url() for picture in request.images]
         refusal = ""
         if self.takes_ids_with_pictures:
-            prompt = {"prompt_token_ids": request.prompt, "multi_modal_data": {"image": urls}}
+            prompt = ids_with_pictures(request.prompt, request.images)
             try:
                 return self._post(body | {"prompt": prompt}, deadline)
             except RequestRefused as error:
                 refusal = f"{first_line(error)}; as a chat: "
-        body |= {"logprobs": True, "top_logprobs": 0, **self._chat_fields(request, urls)}
+        body |= {"logprobs": True, "top_logprobs": 0, **self._chat_fields(request)}
         try:
             answer = self.client.call("POST", "/chat/completions", body, deadline)
         except RequestRefused as error:
@@ -209,16 +209,16 @@ class HttpEngine:
         self.takes_ids_with_pictures = False
         return self._parse_completion(only_choice(answer, self.url))
 
-    def _chat_fields(self, request: Request, urls: Sequence[str]) -> dict[str, Any]:
+    def _chat_fields(self, request: Request) -> dict[str, Any]:
         """Return a chat that vLLM renders to the prompt, with the places of pictures expanded."""
         processor = self.tokenizer.picture_processor
         text = self.tokenizer.decode_raw(processor.collapse(request.prompt, request.images))
         first, *others = text.split(processor.placeholder)
         content: list[dict[str, Any]] = [{"type": "text", "text": first}]
         # A placeholder that a policy wrote leaves texts over: the server then makes other ids.
-        for url, after in zip(urls, others, strict=False):
+        for picture, after in zip(request.images, others, strict=False):
             content += [
-                {"type": "image_url", "image_url": {"url": url}},
+                {"type": "image_url", "image_url": {"url": picture.data_url()}},
                 {"type": "text", "text": after},
             ]
         return {
@@ -333,6 +333,12 @@ def _sampling_fields(model: str, sampling: Sampling, seed: int, limit: int) -> d
         "n": 1,
         "seed": seed - 2**64 if seed >= 2**63 else seed,  # servers read signed 64-bit numbers
     }
+
+
+def ids_with_pictures(ids: Sequence[int], pictures: Sequence[Picture]) -> dict[str, Any]:
+    """Return the prompt of a completion that only postgrad serve takes; others refuse its form."""
+    urls = [picture.data_url() for picture in pictures]
+    return {"prompt_token_ids": list(ids), "multi_modal_data": {"image": urls}}
 
 
 def _ids_from_names(names: list[Any]) -> list[int]:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from postgrad.errors import RunError, Unsupported
-from postgrad.rollout.http import TOKEN_ID_PREFIX, only_choice
+from postgrad.pictures import Picture
+from postgrad.rollout.http import TOKEN_ID_PREFIX, ids_with_pictures, only_choice
 from postgrad.rollout.http_client import Address, ModelClient, RequestRefused
 from postgrad.types import Batch
 
@@ -64,18 +65,18 @@ class HttpLogprobs:
 
     def _score(self, batch: Batch, num_top: int) -> list[TokenTable]:
         """Return the tables of all response tokens of the batch, in order."""
-        if "images" in batch.rows:
-            raise Unsupported(
-                f"the data have pictures, which the model at {self.client.address.url} is not "
-                "shown; give the folder of a model of text and images"
-            )
+        images = batch.rows.get("images") or [()] * len(batch)
         rows = [
-            (prompt.tolist(), response.tolist())
-            for prompt, response in zip(batch.prompt.split(), batch.response.split(), strict=True)
+            (prompt.tolist(), response.tolist(), shown)
+            for prompt, response, shown in zip(
+                batch.prompt.split(), batch.response.split(), images, strict=True
+            )
         ]
 
-        def score(row: tuple[list[int], list[int]], deadline: float) -> list[TokenTable]:
-            prompt, response = row
+        def score(
+            row: tuple[list[int], list[int], tuple[Picture, ...]], deadline: float
+        ) -> list[TokenTable]:
+            prompt, response, shown = row
             ids = [*prompt, *response]
             if self.max_context is not None and len(ids) >= self.max_context:
                 raise RunError(
@@ -83,7 +84,7 @@ class HttpLogprobs:
                     f"{self.client.address.url}; lower rollout.max_response_tokens"
                 )
             try:
-                tables = self._ask(self.form, ids, num_top, deadline)
+                tables = self._ask(self.form, ids, num_top, deadline, shown)
             except RequestRefused as error:
                 raise RunError(
                     f"{self.client.address.url} answered {error.status}: {error}"
@@ -120,12 +121,17 @@ class HttpLogprobs:
         )
 
     def _ask(
-        self, form: str, ids: Sequence[int], num_top: int, deadline: float
+        self,
+        form: str,
+        ids: Sequence[int],
+        num_top: int,
+        deadline: float,
+        pictures: tuple[Picture, ...] = (),
     ) -> list[TokenTable] | None:
         """Return one table per token (the first has no log-prob), or None without log-probs."""
         body: dict[str, Any] = {
             "model": self.client.address.model,
-            "prompt": list(ids),
+            "prompt": ids_with_pictures(ids, pictures) if pictures else list(ids),
             "max_tokens": 1,
             "temperature": 1.0,
             "return_tokens_as_token_ids": True,

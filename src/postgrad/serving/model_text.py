@@ -110,7 +110,7 @@ class ModelText:
         if pictures:
             try:
                 with self.lock:
-                    self.chat_prompts.check_places(ids, pictures)
+                    self.chat_prompts.check_places(ids, pictures, may_follow=True)
             except (ConfigError, PictureError) as error:
                 raise ApiError(400, str(error), "prompt") from error
         return ids

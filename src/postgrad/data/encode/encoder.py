@@ -250,9 +250,14 @@ class Encoder(TextEncoder):
             )
         return self.chat_template.processor
 
-    def check_places(self, ids: Sequence[int], pictures: Sequence[Picture]) -> None:
-        """Raise PictureError unless every image token of a row stands for a part of a picture."""
-        if not self.picture_processor.places_fit(ids, pictures):
+    def check_places(
+        self, ids: Sequence[int], pictures: Sequence[Picture], may_follow: bool = False
+    ) -> None:
+        """Raise PictureError unless every image token of a row stands for a part of a picture.
+
+        After those of the pictures others `may_follow`, which show nothing.
+        """
+        if not self.picture_processor.places_fit(ids, pictures, may_follow):
             raise PictureError(
                 "its image tokens are not those of its pictures; one in a text cannot be told from "
                 "a picture's"
