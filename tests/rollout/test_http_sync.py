@@ -50,7 +50,8 @@ def test_a_server_samples_from_what_was_published(path, host, apart, prompts, tm
 
     calls = {
         path: reload,
-        "/reset_prefix_cache": lambda body: after.append(body) or {"success": True},
+        "/reset_prefix_cache": lambda body: after.append("keys") or {"success": True},
+        "/reset_encoder_cache": lambda body: after.append("pictures") or {},
     }
     with serve(engine=apart, prompts=prompts, calls=calls) as served:
         engine = rollouts(served, prompts, tmp_path / "weights")
@@ -62,9 +63,9 @@ def test_a_server_samples_from_what_was_published(path, host, apart, prompts, tm
             engine.publish(weights)
             done, mine = (e.generate(REQUESTS, Sampling(1.0, 6)) for e in (engine, host.engine))
             assert same_completions(done, mine) == (weights is not turned)
-        assert len(after) == (2 if path == "/collective_rpc" else 0), (
-            "vLLM's cached prefixes are dropped"
-        )
+            engine.weights.reads_pictures = True
+        dropped = ["keys", "keys", "pictures"] if path == "/collective_rpc" else []
+        assert after == dropped, "vLLM's caches are dropped"
         assert not list((tmp_path / "weights").iterdir()), (
             "weights are removed once the server has read them"
         )

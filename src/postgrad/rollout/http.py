@@ -62,6 +62,7 @@ class HttpEngine:
             refused.
         weights_folder: where the weights of a training run are written; the server must see it
             under the same path. None: the weights are fixed.
+        reads_pictures: the model may be shown pictures, whose features a server may keep.
 
     Raises:
         ConfigError: the server does not answer, or is of no use for the training run: it cannot
@@ -80,6 +81,7 @@ class HttpEngine:
         *,
         stop_ids: Sequence[int] = (),
         weights_folder: Path | None = None,
+        reads_pictures: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.stop_ids = list(stop_ids)
@@ -88,7 +90,9 @@ class HttpEngine:
         self.weights: ServerWeights | None = None
         self.client, self.max_context = self.connect(address, wait_s, concurrency)
         if weights_folder is not None:
-            self.weights = ServerWeights(address, weights_folder, wait_s, self.reload_apis)
+            self.weights = ServerWeights(
+                address, weights_folder, wait_s, self.reload_apis, reads_pictures
+            )
             self._check_token_ids(self.stop_ids[0])
 
     def connect(
@@ -200,6 +204,7 @@ class HttpEngine:
             answer = self.client.call("POST", "/chat/completions", body, deadline)
         except RequestRefused as error:
             raise RequestRefused(error.status, f"{refusal}{first_line(error)}") from error
+        choice = only_choice(answer, self.url)
         seen = answer.get("prompt_token_ids") or []
         if seen != request.prompt:
             raise RunError(
@@ -207,7 +212,7 @@ class HttpEngine:
                 f"of {len(request.prompt)}; use postgrad serve or rollout.engine=native"
             )
         self.takes_ids_with_pictures = False
-        return self._parse_completion(only_choice(answer, self.url))
+        return self._parse_completion(choice)
 
     def _chat_fields(self, request: Request) -> dict[str, Any]:
         """Return a chat that vLLM renders to the prompt, with the places of pictures expanded."""

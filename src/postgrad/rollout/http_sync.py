@@ -31,7 +31,9 @@ class ReloadApi:
     server: str
     path: str
     body: Callable[[str, str], dict[str, Any]]  # (folder, model name) -> JSON body
-    reset_path: str = ""  # a call that drops the keys and values of the old weights
+    # Calls that drop what was computed with the old weights: keys and values; features of pictures.
+    reset_path: str = ""
+    reset_pictures_path: str = ""
 
 
 SGLANG_RELOAD = ReloadApi(
@@ -51,6 +53,7 @@ RELOAD_APIS = (
         "/collective_rpc",
         lambda folder, model: {"method": "reload_weights", "kwargs": {"weights_path": folder}},
         "/reset_prefix_cache",
+        "/reset_encoder_cache",
     ),
 )
 
@@ -62,11 +65,17 @@ class ServerWeights:
     """
 
     def __init__(
-        self, address: Address, folder: Path, wait_s: float, apis: Sequence[ReloadApi]
+        self,
+        address: Address,
+        folder: Path,
+        wait_s: float,
+        apis: Sequence[ReloadApi],
+        reads_pictures: bool = False,
     ) -> None:
         self.model = address.model
         self.folder = folder.absolute()
         self.num_published = 0
+        self.reads_pictures = reads_pictures
         self.client = ModelClient(address.root, wait_s, 1)
         self.api = self._find_api(apis)
 
@@ -82,8 +91,9 @@ class ServerWeights:
                 raise RunError(
                     f"{url}{api.path} did not load the new weights: {answer.get('message', answer)}"
                 )
-            if api.reset_path and _failed(self._call(api.reset_path, {}, deadline)):
-                raise RunError(f"{url}{api.reset_path} kept keys and values of the old weights")
+            for path in (api.reset_path, api.reset_pictures_path if self.reads_pictures else ""):
+                if path and _failed(self._call(path, {}, deadline)):
+                    raise RunError(f"{url}{path} kept keys and values of the old weights")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

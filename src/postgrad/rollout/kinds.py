@@ -105,6 +105,7 @@ def _connect(
         min(MAX_HTTP_CALLS, config.rollout.max_rows or MAX_HTTP_CALLS),
         stop_ids=stop_ids(loaded),
         weights_folder=weights_folder,
+        reads_pictures=hasattr(loaded.model.config, "vision_config"),
     )
 
 
