@@ -95,7 +95,6 @@ def test_equal_policies_need_no_correction(b):
             b.num_rows,
             level=level,
             threshold=threshold,
-            normalize=True,
         )
         exactly(out.values, b.mask.double())
         if b.mask.any():
@@ -163,9 +162,7 @@ def test_correction_extremes_are_finite_and_carry_no_gradient():
     rows, mask = row_index(8, 8), trues(16)
     train = train.clone().requires_grad_()
     for level, threshold in itertools.product(LEVELS, (2.0, "0.5_5.0")):
-        out = importance_weights(
-            train, rollout, mask, rows, 2, level=level, threshold=threshold, normalize=True
-        )
+        out = importance_weights(train, rollout, mask, rows, 2, level=level, threshold=threshold)
         assert torch.isfinite(out.values).all() and not out.values.requires_grad
         assert all(torch.isfinite(v) for v in out.metrics.values())
     rejected = reject(train, rollout, mask, rows, 2, dict.fromkeys(RULES, 2.0))

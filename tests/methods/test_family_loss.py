@@ -10,9 +10,7 @@ from spies import Spy, gradient
 from tiny_runs import random_batch
 
 from postgrad.algorithms.losses import LOSSES
-from postgrad.algorithms.resampling import resampling_weights
 from postgrad.errors import RunError
-from postgrad.methods.method import Step
 from postgrad.training import checkpoint
 from postgrad.types import Batch
 
@@ -248,29 +246,6 @@ def test_explained_variance_is_logged_and_means_what_it_says(tiny):
     values, returns = batch.tokens["values"].double(), batch.tokens["returns"].double()
     by_hand = 1 - float((returns - values).var()) / (float(returns.var()) + 1e-5)
     assert b.metrics["critic/explained_variance"] == pytest.approx(by_hand, abs=1e-5)
-
-
-@pytest.mark.parametrize("mode", ["pow", "max_min", "max_random"])
-def test_rows_are_drawn_by_their_rewards(mode, tiny):
-    """The rows of an update follow from seed and step; what is logged is the whole batch."""
-    b = bound("ppo", tiny, *PPO, f"method.resample={mode}")
-    batch = b.until("estimate")
-    batch.rows["number"] = torch.arange(len(batch))
-    rewards = batch.rows["reward"]
-    weights = resampling_weights(rewards, mode)
-    counts = torch.zeros(len(batch))
-    for number in range(1, 201):
-        drawn = b.method.resample(batch, Step(number))
-        assert len(drawn) == len(batch)
-        assert torch.equal(drawn.rows["reward"], rewards[drawn.rows["number"]])
-        counts += torch.bincount(drawn.rows["number"], minlength=len(batch))
-    again = b.method.resample(batch, Step(200))
-    assert torch.equal(again.rows["number"], drawn.rows["number"])
-    expected = 200 * len(batch) * weights / weights.sum()
-    assert float(((counts - expected).abs() - 5 * expected.sqrt()).max()) <= 1
-    updated = b.until(number=1)
-    assert len(updated) == len(batch) and 0 < b.metrics["resample/distinct_rows"] < 1
-    assert b.metrics["grad_norm"] > 0
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_critic_takes_every_pass(tiny, tmp_path):
 OPTIONS = [
     ["method.correction=bypass"],
     ["method.correction=bypass", "method.rejection.seq_mean_k1=0.5_2.0"],
-    ["method.correction=token", "method.correction_normalize=true"],
+    ["method.correction=token"],
     ["method.mask_truncated=true", "method.kl=loss", "method.kl_ratio=true"],
     ["method.loss=kl_cov", "method.loss_options.cov_share=0.5"],
 ]

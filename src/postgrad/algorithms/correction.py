@@ -102,7 +102,6 @@ def importance_weights(
     *,
     level: str = "token",
     threshold: float | str = 2.0,
-    normalize: bool = False,
 ) -> Weights:
     """(tokens,) importance weights of the rollout, truncated or masked.
 
@@ -115,8 +114,6 @@ def importance_weights(
     Args:
         threshold: a number C truncates weights at C (truncated importance sampling). "lo_hi" sets
             weights outside [lo, hi] to 0 (IcePop).
-        normalize: divide by the batch mean (over tokens for level token, over rows otherwise), so
-            that the mean weight is 1.
 
     Metrics are those of weight_metrics.
 
@@ -144,9 +141,6 @@ def importance_weights(
     if metrics:
         metrics["fraction_high"] = (raw[mask] > high).to(raw.dtype).mean()
         metrics["fraction_low"] = (raw[mask] < low).to(raw.dtype).mean()
-    if normalize and metrics:
-        mean = metrics["mean"] if level == "token" else metrics["seq_mean"]
-        values = torch.where(mean > 0, values / mean, values)
     return Weights(values, metrics)
 
 

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from postgrad.algorithms.resampling import MODES as RESAMPLING
-from postgrad.algorithms.resampling import resampling_weights
 from postgrad.algorithms.value import explained_variance, value_loss
 from postgrad.config.schema import setting
 from postgrad.errors import Conflict
@@ -39,15 +37,6 @@ class PpoSettings(GrpoSettings):
         0.5, "clip of the value loss: largest change of a value from its old one", above=0.0
     )
     critic_warmup: int = setting(0, "first steps that train the critic only", at_least=0)
-    resample: str = setting(
-        "none",
-        "PF-PPO: draw the rows of an update anew, weighted by |reward|^resample_power (pow), from "
-        "the highest and lowest rewards (max_min), or the highest four times as often (max_random)",
-        choices=("none", *RESAMPLING),
-    )
-    resample_power: float = setting(
-        2.0, "exponent of method.resample=pow", at_least=0.0, only_with="method.resample=pow"
-    )
 
 
 class PpoObjective(PolicyObjective):
@@ -99,18 +88,7 @@ class Ppo(Grpo):
         return batch
 
     def update(self, batch: Batch, step: Step) -> Batch:
-        trained = batch if self.settings.resample == "none" else self.resample(batch, step)
-        step.metrics |= self.ports.critic.update(trained, step.number)
+        step.metrics |= self.ports.critic.update(batch, step.number)
         if step.number > self.settings.critic_warmup:
-            super().update(trained, step)
+            super().update(batch, step)
         return batch
-
-    def resample(self, batch: Batch, step: Step) -> Batch:
-        """Return as many rows, drawn with replacement by their rewards."""
-        settings = self.settings
-        rewards = batch.rows["reward"]
-        weights = resampling_weights(rewards, settings.resample, settings.resample_power)
-        rows = range(len(batch))
-        drawn = self.rng(step, "resampled rows").choices(rows, weights.tolist(), k=len(batch))
-        step.metrics["resample/distinct_rows"] = len(set(drawn)) / len(batch)
-        return batch.select(sorted(drawn))

@@ -27,7 +27,6 @@ _PARALLEL_SIZES = {
     "expert_model_parallel_size": "cluster.expert_parallel",
     "ulysses_sequence_parallel_size": "cluster.sequence_parallel",
 }
-_RESAMPLING = ("pow", "max_min", "max_random")  # verl's names and ours
 
 # Coefficients whose scale differs in the recipes of LUFFY and ExGRPO, with the scripts' values.
 _SCALED = {
@@ -79,7 +78,6 @@ def translate_verl(settings: Mapping[str, str]) -> Translation:
     _read_reward(result, settings)
     _read_kl(result, table)
     _read_dapo(result)
-    _read_resampling(result)
     _read_advantage(result, table)
     table.translate(result)
     _rename_columns(result)
@@ -348,24 +346,6 @@ def _by_last_part(section: Mapping[str, str]) -> dict[str, str]:
     return {key.rpartition(".")[2]: value for key, value in section.items()}
 
 
-def _read_resampling(result: Translation) -> None:
-    """Read how PF-PPO draws the rows of an update anew. verl reads it with GAE only."""
-    is_on = result.take_bool("algorithm.use_pf_ppo")
-    options = _by_last_part(result.take_section("algorithm.pf_ppo"))
-    if not is_on or result.recipe != "ppo":
-        return
-    kind = options.pop("reweight_method", "pow")
-    power = options.pop("weight_pow", "")
-    if kind in _RESAMPLING:
-        result.overrides["method.resample"] = kind
-    else:
-        result.miss("algorithm.pf_ppo.reweight_method", kind)
-    if kind == "pow" and power:
-        result.overrides["method.resample_power"] = power
-    for name, value in options.items():
-        result.miss(f"algorithm.pf_ppo.{name}", value)
-
-
 def _read_advantage(result: Translation, table: Table) -> None:
     """Read the estimator of advantages, where it is not the recipe's."""
     key = "algorithm.adv_estimator"
@@ -459,7 +439,6 @@ def _read_correction(result: Translation) -> None:
     overrides = result.overrides
     level = given.pop("rollout_is", "")
     bound = given.pop("rollout_is_threshold", "2.0")
-    is_normalized = given.pop("rollout_is_batch_normalize", "")
     is_bypass = bool(given.pop("bypass_mode", ""))
     loss = given.pop("loss_type", "ppo_clip")
     if is_bypass and loss != "ppo_clip":
@@ -469,8 +448,6 @@ def _read_correction(result: Translation) -> None:
     elif level in ("token", "sequence"):
         overrides["method.correction"] = level
         overrides["method.correction_bound"] = bound
-        if is_normalized:
-            overrides["method.correction_normalize"] = "true"
     elif level:
         result.miss(f"{_CORRECTION}.rollout_is", level)
     rules, bounds = given.pop("rollout_rs", ""), given.pop("rollout_rs_threshold", "")

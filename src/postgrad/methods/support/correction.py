@@ -92,7 +92,6 @@ def correct(settings: Any, batch: Batch, step: Step) -> Batch:
             *shape,
             level=level,
             threshold=settings.correction_bound,
-            normalize=settings.correction_normalize,
         )
         metrics |= weights.metrics
         batch.tokens["rollout_weights"] = weights.values.where(sampled, 1.0)

@@ -152,11 +152,6 @@ class GrpoSettings(MethodSettings):
         "C truncates the weights at C; lo_hi sets weights outside to zero",
         only_with=WEIGHTED,
     )
-    correction_normalize: bool = setting(
-        False,
-        "divide the weights by their mean over the batch, so that their mean is 1",
-        only_with=WEIGHTED,
-    )
     rejection: dict[str, str] = setting(
         {}, "rules that mask tokens or rows, e.g. token_k1: 0.5_2.0", only_with=CORRECTED
     )
