@@ -138,7 +138,7 @@ def test_groups_are_filtered_by_accuracy_not_by_the_shaped_reward():
 
 def test_epochs_become_steps_and_a_run_resumes(tiny, tmp_path):
     small = [word for word in SMALL if not word.startswith("training.steps")]
-    warmup = ("optimizer.warmup_steps=0", "optimizer.warmup_ratio=0.5", f"runs={tmp_path}")
+    warmup = ("optimizer.warmup_steps=0.5", f"runs={tmp_path}")
     words = (*small, "training.epochs=0.1", *warmup)
     config = config_of("sft", tiny, *words)
     result = train(config, Reporter())

@@ -168,7 +168,7 @@ def test_run_may_be_renamed_moved_and_extended(home, tiny, finished):
     [
         "optimizer.schedule=linear",
         "optimizer.schedule=cosine",
-        "optimizer.warmup_ratio=0.5",
+        "optimizer.warmup_steps=0.5",
         "rollout.staleness=1",
     ],
 )

@@ -93,7 +93,7 @@ def test_an_sft_script_of_verl_is_no_ppo(tmp_path, capsys):
         "optimizer.schedule": "cosine",
         "training.epochs": "3",
     }
-    assert "optimizer.warmup_ratio=0.1" in printed(SFT, tmp_path, capsys)
+    assert "optimizer.warmup_steps=0.1" in printed(SFT, tmp_path, capsys)
 
 
 @tabled("settings, overrides, missing")

@@ -33,8 +33,6 @@ def import_script(script: str) -> int:
     defaults = defaults_of(kind, result.recipe, result.overrides)
     added = _differing(result.recipe, defaults)
     result.overrides |= added
-    if result.overrides.get("optimizer.warmup_ratio", "0") not in ("0", "0.0"):
-        result.overrides.setdefault("optimizer.warmup_steps", "0")
     for key in [key for key, value in result.overrides.items() if has_argument(value)]:
         result.missing.append(f"{SET_IT}{key}={result.overrides.pop(key)}")
     print(result.command)

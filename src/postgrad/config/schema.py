@@ -161,13 +161,8 @@ class OptimizerConfig:
         "learning rate schedule after the warm-up",
         choices=("constant", "linear", "cosine"),
     )
-    warmup_steps: int = setting(0, "steps of linear warm-up", at_least=0)
-    warmup_ratio: float = setting(
-        0.0,
-        "linear warm-up as a share of all steps, instead of optimizer.warmup_steps; 0: off",
-        at_least=0.0,
-        at_most=1.0,
-        only_with="optimizer.warmup_steps=0",
+    warmup_steps: float = setting(
+        0.0, "steps of linear warm-up; a number below 1 is a share of all steps", at_least=0.0
     )
     final_lr_ratio: float = setting(
         0.0,

@@ -128,7 +128,7 @@ def _changeable_in(config: Config) -> set[str]:
     """Return the settings that this run may change besides MAY_CHANGE."""
     keys = set()
     optimizer = config.optimizer
-    lr_depends_on_steps = optimizer.schedule != "constant" or optimizer.warmup_ratio > 0
+    lr_depends_on_steps = optimizer.schedule != "constant" or 0 < optimizer.warmup_steps < 1
     if not lr_depends_on_steps and not config.rollout.staleness:
         keys.add("training.steps")  # no step depends on the number of steps
     if config.warmup.recipe:

@@ -50,8 +50,6 @@ def _is_idle(key: str, overrides: Mapping[str, str]) -> bool:
         return True
     if key == "training.epochs":
         return "training.steps" in overrides
-    if key == "optimizer.warmup_ratio":
-        return "optimizer.warmup_steps" in overrides
     if key.startswith("training.validation"):
         return "data.validation" not in overrides
     if key.startswith("method.kl_"):

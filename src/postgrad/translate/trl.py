@@ -145,14 +145,16 @@ def _read_sizes(result: Translation) -> None:
 
 
 def _read_schedule(result: Translation) -> None:
-    """Read the warm-up, which may be a share of all steps, Adam's moments, and intervals."""
+    """Read the warm-up, Adam's moments, and intervals."""
     settings = result.settings
     if settings.get("lr_scheduler_type") == "constant":  # has no warm-up; a recipe may have one
         for name in ("warmup_steps", "warmup_ratio"):
             result.take(name)
         result.overrides["optimizer.warmup_steps"] = "0"
-    if 0 < _number(settings.get("warmup_steps", "")) < 1:
-        settings["warmup_ratio"] = result.take("warmup_steps")
+    if _number(settings.get("warmup_steps", "")) > 0:  # TRL reads the ratio without steps only
+        result.take("warmup_ratio")
+    elif "warmup_ratio" in settings:
+        result.take("warmup_steps")
     if "adam_beta1" in settings or "adam_beta2" in settings:
         betas = result.take("adam_beta1", "0.9"), result.take("adam_beta2", "0.999")
         result.overrides["optimizer.betas"] = f"[{','.join(betas)}]"

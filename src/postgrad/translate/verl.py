@@ -79,6 +79,7 @@ def translate_verl(settings: Mapping[str, str]) -> Translation:
     _read_kl(result, table)
     _read_dapo(result)
     _read_advantage(result, table)
+    _read_warmup(result)
     table.translate(result)
     _rename_columns(result)
     _read_steps(result)
@@ -102,6 +103,7 @@ def translate_verl_sft(settings: Mapping[str, str]) -> Translation:
         reason = "verl limits prompt and response together; here each has this limit"
         result.miss("data.max_length", limit, reason)
     _read_parallel_sizes(result, table)
+    _read_warmup(result)
     table.translate(result)
     _add_columns(result, columns)
     _read_steps(result)
@@ -344,6 +346,17 @@ def _read_dapo(result: Translation) -> None:
 
 def _by_last_part(section: Mapping[str, str]) -> dict[str, str]:
     return {key.rpartition(".")[2]: value for key, value in section.items()}
+
+
+def _read_warmup(result: Translation) -> None:
+    """Read the optimizer's warm-up: steps, or without steps a share of all."""
+    for section in ("actor_rollout_ref.actor.optim.", "optim."):
+        names = ("lr_warmup_steps", "lr_warmup_steps_ratio", "warmup_steps_ratio")
+        values = [result.settings.pop(section + name, "") for name in names]
+        given = [value for value in values if value not in ("", "-1")]
+        if given:
+            positive = [value for value in given if value.strip("0.")]
+            result.overrides["optimizer.warmup_steps"] = (positive or ["0"])[0]
 
 
 def _read_advantage(result: Translation, table: Table) -> None:

@@ -27,10 +27,11 @@ from postgrad.model.optimizers.offload import OffloadedAdamW
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
     """Return the learning rate at a step counted from 1.
 
-    Linear warm-up over `warmup_steps`, or over `warmup_ratio` of all steps; then constant, or
-    linear or cosine decay to lr · final_lr_ratio.
+    Linear warm-up over `warmup_steps`, below 1 a share of all steps; then constant, or linear or
+    cosine decay to lr · final_lr_ratio.
     """
-    warmup_steps = config.warmup_steps or int(config.warmup_ratio * total_steps)
+    is_share = config.warmup_steps < 1
+    warmup_steps = int(config.warmup_steps * (total_steps if is_share else 1))
     if step <= warmup_steps:
         return config.lr * step / (warmup_steps + 1)
     if config.schedule == "constant":
