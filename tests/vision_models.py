@@ -17,7 +17,7 @@ from postgrad.config.schema import ModelConfig
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.load import load
 from postgrad.model.load.picture_gate import picture_rows
-from postgrad.model.vision import vision_of
+from postgrad.model.passes.support import vision_of
 from postgrad.pictures import Picture
 from postgrad.rollout.engine import Request
 

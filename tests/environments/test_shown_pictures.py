@@ -20,8 +20,8 @@ from postgrad.environments.port import EnvironmentFailure, read_shown
 from postgrad.environments.session import Session
 from postgrad.environments.tools import Toolbox
 from postgrad.methods.support.responses import sampled_row
+from postgrad.model.passes.support import vision_of
 from postgrad.model.policy import FrozenPolicy
-from postgrad.model.vision import vision_of
 from postgrad.problem import Problem
 from postgrad.rollout.conversations import Turns
 from postgrad.rollout.engine import Request, Sampling

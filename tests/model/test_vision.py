@@ -31,11 +31,11 @@ from postgrad.model.load.load import load
 from postgrad.model.load.picture_gate import enable_pictures, picture_rows
 from postgrad.model.lora import adapted_modules, add_adapters
 from postgrad.model.metrics import MetricAccumulator
-from postgrad.model.passes.support import support_of
+from postgrad.model.passes.support import support_of, vision_of
 from postgrad.model.policy import LocalPolicy
 from postgrad.model.port import FULL, after
 from postgrad.model.views import find_blocks
-from postgrad.model.vision import Vision, vision_of
+from postgrad.model.vision import Vision
 from postgrad.picture_processor import PictureProcessor
 from postgrad.types import REPLAY, Batch, Trajectory
 

@@ -21,7 +21,7 @@ from postgrad.config.schema import RolloutConfig
 from postgrad.model.kernels.install import install_kernels
 from postgrad.model.passes.attention import NAME
 from postgrad.model.passes.support import set_attention
-from postgrad.model.vision import vision_of
+from postgrad.model.passes.support import vision_of
 from postgrad.rollout.engine import Sampling
 from postgrad.rollout.native.decoder import Decoder, unsupported_reason
 from postgrad.rollout.native.engine import NativeEngine, NativeStream

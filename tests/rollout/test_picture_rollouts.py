@@ -17,8 +17,9 @@ from postgrad.cluster.wire import decode, encode
 from postgrad.config.schema import ModelConfig, RolloutConfig
 from postgrad.errors import ConfigError
 from postgrad.model.load.load import load
+from postgrad.model.passes.support import vision_of
 from postgrad.model.policy import FrozenPolicy
-from postgrad.model.vision import Vision, vision_of
+from postgrad.model.vision import Vision
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.rollout.hf import HfEngine
 from postgrad.rollout.native.engine import NativeEngine

@@ -15,7 +15,8 @@ from vision_models import FAMILIES, save_vision_model
 from postgrad.config.schema import ModelConfig
 from postgrad.doctor.fit import read_workload
 from postgrad.model.load.load import load, model_config
-from postgrad.model.vision import KEPT_FEATURE_BYTES, Vision, vision_of
+from postgrad.model.passes.support import vision_of
+from postgrad.model.vision import KEPT_FEATURE_BYTES, Vision
 from postgrad.sizing.choose import choose_passes
 from postgrad.sizing.devices import Device, find_gpu
 from postgrad.sizing.memory import estimate, is_captured, picture_bytes

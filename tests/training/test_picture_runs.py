@@ -29,8 +29,9 @@ from postgrad.errors import ConfigError
 from postgrad.methods import find_method
 from postgrad.methods.reward_model import response_scores
 from postgrad.model.load.load import load
+from postgrad.model.passes.support import vision_of
 from postgrad.model.scored import RewardModel, RewardPolicy
-from postgrad.model.vision import Vision, vision_of
+from postgrad.model.vision import Vision
 from postgrad.picture_processor import PictureProcessor
 from postgrad.pictures import Picture
 from postgrad.rollout.engine import Request, Sampling

@@ -355,10 +355,9 @@ class RewardModel:
         return Vision(self.model, PictureProcessor(self.tokenizer), trained=False)
 
     def _score_with_pictures(self, row: Sequence[int], pictures: tuple[Picture, ...]) -> float:
-        ids = torch.tensor([row])
-        inputs = {"input_ids": ids, **self.vision.stock_inputs(self.model, ids, pictures)}
-        inputs = {name: value.to(self.device) for name, value in inputs.items()}
-        return float(self.model(**inputs).logits)
+        ids = torch.tensor([row], device=self.device)
+        inputs = self.vision.stock_inputs(self.model, ids, pictures)
+        return float(self.model(input_ids=ids, **inputs).logits)
 
     def passes(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor]]:
         """Yield the indices of some rows and the float32 logits of these rows, padded.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from postgrad.errors import Unsupported, WrongValue
 from postgrad.model.passes.sequence import AnyPacking
-from postgrad.model.passes.support import has_window
+from postgrad.model.passes.support import has_window, vision_of
 from postgrad.model.port import FULL, View, after
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ def hidden_states(
     decoder: Any = model.base_model
     inputs: dict[str, Any] = {"input_ids": ids}
     if pictures is not None:
-        from postgrad.model.vision import vision_of
-
         decoder = decoder_of(model)
         inputs = vision_of(model).language_inputs(model, ids, pictures)
     if stock and view.num_blocks is None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from postgrad import picture_processor
-from postgrad.errors import RunError, Unsupported
+from postgrad.errors import RunError
 from postgrad.model.device import copy_async
 from postgrad.model.passes.packing import RowSpan
 from postgrad.model.passes.support import PassKind
@@ -80,28 +80,24 @@ class PlacedPictures:
 
 
 class RowPictures(NamedTuple):
-    """The pictures of one row; see PlacedPictures. `is_place` is (tokens,) bool."""
+    """The pictures of a row's first tokens; see PlacedPictures. `is_place` is (tokens,) bool."""
 
     pictures: Pictures
     is_place: Tensor
     axes: Tensor | None
     blocks: Tensor | None
-    offset: int  # what a rotary position after the row has more than its position in the row
+    offset: int  # what a rotary position of later text has more than its position in the row
 
-    def longer(self, length: int) -> "RowPictures":
-        """Return the row with text after it, if it has fewer than `length` tokens."""
-        after = torch.arange(len(self.is_place), max(length, len(self.is_place)))
-        axes, blocks = self.axes, self.blocks
-        if axes is not None:
-            axes = torch.cat([axes, torch.stack([after, *[after + self.offset] * 3])], 1)
-        if blocks is not None:
-            blocks = torch.cat([blocks, torch.zeros_like(after)])
-        is_place = torch.cat([self.is_place, torch.zeros_like(after).bool()])
-        return RowPictures(self.pictures, is_place, axes, blocks, self.offset)
+    def axes_between(self, first: int, end: int) -> Tensor:
+        """Return (4, end - first) axes of some tokens of the row; text follows the known ones."""
+        assert self.axes is not None
+        text = torch.arange(max(first, len(self.is_place)), max(end, len(self.is_place)))
+        later = torch.stack([text, *[text + self.offset] * 3])
+        return torch.cat([self.axes[:, first:end], later], 1)
 
 
 class Vision:
-    """How a model sees pictures; `vision_of(model)` returns it.
+    """How a model sees pictures; `support.vision_of(model)` returns it.
 
     `passes` is the kind of passes with pictures that the gate has chosen. `is_shared` says that
     ranks sum their gradients: then a trained tower takes part in every pass of a rank.
@@ -227,7 +223,7 @@ class Vision:
             key = (*prompt.tolist(), *pictures)
             if key not in of_prompts:
                 of_prompts[key] = self.read_row(model, prompt, pictures)
-            rows[row] = of_prompts[key].longer(len(prompt) + len(response))
+            rows[row] = of_prompts[key]
         return self.join(spans, rows, size)
 
     def place_spans(
@@ -239,10 +235,7 @@ class Vision:
     ) -> PlacedPictures:
         """Return the pictures of a pass of `size` tokens; `rows` has those of each span's row."""
         text = self.read_row(model, torch.zeros(1, dtype=torch.int64), ())
-        placed = {
-            span.row: (pictures or text).longer(span.first + span.end - span.start)
-            for span, pictures in zip(spans, rows, strict=True)
-        }
+        placed = {span.row: row or text for span, row in zip(spans, rows, strict=True)}
         return self.join(spans, placed, size)
 
     def join(
@@ -255,17 +248,18 @@ class Vision:
         places: list[Tensor] = []
         for start, end, number, first in spans:
             row = rows[number]
-            here = slice(first, first + end - start)
+            last = first + end - start
+            here = slice(first, last)
             found = torch.nonzero(row.is_place[here])[:, 0]
             if len(found):
                 num_before = int(row.is_place[:first].sum())
                 parts.append(Part(row.pictures, num_before, len(found), int(row.is_place.sum())))
                 places.append(found + start)
-            if axes is not None and row.axes is not None:
-                axes[:, start:end] = row.axes[:, here]
+            if axes is not None:
+                axes[:, start:end] = row.axes_between(first, last)
             if blocks is not None and row.blocks is not None:
                 own = row.blocks[here]  # rows of a bundle have pictures of equal numbers
-                blocks[start:end] = own + (own > 0) * (number << 32)
+                blocks[start : start + len(own)] = own + (own > 0) * (number << 32)
         flat = torch.cat(places) if places else torch.zeros(0, dtype=torch.int64)
         return PlacedPictures(parts, flat, axes, blocks)
 
@@ -281,7 +275,7 @@ class Vision:
         inputs = {"mm_token_type_ids": types, "token_type_ids": types}
         for name, value in self.processor.pixels(pictures).items():
             if name in known:
-                inputs[name] = value.repeat(len(ids), *[1] * (value.dim() - 1))
+                inputs[name] = value.repeat(len(ids), *[1] * (value.dim() - 1)).to(ids.device)
         return {name: value for name, value in inputs.items() if name in known}
 
     # ---- passes
@@ -336,23 +330,6 @@ def noise(seed: int, size: tuple[int, int]) -> Picture:
     file = io.BytesIO()
     image.save(file, "PNG")
     return Picture(file.getvalue())
-
-
-def vision_of(model: Any) -> Vision:
-    """Return how the model sees pictures. Raises ConfigError if it does not.
-
-    `postgrad_vision` says it, or why the model sees none; picture_gate.py sets it.
-    """
-    vision: Vision | str | None = vars(model).get("postgrad_vision")
-    name = type(model).__name__
-    if vision is None:
-        raise Unsupported(
-            f"the data have pictures, and {name} was loaded without the files of a processor "
-            "(preprocessor_config.json); train a model of text and images, with these files"
-        )
-    if isinstance(vision, str):
-        raise Unsupported(f"{name} cannot learn from pictures: {vision}", at="model.path")
-    return vision
 
 
 def _lines(features: Any) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from postgrad.config.schema import RolloutConfig
 from postgrad.errors import RunError, Unsupported
 from postgrad.model.load.context import check_token_id
-from postgrad.model.passes.support import sees_pictures
+from postgrad.model.passes.support import sees_pictures, vision_of
 from postgrad.pictures import Picture
 from postgrad.problem import Failure, Message
 
@@ -241,8 +241,6 @@ def copy_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     for name, parameter in model.named_parameters():
         parameter.copy_(weights[name])
     if sees_pictures(model):
-        from postgrad.model.vision import vision_of
-
         vision_of(model).kept.clear()  # features of the weights before
 
 

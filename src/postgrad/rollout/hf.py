@@ -18,7 +18,7 @@ from postgrad.errors import Unsupported
 from postgrad.model.load.context import context_length
 from postgrad.model.load.formats import Loaded
 from postgrad.model.load.load import stop_ids
-from postgrad.model.passes.support import STOCK_ATTENTION, set_attention
+from postgrad.model.passes.support import STOCK_ATTENTION, set_attention, vision_of
 from postgrad.rollout.engine import (
     Completion,
     Request,
@@ -83,11 +83,14 @@ class HfEngine:
         self, request: Request, seeds: Sequence[int], sampling: Sampling
     ) -> list[Completion]:
         prompt = torch.tensor(request.prompt, device=self.device).expand(len(seeds), -1)
+        inputs: dict[str, Tensor] = {}
+        if request.images:
+            inputs = vision_of(self.model).stock_inputs(self.model, prompt, request.images)
         sampler = _SeededSampler(seeds, sampling)
         ids = self.model.generate(
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),
-            **self._picture_inputs(request, prompt),
+            **inputs,
             logits_processor=[sampler],
             max_new_tokens=token_limit(request, sampling),
         )[:, prompt.shape[1] :]
@@ -98,15 +101,6 @@ class HfEngine:
             self._completion(tokens, row_logprobs, row_kept if sampling.record_kept else None)
             for tokens, row_logprobs, row_kept in rows
         ]
-
-    def _picture_inputs(self, request: Request, prompt: Tensor) -> dict[str, Tensor]:
-        """Return what the stock model reads besides the prompt (rows, tokens)."""
-        if not request.images:
-            return {}
-        from postgrad.model.vision import vision_of
-
-        inputs = vision_of(self.model).stock_inputs(self.model, prompt, request.images)
-        return {name: value.to(self.device) for name, value in inputs.items()}
 
     def _completion(
         self, tokens: list[int], logprobs: list[float], kept_ids: list[list[int]] | None

@@ -20,7 +20,7 @@ from postgrad.model.device import (
     total_memory_bytes,
 )
 from postgrad.model.load.load import load
-from postgrad.model.passes.support import sees_pictures
+from postgrad.model.passes.support import sees_pictures, vision_of
 from postgrad.pictures import Picture
 from postgrad.rollout.engine import Request
 from postgrad.rollout.native.engine import NativeEngine
@@ -221,8 +221,6 @@ def load_weights(model: Any, files: list[Path]) -> int:
         reason = first_line(error)
         raise ApiError(400, f"the weights cannot be read: {reason}", "folder") from error
     if sees_pictures(model):
-        from postgrad.model.vision import vision_of
-
         vision_of(model).kept.clear()  # features of the weights before
     return len(parameters)
 

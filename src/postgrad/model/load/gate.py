@@ -34,6 +34,7 @@ from postgrad.model.passes.support import (
     set_attention,
     set_support,
     transform_of,
+    vision_of,
 )
 from postgrad.model.quantized import quantized_modules
 from postgrad.model.views import pass_states
@@ -97,12 +98,9 @@ def stock_logprobs(model: Any, batch: Batch) -> Tensor:
     images = batch.rows.get("images", [()] * len(batch))
     rows = zip(batch.prompt.split(), batch.response.split(), images, strict=True)
     for prompt, response, pictures in rows:
-        inputs = {"input_ids": torch.cat([prompt, response])[None]}
+        inputs = {"input_ids": torch.cat([prompt, response]).to(device)[None]}
         if pictures:
-            from postgrad.model.vision import vision_of
-
             inputs |= vision_of(model).stock_inputs(model, inputs["input_ids"], pictures)
-        inputs = {name: value.to(device) for name, value in inputs.items()}
         logits = model(**inputs, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
         logprobs = torch.log_softmax(logits, -1)
         columns.append(logprobs.gather(1, response.to(device)[:, None])[:, 0].cpu())

@@ -42,7 +42,7 @@ from postgrad.model.parallel.ranks import Ranks, divide_tokens
 from postgrad.model.parallel.sharding import ShardedOptimizer, local_tensor, shard_model
 from postgrad.model.passes.layout import MicroBatch, make_micro_batches
 from postgrad.model.passes.sampled_support import SampledSupport
-from postgrad.model.passes.support import sees_pictures, support_of
+from postgrad.model.passes.support import sees_pictures, support_of, vision_of
 from postgrad.types import Batch
 
 
@@ -72,8 +72,6 @@ class ShardedModel(OneRank):
                 for p in head.parameters():
                     p.copy_(mesh.broadcast(p.detach(), p, p.dtype))
         if sees_pictures(loaded.model):
-            from postgrad.model.vision import vision_of
-
             vision_of(loaded.model).is_shared = True
         self.root = shard_model(loaded.model, mesh, self.compute_dtype, masters, head)
 
@@ -88,8 +86,6 @@ class ShardedModel(OneRank):
         if "images" not in batch.rows:
             return passes
         self._check_pictures()
-        from postgrad.model.vision import vision_of
-
         none = vision_of(self.loaded.model).join([], {}, 1)
         return [one if one.rows else replace(one, pictures=none) for one in passes]
 

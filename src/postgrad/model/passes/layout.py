@@ -21,7 +21,7 @@ from postgrad.model.passes.attention import with_blocks
 from postgrad.model.passes.packing import Packing, RowSpan, Segment, make_packing
 from postgrad.model.passes.row_attention import PaddedSegments, make_padded_segments
 from postgrad.model.passes.sequence import AnyPacking
-from postgrad.model.passes.support import PassKind, support_of
+from postgrad.model.passes.support import PassKind, support_of, vision_of
 from postgrad.types import Batch
 
 if TYPE_CHECKING:  # imported by runs with pictures
@@ -100,8 +100,6 @@ def passes_of(model: Any, batch: Batch) -> PassKind:
     """Return the kind of passes over a batch. Raises ConfigError if none can read its pictures."""
     if "images" not in batch.rows:
         return support_of(model).passes
-    from postgrad.model.vision import vision_of
-
     return vision_of(model).passes
 
 
@@ -123,8 +121,6 @@ def make_micro_batches_of_kind(
     budget = token_budget or default_token_budget(device)
     place: Place | None = None
     if "images" in batch.rows:
-        from postgrad.model.vision import vision_of
-
         place = partial(vision_of(model).place, model, batch)
     if kind == "packed" and supports_triton(device):
         return make_packed_micro_batches(batch, budget, row_groups, make_packing, place)

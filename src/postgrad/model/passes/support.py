@@ -6,9 +6,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from postgrad.errors import Unsupported
 from postgrad.model.device import supports_captured_experts
+
+if TYPE_CHECKING:  # imported by runs with pictures
+    from postgrad.model.vision import Vision
 
 PassKind = Literal["packed", "shared", "rows"]
 PASS_KINDS: tuple[PassKind, ...] = ("packed", "shared", "rows")
@@ -71,6 +75,23 @@ def support_of(model: Any) -> Support:
 def sees_pictures(model: Any) -> bool:
     """Return whether the model was loaded with what reads pictures, and the gate approved."""
     return not isinstance(vars(model).get("postgrad_vision"), str | None)
+
+
+def vision_of(model: Any) -> "Vision":
+    """Return how the model sees pictures. Raises ConfigError if it does not.
+
+    picture_gate.py notes it on the model, or why the model sees none.
+    """
+    vision: Vision | str | None = vars(model).get("postgrad_vision")
+    name = type(model).__name__
+    if vision is None:
+        raise Unsupported(
+            f"the data have pictures, and {name} was loaded without the files of a processor "
+            "(preprocessor_config.json); train a model of text and images, with these files"
+        )
+    if isinstance(vision, str):
+        raise Unsupported(f"{name} cannot learn from pictures: {vision}", at="model.path")
+    return vision
 
 
 def set_attention(model: Any, name: str) -> None:

@@ -28,6 +28,7 @@ from postgrad.model.passes.support import (
     family_problem,
     sees_pictures,
     support_of,
+    vision_of,
 )
 from postgrad.model.views import rotary_kinds, rotary_values
 from postgrad.rollout.native import kernels
@@ -61,7 +62,7 @@ def unsupported_reason(model: Any) -> str:
             return "the kernels are not installed"
         if not hasattr(block.mlp, "fused_params") and not hasattr(block.mlp, "experts"):
             return f"activation {type(block.mlp.act_fn).__name__} has no kernel"
-    if sees_pictures(model) and not _packs_pictures(model):
+    if sees_pictures(model) and vision_of(model).passes != "packed":
         return "its passes with pictures are not packed"
     if support_of(model).transform != NO_TRANSFORM:
         return "the model scales or caps its logits"
@@ -69,12 +70,6 @@ def unsupported_reason(model: Any) -> str:
         if rope_type not in STATIC_ROTARY:
             return f"rotary positions of type {rope_type} change with the length"
     return ""
-
-
-def _packs_pictures(model: Any) -> bool:
-    from postgrad.model.vision import vision_of
-
-    return vision_of(model).passes == "packed"
 
 
 def rotary_types(config: Any) -> list[str]:

@@ -25,7 +25,7 @@ from postgrad.model.load.gate import (
 )
 from postgrad.model.load.load import cache_folder
 from postgrad.model.passes.layout import passes_of
-from postgrad.model.passes.support import eval_mode, sees_pictures, support_of
+from postgrad.model.passes.support import eval_mode, sees_pictures, support_of, vision_of
 from postgrad.rollout.engine import Completion, Request, Sampling
 from postgrad.types import Batch, Trajectory
 
@@ -45,8 +45,6 @@ def decode_problem(loaded: Loaded, engine: Sampler, name: str = "decode") -> str
     """
     sources = sorted(Path(__file__).parent.glob("*.py"))
     if sees_pictures(loaded.model):
-        from postgrad.model.vision import vision_of
-
         name = f"{name}-{vision_of(loaded.model).fingerprint}"
     file = cache_folder() / "gate" / f"{fingerprint(loaded.model, sources)}-{name}.json"
     with suppress(OSError, ValueError):  # no cached verdict that can be read
@@ -62,7 +60,6 @@ def _compare(loaded: Loaded, engine: Sampler) -> str:
     rows = probe_rows(loaded.model).trajectories()
     if sees_pictures(loaded.model):
         from postgrad.model.load.picture_gate import picture_rows
-        from postgrad.model.vision import vision_of
 
         processor = vision_of(loaded.model).processor
         rows += picture_rows(processor, loaded.tokenizer).trajectories()

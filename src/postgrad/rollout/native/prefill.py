@@ -15,6 +15,7 @@ from torch import Tensor
 
 from postgrad.model.passes.packing import BLOCK_N as PAGE
 from postgrad.model.passes.packing import RowSpan, Segment, make_packing
+from postgrad.model.passes.support import vision_of
 from postgrad.rollout.native.pages import num_pages
 from postgrad.rollout.native.tables import (
     ALIVE,
@@ -238,8 +239,6 @@ def _language_inputs(
     pictures = [span.pictures for span in spans]
     if not any(pictures):
         return inputs
-    from postgrad.model.vision import vision_of
-
     rows = [
         RowSpan(start, end, number, span.num_earlier)
         for number, (span, (start, end, *_)) in enumerate(zip(spans, segments, strict=True))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from postgrad.model.passes.support import vision_of
 from postgrad.rollout.engine import Completion, Request, Sampling, StopStrings, token_limit
 from postgrad.rollout.native.sampling import (
     TopTokens,
@@ -89,8 +90,6 @@ class Job:
     def find_pictures(self, model: Any) -> None:
         """Note where the pictures of the prompt are. Raises ConfigError if the model sees none."""
         if self.request.images and self.pictures is None:
-            from postgrad.model.vision import vision_of
-
             prompt = torch.tensor(self.request.prompt)
             self.pictures = vision_of(model).read_row(model, prompt, self.request.images)
 

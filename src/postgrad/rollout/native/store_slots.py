@@ -16,7 +16,7 @@ from torch import Tensor
 from postgrad.model.passes.attention import with_blocks
 from postgrad.model.passes.head import Head, head_of, upcast_head, upcast_logits
 from postgrad.model.passes.packing import RowSpan
-from postgrad.model.passes.support import LogitTransform, has_window
+from postgrad.model.passes.support import LogitTransform, has_window, vision_of
 from postgrad.rollout.native.sampling import (
     DRAW,
     SeededRandom,
@@ -371,8 +371,6 @@ class SlotStore:
         pictures = [row.job.pictures for row in rows]
         if not any(pictures):
             return None
-        from postgrad.model.vision import vision_of
-
         spans = [
             RowSpan(line * width, line * width + count, line, row.num_computed)
             for line, (row, count) in enumerate(zip(rows, counts, strict=True))
@@ -406,8 +404,6 @@ class SlotStore:
             rotary = positions + offsets.to(device)
             inputs["position_ids"] = torch.stack([positions, rotary, rotary, rotary])
         if placed is not None:
-            from postgrad.model.vision import vision_of
-
             decoder = model.get_decoder()
             embedded = vision_of(model).language_inputs(model, ids.to(device), placed.to(device))
             inputs = {"position_ids": positions, **embedded}
