@@ -1,23 +1,34 @@
-"""Atomic writes, file locks, and samples of large files to hash.
+"""Atomic writes, file locks, files of strangers, and samples of large files to hash.
 
 An atomic write fills a temporary path beside the target, syncs it to the disk and renames it.
 A kill at any moment leaves the old file or the new one. Imports the standard library only.
 """
 
+import errno
 import fcntl
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 RETRY_S = 0.02  # pause between two attempts to get a lock
 # safetensors reports a full disk or an exceeded quota in the text of its own error type.
 IO_ERROR = re.compile(r"I/O error: (.+?) \(os error|(No space left on device)")
+
+
+def open_regular_file(path: Path) -> BinaryIO:
+    """Open a file to read. Raises OSError for a pipe or device, which may block or never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def temporary_path(path: Path) -> Path:

@@ -8,7 +8,6 @@ import binascii
 import hashlib
 import io
 import os
-import stat
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from postgrad.errors import RunError, Unwritable, first_line
+from postgrad.files import open_regular_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -59,7 +59,8 @@ class Picture:
     def __init__(self, data: bytes, place: str = "") -> None:
         self.place = place
         self.digest = hashlib.sha256(data).hexdigest()
-        self.kind = kind_of(data)
+        starts = (kind for start, kind in FIRST_BYTES.items() if data.startswith(start))
+        self.kind = next(starts, "")  # of a file that is no picture we read
         self.num_bytes = len(data)
         # the data, or where they are: a file, or a temporary one and the offset in it
         self._source: bytes | Path | tuple[IO[bytes], int] = data
@@ -111,7 +112,7 @@ class Picture:
         """(width, height) in pixels as a person sees it; decodes nothing."""
         from PIL import Image
 
-        image = _open(self.data)
+        image = _open(self)
         exif = Image.Exif()
         with suppress(Exception):  # damaged notes beside the picture
             exif.load(image.info.get("exif", b""))  # getexif() would decode a PNG
@@ -123,7 +124,7 @@ class Picture:
 
         Raises PictureError if it is broken or larger than the limits.
         """
-        return _decoded(_open(self.data))
+        return _decoded(_open(self))
 
     def data_url(self) -> str:
         """Return the picture as OpenAI's clients send it."""
@@ -166,7 +167,7 @@ def check_picture(picture: Picture) -> Picture:
 
     A JPEG is decoded at an eighth of its size, which reads all of its data.
     """
-    image = _open(picture.data)
+    image = _open(picture)
     image.draft("L", (1, 1))
     _load(image)
     return picture
@@ -183,11 +184,6 @@ def picture_of_data_url(text: str) -> Picture:
         return Picture(base64.b64decode(encoded, validate=True))
     except (binascii.Error, ValueError) as error:
         raise PictureError(f"a data URL that is not base64 ({first_line(error)})") from error
-
-
-def kind_of(data: bytes) -> str:
-    """Return the kind of an encoded file by its first bytes; "" if it is no picture we read."""
-    return next((kind for start, kind in FIRST_BYTES.items() if data.startswith(start)), "")
 
 
 # ---- pictures in messages
@@ -338,17 +334,9 @@ def _read_text(text: str, folder: Path) -> Picture:
 def read_regular_file(path: Path) -> bytes:
     """Return the bytes of a file, without waiting at a pipe or device. Raises PictureError."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise PictureError(f"{path} is a folder, pipe or device, not a file")
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                data = file.read(MAX_BYTES + 1)
-        finally:
-            os.close(descriptor)
+        with open_regular_file(path) as file:
+            data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        if isinstance(error, PictureError):
-            raise
         reason = getattr(error, "strerror", None) or first_line(error)
         raise PictureError(f"{str(path)[:200]} cannot be read ({reason})") from error
     if len(data) > MAX_BYTES:
@@ -356,15 +344,16 @@ def read_regular_file(path: Path) -> bytes:
     return data
 
 
-def _open(data: bytes) -> "Image":
+def _open(picture: Picture) -> "Image":
     """Return an image whose pixels are not decoded yet. Raises PictureError."""
     from PIL import Image
 
-    if len(data) > MAX_BYTES:
+    if picture.num_bytes > MAX_BYTES:
         raise PictureError(f"larger than {MAX_BYTES >> 20} MiB")
     kinds = "PNG, JPEG, WebP, GIF and BMP are read"
-    if not kind_of(data):
+    if not picture.kind:
         raise PictureError(f"not a picture ({kinds})")
+    data = picture.data
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:

@@ -6,7 +6,6 @@ A file beyond a limit raises Unreadable, and the page shows its run as "cannot b
 import json
 import math
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -15,6 +14,7 @@ import yaml
 
 from postgrad import errors
 from postgrad.errors import first_line
+from postgrad.files import open_regular_file
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -41,20 +41,13 @@ class Unreadable(errors.Unreadable):
 
 
 def open_file(file: Path) -> BinaryIO:
-    """Open a regular file; any other kind could block, or never end.
-
-    Raises Unreadable, or FileNotFoundError.
-    """
+    """Open a regular file. Raises Unreadable, or FileNotFoundError."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return open_regular_file(file)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise Unreadable(file, error.strerror or type(error).__name__) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise Unreadable(file, "it is not a regular file")
-    return os.fdopen(descriptor, "rb")
 
 
 def read_bytes(file: Path, max_bytes: int = MAX_BYTES) -> bytes:
