@@ -60,7 +60,7 @@ class PictureProcessor:
                 f"a prompt with pictures has {self.image_token} in its text, which stands for a "
                 "part of a picture; leave it out"
             )
-        replacements = [self._tokens_of(picture) for picture in pictures]
+        replacements = [self.tokens_of(picture) for picture in pictures]
         return self.stock.get_text_with_replacements([text], replacements)[0][0]
 
     def collapse(self, ids: Sequence[int], pictures: Sequence[Picture]) -> list[int]:
@@ -72,7 +72,7 @@ class PictureProcessor:
         collapsed: list[int] = []
         start = 0
         for picture in pictures:
-            tokens = self.tokenizer.encode(self._tokens_of(picture), add_special_tokens=False)
+            tokens = self.tokenizer.encode(self.tokens_of(picture), add_special_tokens=False)
             places = range(start, len(ids) - len(tokens) + 1)
             place = next((i for i in places if ids[i : i + len(tokens)] == tokens), None)
             if place is None:
@@ -94,7 +94,7 @@ class PictureProcessor:
         ids = list(ids)
         start = 0
         for picture in pictures:
-            tokens = self.tokenizer.encode(self._tokens_of(picture), add_special_tokens=False)
+            tokens = self.tokenizer.encode(self.tokens_of(picture), add_special_tokens=False)
             places = [i for i, token in enumerate(tokens) if token == self.image_token_id]
             # What is before and after the image tokens may join the text beside it.
             shown = tokens[places[0] : places[-1] + 1]
@@ -108,7 +108,7 @@ class PictureProcessor:
 
     def num_tokens(self, pictures: Sequence[Picture]) -> int:
         """Return how many image tokens the pictures of a row have."""
-        return sum(self._tokens_of(picture).count(self.image_token) for picture in pictures)
+        return sum(self.tokens_of(picture).count(self.image_token) for picture in pictures)
 
     def bytes_per_token(self, picture: Picture) -> float:
         """Return how many bytes the vision tower reads for one image token of a picture."""
@@ -121,7 +121,7 @@ class PictureProcessor:
         images = [picture.open() for picture in pictures]
         return dict(self.stock.image_processor(images, **self.options, return_tensors="pt"))
 
-    def _tokens_of(self, picture: Picture) -> str:
+    def tokens_of(self, picture: Picture) -> str:
         """Return the tokens of a picture as text; they depend on its size only."""
         tokens = self._by_size.get(picture.size)
         if tokens is None:

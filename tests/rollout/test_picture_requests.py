@@ -28,8 +28,8 @@ from postgrad.config.schema import RolloutConfig
 from postgrad.data.encode.encoder import Encoder
 from postgrad.errors import RunError
 from postgrad.model.load.picture_gate import picture_rows
+from postgrad.model.passes.support import vision_of
 from postgrad.model.policy import FrozenPolicy
-from postgrad.model.vision import vision_of
 from postgrad.picture_processor import PictureProcessor
 from postgrad.pictures import picture_of_data_url
 from postgrad.rollout.engine import Request, Sampling

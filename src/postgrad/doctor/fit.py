@@ -160,19 +160,17 @@ def read_workload(run: Prepared) -> Workload:
 
 def count_image_tokens(encoder: Encoder, row: EncodedRow) -> int:
     """Return how many tokens of a row stand for its pictures."""
-    if not row.images or encoder.chat_template is None:
-        return 0
-    return encoder.chat_template.processor.num_tokens(row.images)
+    return encoder.picture_processor.num_tokens(row.images) if row.images else 0
 
 
 def picture_sizes(encoder: Encoder, rows: Sequence[EncodedRow]) -> PictureSizes:
     """Return the sizes of all pictures; the first one is read."""
     shown = [row for row in rows if row.images]
-    if not shown or encoder.chat_template is None:
+    if not shown:
         return NO_PICTURES
     tokens = sum(count_image_tokens(encoder, row) for row in shown)
-    processor = encoder.chat_template.processor
-    return PictureSizes(tokens, processor.bytes_per_token(shown[0].images[0]))
+    bytes_per_token = encoder.picture_processor.bytes_per_token(shown[0].images[0])
+    return PictureSizes(tokens, bytes_per_token)
 
 
 # ---- this machine

@@ -265,9 +265,7 @@ class Encoder(TextEncoder):
 
     def count_picture_tokens(self, picture: Picture) -> int:
         """Return how many tokens of a prompt stand for a picture. Raises ConfigError."""
-        processor = self.picture_processor
-        text = processor.expand(processor.placeholder, [picture])
-        return len(self.tokenize(text, special=False))
+        return len(self.tokenize(self.picture_processor.tokens_of(picture), special=False))
 
     def _truncate(self, uid: str, messages: Sequence[Message], ids: list[int]) -> list[int]:
         """Return at most max_prompt_tokens ids if `overlong` is left, middle or right.

@@ -87,8 +87,7 @@ def picture_rows(processor: PictureProcessor, tokenizer: Any) -> Batch:
         return [rng.choice(known) for _ in range(count)]
 
     def shown(picture: Picture) -> list[int]:
-        expanded = processor.expand(processor.placeholder, [picture])
-        return tokenizer(expanded, add_special_tokens=False)["input_ids"]
+        return tokenizer(processor.tokens_of(picture), add_special_tokens=False)["input_ids"]
 
     one, two, three = (noise(number, size) for number, size in enumerate(SIZES))
     single = [*text(3), *shown(one), *text(2)]
