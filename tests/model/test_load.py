@@ -15,6 +15,7 @@ from tiny_runs import config_of, random_batch, stock_model, tree
 from postgrad.cluster.host import build_host
 from postgrad.config.schema import ModelConfig
 from postgrad.errors import ConfigError, RunError
+from postgrad.model.load import tiny as tiny_models
 from postgrad.model.load.formats import Loaded, hub_is_reachable
 from postgrad.model.load.load import (
     _keep_bars_on_terminals,
@@ -194,12 +195,20 @@ def test_tiny_is_created_once_in_the_cache_and_differs_by_seed(tmp_path, monkeyp
     modified = weights.stat().st_mtime_ns
     assert resolve_path("tiny", 0) == first
     assert weights.stat().st_mtime_ns == modified
-    assert resolve_path("tiny", 1) != first
-    a, b = (stock_model(tmp_path / f"tiny-{seed}") for seed in (0, 1))
+    second = resolve_path("tiny", 1)
+    a, b = (stock_model(Path(path)) for path in (first, second))
     assert not torch.equal(a.model.embed_tokens.weight, b.model.embed_tokens.weight)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny-0", "tiny-1"], (
-        "no partial folder remains"
-    )
+    assert sorted(map(str, tmp_path.iterdir())) == [first, second], "no partial folder remains"
+
+
+def test_another_version_makes_its_own_tiny_models(tmp_path, monkeypatch):
+    """One that an earlier version left in the cache may have another tokenizer."""
+    monkeypatch.setenv("POSTGRAD_CACHE", str(tmp_path))
+    made = resolve_path("tiny", 0)
+    other = tmp_path / "tiny.py"
+    other.write_text(f"{Path(tiny_models.__file__).read_text()}\n# a change\n")
+    monkeypatch.setattr(tiny_models, "__file__", str(other))
+    assert resolve_path("tiny", 0) != made
 
 
 @pytest.mark.slow

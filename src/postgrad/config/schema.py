@@ -90,7 +90,8 @@ class DataConfig:
         REQUIRED,
         "parquet, jsonl, json or csv files, separated by commas; FILE:COLUMN=NEW_NAME renames; "
         "file.py:load, a function that returns rows; "
-        "arithmetic:LEVEL[:STYLE[:SPLIT]]; reasoning_gym:NAME[:OPTION=VALUE]; "
+        "arithmetic:LEVEL[:STYLE[:SPLIT]]; scenes:KIND[:SPLIT]; "
+        "reasoning_gym:NAME[:OPTION=VALUE]; "
         "hub:OWNER/NAME[:SPLIT[:COLUMN=COLUMN]]; or seeds:N for an environment (docs/data.md)",
     )
     validation: str = setting(

@@ -20,6 +20,7 @@ LOADER = re.compile(r"(.+\.py):([A-Za-z_]\w*)")  # file.py:load
 # Sources that are no files, by the text before the first colon: functions of the whole text.
 GENERATED = {
     "arithmetic": "postgrad.data.sources.arithmetic:arithmetic_source",
+    "scenes": "postgrad.data.sources.scenes:scenes_source",
     "seeds": "postgrad.data.sources.generated:seeds_source",
     "reasoning_gym": "postgrad.data.sources.generated:reasoning_gym_source",
 }
@@ -32,7 +33,8 @@ def load_problems(source: str, report: Report | None = None) -> list[Problem]:
         source: a .parquet, .jsonl, .json, .csv, .tsv or .arrow file, also .jsonl.gz, .json.gz,
             .csv.gz, .tsv.gz and .jsonl.zst; a folder of such files, read in order of their names;
             `file.py:load`, a function that returns rows or problems;
-            `arithmetic:LEVEL[:STYLE[:SPLIT]]`; `seeds:N`; `reasoning_gym:NAME[:OPTION=VALUE]`;
+            `arithmetic:LEVEL[:STYLE[:SPLIT]]`; `scenes:KIND[:SPLIT]`; `seeds:N`;
+            `reasoning_gym:NAME[:OPTION=VALUE]`;
             `hub:OWNER/NAME[:SPLIT[:COLUMN=COLUMN]]`; or several of these, separated by commas.
             `FILE:COLUMN=NEW_NAME` renames columns.
         report: takes one line per source: which columns were read, as what, and which were not.

@@ -68,6 +68,7 @@ SOURCES: tuple[tuple[str, str], ...] = (
     ("reasoning_gym/*", "reasoning_gym"),
     ("arithmetic/digits", "exact"),
     ("arithmetic/picture", "exact"),
+    ("scenes/*", "exact"),
     ("arithmetic/boxed", "boxed"),
     ("*gsm8k*", "gsm8k"),
     ("*mmlu*", "choice"),

@@ -1,1 +1,1 @@
-"""Sources of problems that are no files: `arithmetic:`, `seeds:`, `reasoning_gym:` and `hub:`."""
+"""Sources of problems that are no files: arithmetic, scenes, seeds, reasoning_gym and hub."""

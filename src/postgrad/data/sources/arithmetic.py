@@ -203,6 +203,13 @@ def _hash(purpose: str, text: str) -> int:
     return int.from_bytes(digest, "big")
 
 
+def in_split(key: str, split: str) -> bool:
+    """Return whether a hash puts the problem with this key into a split. Raises ConfigError."""
+    if split not in SPLITS:
+        raise UnknownName(f"there is no split {split!r}; {did_you_mean(split, SPLITS)}", at="split")
+    return _hash(SPLIT_HASH, key) % 100 in SPLITS[split]
+
+
 def arithmetic_problems(level: int, style: str = "digits", split: str = "train") -> list[Problem]:
     """Return the problems of one level and split, in a fixed shuffled order.
 
@@ -221,15 +228,8 @@ def arithmetic_problems(level: int, style: str = "digits", split: str = "train")
         raise UnknownName(
             f"arithmetic has no style {style!r}; {did_you_mean(style, STYLES)}", at="style"
         )
-    if split not in SPLITS:
-        raise UnknownName(
-            f"arithmetic has no split {split!r}; {did_you_mean(split, SPLITS)}", at="split"
-        )
-    percentiles = SPLITS[split]
-    selected: list[Expression] = []
-    for expression in LEVELS[level].expressions():
-        if _hash(SPLIT_HASH, expression.key()) % 100 in percentiles:
-            selected.append(expression)
+    expressions = LEVELS[level].expressions()
+    selected = [expression for expression in expressions if in_split(expression.key(), split)]
     selected.sort(key=lambda expression: _hash("order", expression.text()))
     make_problem = STYLES[style]
     return [make_problem(expression, level) for expression in selected]

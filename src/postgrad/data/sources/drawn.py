@@ -1,12 +1,20 @@
-"""Numbers drawn as pictures, in digits of 5 x 7 dots: no font file is needed."""
+"""Numbers and shapes drawn as pictures; digits have 5 x 7 dots, so no font file is needed.
+
+Their colors and exact places differ from picture to picture, and are the same for the same content
+in every process.
+"""
 
 import io
 import random
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from postgrad.pictures import Picture
 
-CELL = 16  # pixels of one character, in both directions
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+CELL = 16  # pixels of one character or shape, in both directions
 DOT = 2
 # The seven lines of a character, each five dots as the bits of a number.
 DOTS = {
@@ -26,14 +34,15 @@ DOTS = {
     "(": (2, 4, 8, 8, 8, 4, 2),
     ")": (8, 4, 2, 2, 2, 4, 8),
 }
+NUM_COLUMNS = 3  # of a scene, which has as many lines of cells
+NUM_CELLS = NUM_COLUMNS**2
+SHAPES = ("circle", "square", "triangle")
+COLORS = ("red", "green", "blue", "yellow")
+Scene = tuple[tuple[str, str, int], ...]  # (shape, color, cell) of each
 
 
 def draw_lines(lines: Sequence[str]) -> Picture:
-    """Return lines of text as a picture, aligned on the right.
-
-    Colors and the exact places of the characters differ from text to text, and are the same for the
-    same text in every process.
-    """
+    """Return lines of text as a picture, aligned on the right."""
     from PIL import Image, ImageDraw
 
     # Python guarantees the same numbers in every version for random() only.
@@ -51,6 +60,31 @@ def draw_lines(lines: Sequence[str]) -> Picture:
                     if dots >> (4 - x) & 1:
                         corner = (left + DOT * x, top + DOT * y)
                         draw.rectangle((*corner, corner[0] + 1, corner[1] + 1), fill=tuple(ink))
+    return _picture(image)
+
+
+def draw_scene(scene: Scene) -> Picture:
+    """Return a scene as a picture: shapes of 12 x 12 pixels on light paper, circles as rings."""
+    from PIL import Image, ImageDraw
+
+    uniform = random.Random(str(scene)).random
+    paper = tuple(int(216 + 40 * uniform()) for _ in range(3))
+    image = Image.new("RGB", (NUM_COLUMNS * CELL, NUM_COLUMNS * CELL), paper)
+    draw = ImageDraw.Draw(image)
+    for shape, color, cell in scene:
+        row, column = divmod(cell, NUM_COLUMNS)
+        left, top = column * CELL + 1 + int(3 * uniform()), row * CELL + 1 + int(3 * uniform())
+        right, bottom = left + 11, top + 11
+        if shape == "circle":
+            draw.ellipse((left, top, right, bottom), outline=color, width=3)
+        elif shape == "square":
+            draw.rectangle((left, top, right, bottom), fill=color)
+        else:
+            draw.polygon([(left, bottom), (left + 6, top), (right, bottom)], fill=color)
+    return _picture(image)
+
+
+def _picture(image: "Image") -> Picture:
     file = io.BytesIO()
     image.save(file, "PNG")
     return Picture(file.getvalue())

@@ -4,6 +4,7 @@
 """
 
 import functools
+import hashlib
 import importlib.util
 import os
 import threading
@@ -297,10 +298,11 @@ def resolve_path(path: str, seed: int) -> str:
     Raises: ConfigError for a local path that does not exist.
     """
     if path in ("tiny", "tiny_vision"):
-        from postgrad.model.load.tiny import make_tiny, make_tiny_vision
+        from postgrad.model.load import tiny
 
-        make = make_tiny if path == "tiny" else make_tiny_vision
-        folder = cache_folder() / f"{path}-{seed}"
+        make = tiny.make_tiny if path == "tiny" else tiny.make_tiny_vision
+        version = hashlib.sha256(Path(tiny.__file__).read_bytes()).hexdigest()[:8]
+        folder = cache_folder() / f"{path}-{seed}-{version}"
         return str(create_folder_once(folder, lambda new_folder: make(new_folder, seed)))
     if path == "smollm2":
         return str(create_folder_once(cache_folder() / "smollm2-135m-instruct", _make_smollm2))

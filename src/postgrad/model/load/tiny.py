@@ -4,10 +4,12 @@ It needs no download and learns arithmetic in a minute on a CPU. The demo and th
 """
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
@@ -22,6 +24,9 @@ from transformers import (
 )
 
 CHARACTERS = "0123456789+-*()="
+# What the model that reads pictures has besides, for questions about shapes.
+WORDS = ("how", " many", "what", " color", " is", " the", " circle", " square", " triangle", "s")
+WORDS += ("?", "red", "green", "blue", "yellow")
 PAD = "<pad>"
 END = "<end>"
 
@@ -41,12 +46,13 @@ TEMPLATE = """\
 {%- endfor %}"""
 
 
-def tiny_tokenizer(**special_tokens: str) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per character, then padding, end and special tokens."""
-    tokens = [*CHARACTERS, PAD, END]
+def tiny_tokenizer(words: Sequence[str] = (), **special_tokens: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of characters, padding, end and special tokens, then words."""
+    tokens = [*CHARACTERS, PAD, END, *special_tokens.values(), *words]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=PAD))
-    tokenizer.pre_tokenizer = Split("", "isolated")  # type: ignore[assignment]
+    pattern = "|".join([*map(re.escape, words), "(?m:.)"])  # m: also the end of a line
+    tokenizer.pre_tokenizer = Split(Regex(pattern), "isolated")  # type: ignore[assignment]
     tokenizer.decoder = Fuse()  # type: ignore[assignment]
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -81,8 +87,12 @@ def make_tiny(
 
 
 def make_tiny_vision(folder: Path, seed: int, layers: int = 2, width: int = 128) -> Path:
-    """Write a model of Qwen3-VL's architecture, which reads pictures of multiples of 16 pixels."""
+    """Write a model of Qwen3-VL's architecture, which reads pictures of multiples of 16 pixels.
+
+    Its tokenizer has the words of questions about shapes.
+    """
     tokenizer = tiny_tokenizer(
+        WORDS,
         image_token="<|image_pad|>",
         video_token="<|video_pad|>",
         vision_start_token="<|vision_start|>",
@@ -91,7 +101,7 @@ def make_tiny_vision(folder: Path, seed: int, layers: int = 2, width: int = 128)
     tokenizer.chat_template = TEMPLATE
     vocabulary = tokenizer.get_vocab()
     text = {
-        "vocab_size": len(tokenizer),
+        "vocab_size": len(tokenizer) - len(WORDS),  # with fewer words: the same other weights
         "hidden_size": width,
         "intermediate_size": 2 * width,
         "num_hidden_layers": layers,
@@ -146,6 +156,7 @@ def _save(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = kind(config)
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
