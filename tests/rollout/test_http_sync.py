@@ -51,7 +51,7 @@ def test_a_server_samples_from_what_was_published(path, host, apart, prompts, tm
     calls = {
         path: reload,
         "/reset_prefix_cache": lambda body: after.append("keys") or {"success": True},
-        "/reset_encoder_cache": lambda body: after.append("pictures") or {},
+        "/reset_encoder_cache": lambda body: after.append("pictures") or b"",
     }
     with serve(engine=apart, prompts=prompts, calls=calls) as served:
         engine = rollouts(served, prompts, tmp_path / "weights")

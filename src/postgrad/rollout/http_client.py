@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from postgrad.errors import RunError, UnknownName, Unreachable, WrongValue, did_you_mean
-from postgrad.net.client import HttpClient, NoAnswer, error_message
+from postgrad.net.client import HttpClient, NoAnswer, Reader, error_message, read_json
 
 START_S = 10.0  # time limit for the first answer of a server
 Item = TypeVar("Item")
@@ -135,15 +135,24 @@ class ModelClient:
                 raise error
         return [future.result() for future in futures]
 
-    def call(self, method: str, path: str, body: dict[str, Any] | None, deadline: float) -> Any:
-        """Return the JSON answer of one call; retry while the server is down or busy.
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        deadline: float,
+        read: Reader = read_json,
+    ) -> Any:
+        """Return the JSON answer of one call, or what `read` makes of it.
+
+        Retries while the server is down or busy.
 
         Raises:
             RequestRefused: the server answered with an error status.
             RunError: no answer by the deadline; names the address, the call and the last failure.
         """
         try:
-            status, answer = self._http.send(method, path, body, deadline)
+            status, answer = self._http.send(method, path, body, deadline, read=read)
         except NoAnswer as error:
             failure = f"status {error.status}: {error}" if error.status else str(error)
             raise RunError(

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from postgrad.errors import RunError, Unreachable, Unsupported
+from postgrad.net.client import read_json
 from postgrad.rollout import http_client
 from postgrad.rollout.http_client import Address, ModelClient, RequestRefused
 
@@ -99,7 +100,7 @@ class ServerWeights:
 
     def _call(self, path: str, body: dict[str, Any], deadline: float) -> Any:
         try:
-            return self.client.call("POST", path, body, deadline)
+            return self.client.call("POST", path, body, deadline, _read_answer)
         except RequestRefused as error:
             raise RunError(
                 f"{self.client.address.url}{path} refused new weights with {error.status}: {error}"
@@ -140,6 +141,11 @@ class ServerWeights:
             "old ones; start vLLM with VLLM_SERVER_DEV_MODE=1, use SGLang or postgrad serve "
             "--reload-below, or rollout.engine=vllm"
         )
+
+
+def _read_answer(status: int, raw: bytes) -> Any:
+    """Return the JSON of an answer, or None: vLLM answers some calls with nothing."""
+    return read_json(status, raw) if raw else None
 
 
 def _failed(answer: Any) -> bool:
