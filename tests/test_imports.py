@@ -150,22 +150,15 @@ def within(modules: set[str], *places: str) -> set[str]:
     return {name for name in modules if name.startswith(tuple(f"postgrad.{p}" for p in places))}
 
 
+OTHERS = ("agents", "serving", "sandbox", "view")
+
+
 def test_the_driver_loads_ports_and_no_implementations():
     """Measured: 100. Engines, models, readers, verifiers and judges wait for a setting."""
     modules = loaded_by("import postgrad.training.driver")
     assert len(ours(modules)) <= 95, ours(modules)
     assert not modules & {*SERVERS, "sympy"}
-    folders = (
-        "agents",
-        "serving",
-        "sandbox",
-        "view",
-        "judge.llm",
-        "rollout.native",
-        "model.policy",
-    )
-    found = {name for name in modules if name.startswith(tuple(f"postgrad.{f}" for f in folders))}
-    assert not found
+    assert not within(modules, *OTHERS, "judge.llm", "rollout.native", "model.policy")
 
 
 @pytest.mark.slow
@@ -178,14 +171,4 @@ def test_a_run_loads_what_its_settings_name(recipe, most, tmp_path):
     modules = loaded_by(RUN, recipe, *toy, f"runs={tmp_path}")
     assert len(ours(modules)) <= most, ours(modules)
     assert not modules & SERVERS
-    others = (
-        "agents",
-        "serving",
-        "sandbox",
-        "view",
-        "rollout.http",
-        "model.scored",
-        "sizing.choose",
-    )
-    found = {name for name in modules if name.startswith(tuple(f"postgrad.{f}" for f in others))}
-    assert not found
+    assert not within(modules, *OTHERS, "rollout.http", "model.scored", "sizing.choose")

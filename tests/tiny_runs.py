@@ -4,10 +4,11 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -247,3 +248,20 @@ class NoteReporter(Reporter):
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+
+class CallAtStep(Reporter):
+    """Calls a function when a step is reported."""
+
+    def __init__(self, number: int, function: Callable[[], object]) -> None:
+        self.number = number
+        self.function = function
+
+    def step(self, metrics: Mapping[str, float], batch: Batch) -> None:
+        if metrics["step"] == self.number:
+            self.function()
+
+
+def ctrl_c_at(number: int) -> CallAtStep:
+    """Return a reporter that presses Ctrl-C during a step."""
+    return CallAtStep(number, lambda: signal.raise_signal(signal.SIGINT))

@@ -13,7 +13,15 @@ import torch
 from families import save_family
 from parallel import TENSOR, needs_experts
 from refused import refused
-from tiny_runs import config_of, metrics_of, overrides_of, random_batch, toy_run, tree
+from tiny_runs import (
+    config_of,
+    ctrl_c_at,
+    metrics_of,
+    overrides_of,
+    random_batch,
+    toy_run,
+    tree,
+)
 from used_ports import use_ports
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'postgrad[cluster]'")
@@ -324,14 +332,8 @@ def responses(folder: Path, step: int) -> list[list[int]]:
 
 def stop_after(config, step: int) -> None:
     """Runs until a step is saved, as after Ctrl-C in that step."""
-    import signal
-
-    class Stop(Reporter):
-        def step(self, metrics, batch) -> None:
-            if metrics["step"] == step < config.training.steps:
-                signal.raise_signal(signal.SIGINT)
-
-    assert train(config, Stop()).step == step
+    reporter = ctrl_c_at(step) if step < config.training.steps else Reporter()
+    assert train(config, reporter).step == step
 
 
 def test_role_with_its_own_workers(make_config):

@@ -282,32 +282,6 @@ def test_fingerprint_changes_with_the_chat_template(tiny, tmp_path):
     assert weights_fingerprint(str(model), 0) != same
 
 
-@pytest.mark.slow
-def test_results_of_changed_code_are_not_continued(tiny, tmp_path, capsys):
-    code = tmp_path / "mine.py"
-    words = ["eval", str(tiny), "data=arithmetic:1:digits:train", "limit=1", f"out={tmp_path}/out"]
-    words += ["max_response_tokens=2", "threads=1", f"verifier=0.5*{code}:mine + 0.5"]
-    code.write_text("def mine(response, problem):\n    return 1.0\n")
-    assert main(words) == 0 and main(words) == 0
-    before = tree(tmp_path / "out")
-    code.write_text("def mine(response, problem):\n    return 0.0\n")
-    capsys.readouterr()
-    assert main(words) == 2
-    assert f"files was ['{code} " in capsys.readouterr().err and tree(tmp_path / "out") == before
-
-
-@pytest.mark.slow
-def test_results_of_other_columns_are_not_continued(tiny, verifier, tmp_path, capsys):
-    data = tmp_path / "rows.jsonl"
-    words = ["eval", str(tiny), f"data={data}", f"verifier={verifier}:odd", f"out={tmp_path}/out"]
-    words += ["max_response_tokens=2", "threads=1"]
-    data.write_text('{"prompt": "f", "tests": ["assert f(1) == 1"]}\n')
-    assert main(words) == 0
-    data.write_text('{"prompt": "f", "tests": ["assert f(1) == 2"]}\n')
-    capsys.readouterr()
-    assert main(words) == 2 and "data.sets.rows.content was" in capsys.readouterr().err
-
-
 def test_workers_and_cluster_settings_may_change(reference, tiny, verifier, tmp_path):
     more = ("batch=3", "workers=2", "cluster.wait_s=99")
     assert main(overrides_for(tiny, verifier, reference, *more)) == 0

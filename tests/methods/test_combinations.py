@@ -10,7 +10,7 @@ import yaml
 from method_runs import RECIPES, SMALL, overrides_for
 from refused import refused
 from tables import table
-from tiny_runs import EXAMPLES, config_of, tree
+from tiny_runs import EXAMPLES, SELF_DISTILL, config_of, tree
 
 from postgrad.config.check import check_effects
 from postgrad.config.overrides import keys_in
@@ -21,7 +21,11 @@ from postgrad.training.driver import train
 from postgrad.training.prepare import prepare
 from postgrad.training.report import Reporter
 
-WORDS = {"EXAMPLES": str(EXAMPLES), "SEPARATE": "cluster.backend=process cluster.engines=1"}
+WORDS = {
+    "EXAMPLES": str(EXAMPLES),
+    "SEPARATE": "cluster.backend=process cluster.engines=1",
+    "SELF_DISTILL": " ".join(SELF_DISTILL),
+}
 
 
 def check(recipe: str, model, *overrides: str) -> None:

@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 from jsonl import write_jsonl
-from method_runs import SMALL, bound, run
-from refused import refused
-from tiny_runs import SELF_DISTILL, config_of
+from method_runs import bound, run
+from tiny_runs import SELF_DISTILL
 
-from postgrad.methods import find_method
 from postgrad.model.load.tiny import make_tiny
 
 STEPS = (
@@ -76,17 +74,3 @@ def test_the_policy_learns_what_it_says_with_a_hint(tmp_path):
     )
     values = [line["distill/reverse"] for line in lines]
     assert sum(values[-5:]) / 5 < 0.5 * sum(values[:2]) / 2, values
-
-
-@pytest.mark.parametrize(
-    ("setting", "code", "at"),
-    [
-        ("method.teacher=tiny", "user_code", "method.teacher"),
-        ("method.hint_template=hello", "user_code", "method.hint_template"),
-        ("method.hint=no", "unknown_name", "method.hint"),
-    ],
-)
-def test_what_it_cannot_use_is_refused(setting, code, at, tiny):
-    with refused(code, at):
-        config = config_of("distill", tiny, *SMALL, *SELF_DISTILL, setting)
-        find_method(config.method.name)(config).check()

@@ -12,7 +12,6 @@ from tiny_runs import config_of, random_batch, stock_model
 
 from postgrad.cluster.host import build_host
 from postgrad.errors import ConfigError, RunError
-from postgrad.methods import find_method
 from postgrad.model.load.tiny import make_tiny
 from postgrad.rollout.http_client import Address
 from postgrad.rollout.http_logprobs import ECHO, HttpLogprobs, read_echo, read_vllm
@@ -133,15 +132,6 @@ def test_what_cannot_work_is_refused(models):
         served._score = lambda batch, num_top: [(-1.0, {1: -1.0})]  # type: ignore[method-assign]
         with pytest.raises(RunError, match=r"method\.top_k"):
             served.top_logprobs(random_batch(3), 2)
-    for override, words in {
-        "rollout.temperature=0.7": "rollout.temperature=0.7",
-        "method.teacher=policy:live": "method.teacher=policy:live",
-    }.items():
-        overrides = ("method.teacher='http://host/v1#model'", override)
-        config = config_of("distill", student, *overrides)
-        with pytest.raises(ConfigError) as caught:
-            find_method("distill")(config).check()
-        assert words in str(caught.value)
     world = bound("distill", student, f"method.teacher={teacher}")
     world.method.settings.teacher = f"http://host/v1?tokenizer={teacher}#model"
     world.method.check_problems([])  # its tokenizer is the student's

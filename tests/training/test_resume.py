@@ -19,6 +19,7 @@ import pytest
 from refused import refused
 from tiny_runs import (
     config_of,
+    ctrl_c_at,
     forkserver,
     hold_at_step,
     metrics_of,
@@ -298,17 +299,6 @@ def test_command_of_a_finished_run_changes_nothing(server, overrides, reference,
     assert after == before
 
 
-class CtrlCAtStep(Reporter):
-    """Presses Ctrl-C during a step."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def step(self, metrics, batch) -> None:
-        if metrics["step"] == self.number:
-            signal.raise_signal(signal.SIGINT)
-
-
 def train_here(tiny, verifier, runs, reporter, *overrides):
     own = (f"reward.verifier={verifier}:odd", f"runs={runs}", "training.steps=4", *overrides)
     return train(config_of("grpo", tiny, *SMALL, *own), reporter)
@@ -325,7 +315,7 @@ def complete(tiny, verifier, tmp_path_factory) -> list[dict]:
 @pytest.mark.parametrize("step", [3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 4))])
 def test_ctrl_c_in_any_step_changes_no_metric(tiny, verifier, tmp_path, step, complete):
     """Step 3 is validated and step 4 is the last: each validation is written once."""
-    first = train_here(tiny, verifier, tmp_path, CtrlCAtStep(step))
+    first = train_here(tiny, verifier, tmp_path, ctrl_c_at(step))
     assert first.interrupted and first.step == step
     second = train_here(tiny, verifier, tmp_path, Reporter())
     assert not second.interrupted and second.step == 4
@@ -401,7 +391,7 @@ def test_resume_with_other_data_is_refused(tiny, verifier, tmp_path):
     rows = [json.dumps({"prompt": f"{i}+1=", "ground_truth": "1"}) + "\n" for i in range(9)]
     data.write_text("".join(rows))
     overrides = (f"data.train={data}", "training.checkpoint_every=1")
-    train_here(tiny, verifier, tmp_path, CtrlCAtStep(2), *overrides)
+    train_here(tiny, verifier, tmp_path, ctrl_c_at(2), *overrides)
     data.write_text("".join(rows[:7]))
     with refused("changed", "data.train", shows=r"num_items is 7 .* data\.train"):
         train_here(tiny, verifier, tmp_path, Reporter(), *overrides)
@@ -410,7 +400,7 @@ def test_resume_with_other_data_is_refused(tiny, verifier, tmp_path):
 @pytest.mark.slow
 def test_files_of_a_killed_run_are_repaired(tiny, verifier, tmp_path, complete):
     """What was written after the checkpoint goes; files of other names stay."""
-    folder = train_here(tiny, verifier, tmp_path, CtrlCAtStep(2)).folder
+    folder = train_here(tiny, verifier, tmp_path, ctrl_c_at(2)).folder
     with (folder / "metrics.jsonl").open("a") as stream:  # lines after the checkpoint, then a kill
         stream.write('{"step": 3, "time": 1.0, "reward/mean": 0.5}\n{"step": 4, "ti')
     rollouts = folder / "rollouts"
@@ -433,7 +423,7 @@ def test_damaged_line_of_metrics_loses_no_other_line(tiny, verifier, tmp_path, c
     notes = []
     reporter = Reporter()
     reporter.note = notes.append
-    folder = train_here(tiny, verifier, tmp_path, CtrlCAtStep(3)).folder
+    folder = train_here(tiny, verifier, tmp_path, ctrl_c_at(3)).folder
     file = folder / "metrics.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
     at = next(i for i, line in enumerate(lines) if json.loads(line)["step"] == 2)
@@ -448,7 +438,7 @@ def test_damaged_line_of_metrics_loses_no_other_line(tiny, verifier, tmp_path, c
 def test_removed_checkpoint_is_written_again(tiny, verifier, tmp_path):
     overrides = ("training.checkpoint_every=1",)
     train_here(tiny, verifier, tmp_path / "complete", Reporter(), *overrides)
-    train_here(tiny, verifier, tmp_path / "cut", CtrlCAtStep(3), *overrides)
+    train_here(tiny, verifier, tmp_path / "cut", ctrl_c_at(3), *overrides)
     shutil.rmtree(tmp_path / "cut" / "test" / "checkpoints" / "step-3")
     (tmp_path / "cut" / "test" / "checkpoints" / ".step-3.partial").mkdir()
     train_here(tiny, verifier, tmp_path / "cut", Reporter(), *overrides)
