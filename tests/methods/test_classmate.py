@@ -19,7 +19,10 @@ from postgrad.data.thoughts import ThoughtSplitter
 from postgrad.methods.classmate import ESTIMATORS
 from postgrad.methods.method import Step
 from postgrad.pictures import Picture
-from postgrad.types import POLICY, TOOL, Batch, Trajectory
+from postgrad.types import POLICY, TOOL, Batch, Score, Trajectory
+from postgrad.user_code import PythonObject
+from postgrad.verifiers.expression import Term
+from postgrad.verifiers.scorer import Scorer
 
 MARKED = (
     *(
@@ -368,6 +371,46 @@ def test_tokens_can_be_restricted(tiny):
         len(set(row.tolist())) == 1
         for row in separated.tokens["advantages"].split(separated.response.lengths.tolist())
     )
+
+
+def test_consistency_is_a_channel_of_its_own_on_the_thought(tiny):
+    s = made(
+        tiny,
+        ["(1)7", "(2)8", "(3)7", "(4)8"],
+        "method.consistency_weight=2",
+        "method.classmate_weight=0",
+    )
+    s.scorer.score = lambda problems, texts, *_: [
+        Score(float(p.ground_truth == t)) for p, t in zip(problems, texts, strict=True)
+    ]
+    batch = s.until_estimate()
+    assert batch.rows["reward/consistency"].tolist() == [1, 0, 1, 0]
+    first = batch.tokens["advantages"].split(batch.response.lengths.tolist())[0]
+    assert first.tolist() == pytest.approx([0, 1.0, 0, 0, 0]), (
+        "2 times (1 - 1/2), on the thought alone"
+    )
+
+
+def test_consistency_gives_functions_of_trl_the_output_as_truth(tiny):
+    """They read the columns of the row, verifiers the field; both are the policy's output."""
+    s = made(tiny, ["(1)7", "(2)8", "(3)7", "(4)8"], "method.consistency_weight=2")
+    seen: list[tuple[str, str]] = []
+
+    def reward(completions, answer, ground_truth):
+        seen.extend(zip(answer, ground_truth, strict=True))
+        return [0.0] * len(completions)
+
+    trl = Scorer(PythonObject("test", [Term(1.0, "reward", function=reward)]))
+
+    rows = [{"prompt": "?", "answer": "old"} for _ in s.step.data.problems]
+    pairs = zip(s.step.data.problems, rows, strict=True)
+    s.step.data.problems = [
+        dataclasses.replace(problem, row=row, ground_truth="old") for problem, row in pairs
+    ]
+    s.scorer.score = trl.score
+    s.until_estimate()
+    assert seen[:4] == [("old", "old")] * 4
+    assert seen[-4:] == [("7", "7"), ("8", "8"), ("7", "7"), ("8", "8")]
 
 
 @pytest.mark.slow

@@ -235,17 +235,25 @@ def test_a_success_is_stored_once(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("importance", ["true", "false"])
-def test_the_row_of_the_smallest_entropy_is_replayed(importance, tiny):
-    replay = mixed(tiny, f"method.importance={importance}", "method.replay_share=1.0")
+@pytest.mark.parametrize(
+    "overrides", ["pick_by=perplexity", "replay_order=max", "pick_by=random", "importance=false"]
+)
+def test_other_choices_of_the_row(overrides, tiny):
+    replay = mixed(tiny, f"method.{overrides}", "method.replay_share=1.0")
     replay.go(1, 3, 3, 3, 3)
     batch = replay.until("sample", 2)
+    value = {
+        "pick_by=perplexity": lambda e: e.perplexity,
+        "replay_order=max": lambda e: -e.entropy,
+    }.get(overrides)
     for i in torch.nonzero(batch.rows["source"] == REPLAY)[:, 0].tolist():
         stored = replay.ex.pool.entries[batch.rows["uid"][i]].experiences
         (match,) = [e for e in stored if torch.equal(e.tokens.long(), batch.response.split()[i])]
-        assert match.entropy == min(one.entropy for one in stored)
+        assert value is None or value(match) == min(map(value, stored))
         part = slice(*batch.response.offsets[i : i + 2].tolist())
-        recorded = match.logprobs if importance == "true" else torch.zeros(len(match.tokens))
+        recorded = (
+            torch.zeros(len(match.tokens)) if overrides == "importance=false" else match.logprobs
+        )
         assert torch.equal(batch.tokens["behavior_logprobs"][part], recorded)
 
 

@@ -329,6 +329,11 @@ def test_no_demonstration_means_a_group_of_the_policy_s_own(tiny):
     groups, step = composed(tiny, problems=[bare, problem(), long])
     assert [(len(g.given_rows), g.num_samples) for g in groups] == [(0, 4), (1, 3), (0, 4)]
     assert step.metrics["demonstration/dropped"] == 1
+    shown = [
+        len(composed(tiny, "method.demonstration_share=0.5", number=n)[0][0].given_rows)
+        for n in range(1, 41)
+    ]
+    assert 8 < sum(shown) < 32
 
 
 def test_probabilities_of_the_author_come_from_the_data(tiny):

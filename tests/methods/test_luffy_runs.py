@@ -71,7 +71,18 @@ def test_a_row_that_somebody_began_is_not_in_the_split_baseline(tiny):
 
 
 @pytest.mark.slow
-def test_the_sft_loss_is_a_constant_advantage(tiny):
+def test_what_may_be_done_to_advantages(tiny):
+    rewards, sources = [1.0, 0.0, 0.0, 0.0], [BEGUN, P, P, P]
+    scaled = estimated(
+        tiny, rewards, sources, "method.off_advantage_scale=2", "method.on_advantage_scale=0.5"
+    )
+    assert scaled[0].tolist() == [1.5, 0.375, 0.375] and scaled[1].tolist() == [-0.125] * 3
+    fixed = estimated(tiny, rewards, sources, "method.prefix_advantage=2")
+    assert fixed[0].tolist() == [0.5, 0.75, 0.75]
+    cut = estimated(
+        tiny, rewards, sources, "method.truncated_advantage=false", finish={1: "length"}
+    )
+    assert cut[:, 1].tolist() == [0.75, 0.0, -0.25, -0.25]
     sft = estimated(tiny, [1.0] * 4, [BEGUN, D, P, P], "method.sft_coef=0.3")
     assert sft.flatten().tolist() == pytest.approx([0.3, 0, 0, 0.3, 0.3, 0.3] + [0] * 6)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from postgrad.algorithms.advantages import ADVANTAGES
 from postgrad.algorithms.classmate_rewards import CONDITIONS, channel_metrics, combine, gate, pair
 from postgrad.config.schema import setting
+from postgrad.data.ground_truth import with_ground_truth
 from postgrad.data.pairs import paired_problem
 from postgrad.errors import Conflict, Missing
 from postgrad.methods.ports import LIVE, Ports, Role
@@ -30,6 +31,7 @@ from postgrad.rollout.engine import Sampling
 from postgrad.rollout.generator import Generator
 from postgrad.rollout.served_path import is_served, parse_served_path
 from postgrad.types import Batch, Problem
+from postgrad.verifiers.expression import asks_judge
 
 HELP_OTHER = "help_other_questions"
 HELP_SIMILAR = "help_other_similar_questions"
@@ -62,6 +64,13 @@ class ClassmateSettings(ThinkingSettings):
     classmate_temperature: float = setting(
         1.0, "temperature; 0 is greedy", at_least=0.0, only_with=ASKED
     )
+    classmate_top_p: float = setting(
+        1.0,
+        "nucleus sampling",
+        above=0.0,
+        at_most=1.0,
+        only_with=f"{ASKED} and method.classmate_temperature",
+    )
     classmate_max_tokens: int = setting(256, "longest continuation, in tokens", at_least=1)
     classmate_cot_start: list[str] = setting(
         [], "opening marker per classmate; empty: cot_start for all", only_with=ASKED
@@ -84,12 +93,18 @@ class ClassmateSettings(ThinkingSettings):
     condition: str = setting(
         "no_classmate_when_main_incorrect", "when their reward counts", choices=CONDITIONS
     )
+    consistency_weight: float = setting(
+        0.0,
+        "weight of the reward for leading classmates to the policy's answer",
+        at_least=0.0,
+        only_with=ASKED,
+    )
 
 
 class Classmate(Thinking):
     Settings = ClassmateSettings
     offers = (*Thinking.offers, "classmate")
-    own_reward_parts = ("classmate",)
+    own_reward_parts = ("classmate", "consistency")
     counts = (*Thinking.counts, "classmate/failures")
 
     def check(self) -> None:
@@ -108,6 +123,11 @@ class Classmate(Thinking):
                     f"method.{key} has {num_entries} entries for {count} classmates; "
                     "give one per classmate, or none"
                 )
+        if settings.consistency_weight and asks_judge(self.config.reward.verifier):
+            raise Conflict(
+                "method.consistency_weight compares answers, which reward.verifier=llm_judge does "
+                "not; set it to 0"
+            )
         needs_partners = settings.reward_type == HELP_OTHER
         if needs_partners and (self.config.training.problems_per_step < 2 or settings.max_refills):
             raise Conflict(
@@ -202,6 +222,8 @@ class Classmate(Thinking):
         settings = self.settings
         targets = self.targets(batch, step)
         scores, failures = score_continuations(self, self.classmates, batch, targets, step)
+        if settings.consistency_weight:
+            batch.rows["reward/consistency"] = consistency(self, self.classmates, batch, step)
         batch.rows["classmate_scores"] = without_nan(scores)
         shares = settings.classmate_shares
         batch.rows["reward/classmate"] = combine(scores, shares, self.no_output_score)
@@ -215,6 +237,10 @@ class Classmate(Thinking):
             "main_rewards": batch.rows["reward"],
             "classmate_rewards": batch.rows["classmate_reward"],
         }
+
+    def thought_rewards(self) -> dict[str, float]:
+        weight = self.settings.consistency_weight
+        return {"consistency": weight} if weight else {}
 
     def thought_metrics(self, batch: Batch, step: Step) -> dict[str, float]:
         reward = float(batch.rows["reward/classmate"].mean())
@@ -240,7 +266,11 @@ def open_panel(
         generators,
         settings.classmate_cot_start or [settings.cot_start] * count,
         settings.classmate_cot_end or [settings.cot_end] * count,
-        Sampling(settings.classmate_temperature, settings.classmate_max_tokens),
+        Sampling(
+            settings.classmate_temperature,
+            settings.classmate_max_tokens,
+            settings.classmate_top_p,
+        ),
         settings.classmate_samples,
         seed,
     )
@@ -265,6 +295,16 @@ def score_continuations(
     )
     failures = [a or b for a, b in zip(failures, alone_failures, strict=True)]
     return scores - alone, failures
+
+
+def consistency(method: Thinking, classmates: Classmates, batch: Batch, step: Step) -> Tensor:
+    """(rows,) how often the classmates' answers equal the policy's own output."""
+    problems: list[Problem] = []
+    for problem, output in zip(step.problems(batch), batch.rows["output"], strict=True):
+        problems.append(with_ground_truth(problem, output or "-"))
+    texts = batch.rows["classmate_texts"]
+    agreement, _ = classmates.score(method.ports.scorer, problems, texts)
+    return combine(method.sign * agreement, method.settings.classmate_shares)
 
 
 def without_nan(scores: Tensor) -> list[list[float | None]]:

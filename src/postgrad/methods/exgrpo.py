@@ -26,7 +26,7 @@ from postgrad.methods.support.mixed_policy import (
     MixedPolicyObjective,
     MixedPolicySettings,
 )
-from postgrad.methods.support.replay_pool import POOL_RANGES, ReplayPool, count_successes
+from postgrad.methods.support.replay_pool import PICK_BY, POOL_RANGES, ReplayPool, count_successes
 from postgrad.types import POLICY, REPLAY, TOOL, Batch, Problem, Trajectory
 
 
@@ -53,6 +53,18 @@ class ExGrpoSettings(MixedPolicySettings):
         "problems of the pool to draw from, by age",
         choices=POOL_RANGES,
         only_with="method.replay_share",
+    )
+    pick_by: str = setting(
+        "entropy",
+        "which stored row of a problem is replayed",
+        choices=PICK_BY,
+        only_with="method.replay_share",
+    )
+    replay_order: str = setting(
+        "min",
+        "the row with the least or the most of it",
+        choices=("min", "max"),
+        only_with="method.replay_share and method.pick_by!=random",
     )
     importance: bool = setting(
         True,
@@ -143,8 +155,12 @@ class ExGrpo(MixedPolicy):
         return groups
 
     def replay_row(self, problem: Problem, step: Step) -> Trajectory:
-        """Return the stored response of the problem with the smallest entropy as a row."""
-        stored = self.pool.pick(problem.uid)
+        """One stored response of the problem as a row."""
+        settings = self.settings
+        uniform = self.rng(step, f"replay of {problem.uid}").random
+        stored = self.pool.pick(
+            problem.uid, settings.pick_by, settings.replay_order == "max", uniform
+        )
         own = stored.own.tolist()
         return Trajectory(
             problem.uid,
@@ -152,7 +168,7 @@ class ExGrpo(MixedPolicy):
             stored.tokens.tolist(),
             source=REPLAY,
             finish="given",
-            behavior_logprobs=stored.logprobs.tolist() if self.settings.importance else None,
+            behavior_logprobs=stored.logprobs.tolist() if settings.importance else None,
             loss_mask=own,
             token_source=[REPLAY if is_own else TOOL for is_own in own],
             images=problem.prompt_images,

@@ -53,10 +53,19 @@ class LuffySettings(MixedPolicySettings):
 
     only_with: ClassVar[dict[str, Condition]] = {
         "off_shape": f"{SHOWN} and method.demonstration_probs=",  # their ratio is exact
+        "off_advantage_scale": SHOWN,
+        "prefix_advantage": SHOWN,
     }
 
     num_demonstrations: int = setting(
         1, "rows per group that are, or start with, a demonstration; -1: all", at_least=-1
+    )
+    demonstration_share: float = setting(
+        1.0,
+        "share of problems that use theirs, drawn per step",
+        at_least=0.0,
+        at_most=1.0,
+        only_with=SHOWN,
     )
     prefix_strategy: str = setting(
         "random",
@@ -136,7 +145,8 @@ class Luffy(MixedPolicy):
         num_copies = self.settings.num_demonstrations
         if num_copies < 0:
             num_copies = group.num_samples
-        traces = self.fitting_traces(problem, step) if num_copies else []
+        is_shown = self.uniform(problem, step, -1) < self.settings.demonstration_share
+        traces = self.fitting_traces(problem, step) if num_copies and is_shown else []
         if not traces:
             return
         for copy in range(num_copies):

@@ -63,6 +63,23 @@ class MixedPolicySettings(GrpoSettings):
         "above 0: coefficient of an SFT loss on tokens of others, a mean over all of them",
         at_least=0.0,
     )
+    off_advantage_scale: float = setting(
+        1.0,
+        "factor of the advantages of tokens of others",
+        at_least=0.0,
+        only_with="method.sft_coef=0 and method.prefix_advantage=null",
+    )
+    on_advantage_scale: float = setting(
+        1.0, "factor of the advantages of the policy's own tokens", at_least=0.0
+    )
+    prefix_advantage: float | None = setting(
+        None,
+        "advantage of tokens of others: this / rollout.samples; null: estimated",
+        only_with="method.sft_coef=0",
+    )
+    truncated_advantage: bool = setting(
+        True, "false: rows cut off at max_response_tokens get advantage 0"
+    )
 
 
 class MixedPolicyObjective(PolicyObjective):
@@ -195,11 +212,20 @@ class MixedPolicy(Grpo):
         return super().advantage_columns(batch, step) | {"on_policy": on_policy_rows(batch)}
 
     def estimate(self, batch: Batch, step: Step) -> Batch:
-        """Give tokens of others the advantage of the SFT loss, where there is one."""
+        """Scale the group's advantages by who wrote the token."""
         batch = super().estimate(batch, step)
-        values = batch.tokens["advantages"]
-        if self.settings.sft_coef:  # the loss -A · log p with a constant A is the SFT loss
-            values = torch.where(off_policy(batch), self.settings.sft_coef, values)
+        settings = self.settings
+        off = off_policy(batch)
+        scale = torch.where(off, settings.off_advantage_scale, settings.on_advantage_scale)
+        values = batch.tokens["advantages"] * scale
+        if not settings.truncated_advantage:
+            truncated = torch.tensor([finish == "length" for finish in batch.rows["finish"]])
+            values = values * ~batch.expand(truncated)
+        if settings.prefix_advantage is not None:
+            constant = settings.prefix_advantage / self.config.rollout.samples
+            values = torch.where(off, constant, values)
+        if settings.sft_coef:  # the loss -A · log p with a constant A is the SFT loss
+            values = torch.where(off, settings.sft_coef, values)
         batch.tokens["advantages"] = values * batch.tokens["loss_mask"]
         return batch
 

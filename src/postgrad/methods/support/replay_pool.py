@@ -1,5 +1,6 @@
 """The replay pool of ExGRPO: successful responses of problems that are solved sometimes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,19 +12,24 @@ from postgrad.algorithms.replay import bucket_weight, draw_from_buckets
 from postgrad.types import TOOL, Batch, Ragged
 
 POOL_RANGES = ("all", "first_half", "last_half")
+PICK_BY = ("entropy", "perplexity", "random")
 
 
 @dataclass(frozen=True)
 class Experience:
     """A successful response, with log-probs and mean entropy of the policy that wrote it.
 
-    The mean is over the policy's tokens.
+    Perplexity and mean entropy are over the policy's own tokens.
     """
 
     tokens: Tensor  # (tokens,) int32
     logprobs: Tensor  # (tokens,) float32
     own: Tensor  # (tokens,) bool: written by the policy, not by a tool
     entropy: float
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(-float(self.logprobs[self.own].double().mean()))
 
 
 @dataclass
@@ -98,9 +104,13 @@ class ReplayPool:
             weights = {key: bucket_weight(weighting, key, samples) for key in buckets}
         return draw_from_buckets(buckets, weights, num, uniform)
 
-    def pick(self, uid: str) -> Experience:
-        """Return the stored response of the smallest entropy."""
-        return min(self.entries[uid].experiences, key=lambda one: one.entropy)
+    def pick(self, uid: str, by: str, largest: bool, uniform: Callable[[], float]) -> Experience:
+        """One stored response: of the smallest or largest entropy or perplexity, or any."""
+        stored = self.entries[uid].experiences
+        if by == "random":
+            return stored[int(uniform() * len(stored))]
+        choose = max if largest else min
+        return choose(stored, key=lambda one: one.entropy if by == "entropy" else one.perplexity)
 
     def __len__(self) -> int:
         return len(self.entries)
