@@ -64,6 +64,12 @@ def test_a_model_of_text_only_is_refused(tiny):
         PictureProcessor(AutoTokenizer.from_pretrained(tiny))
 
 
+def test_an_adapter_without_its_model_is_refused(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with refused("unsupported", tmp_path, shows="cannot read pictures"):
+        PictureProcessor(SimpleNamespace(name_or_path=tmp_path))
+
+
 @pytest.mark.skipif(is_installed("torchvision"), reason="gemma4's processor can be imported")
 def test_a_processor_that_needs_another_package_is_refused(tmp_path):
     AutoConfig.for_model("gemma4").save_pretrained(tmp_path)

@@ -147,7 +147,10 @@ def _load_stock(tokenizer: Any) -> Any:
 
     source = str(tokenizer.name_or_path)
     problem = f"{source} cannot read pictures"
-    config = AutoConfig.from_pretrained(source)
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except (OSError, ValueError) as error:  # the folder of an adapter
+        raise Unsupported(f"{problem}: {first_line(error)}") from error
     if type(config) not in PROCESSOR_MAPPING:
         raise Unsupported(f"{problem}: {config.model_type} is a model of text only")
     try:

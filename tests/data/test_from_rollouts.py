@@ -89,6 +89,18 @@ def test_the_command_writes_what_sft_reads(run, tmp_path, capsys):
     assert main(["data", "from-rollouts", str(tmp_path), f"out={out}"]) == 2
 
 
+def test_pictures_that_an_agent_sent_are_refused(run, capsys):
+    """Rollouts do not say to which of its messages they belong."""
+    file = run / "rollouts" / "step-000002.parquet"
+    rows = [row | {"images": ["00"]} for row in pq.read_table(file).to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    config = run / "config.yaml"
+    config.write_text(config.read_text() + "agent: {command: python agent.py}\n")
+    assert main(["data", "from-rollouts", str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a program sent the pictures of row 0" in line
+
+
 def test_a_run_whose_training_data_are_gone_gives_a_note(run, capsys):
     (run.parent / "train.jsonl").unlink()
     assert main(["data", "from-rollouts", str(run), "where=reward>0.9"]) == 0

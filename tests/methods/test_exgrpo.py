@@ -11,6 +11,7 @@ from test_gradient_property import (
     policy_of,
 )
 from tiny_runs import config_of
+from vision_models import square
 
 from postgrad.methods.exgrpo import ExGrpo
 from postgrad.methods.step import Step
@@ -163,6 +164,21 @@ def test_what_enters_the_pool_and_what_leaves_the_data(tiny):
         part = slice(first[i], first[i + 1])
         assert torch.allclose(e.logprobs, outputs["logprobs"][part], atol=1e-6)
         assert e.entropy == pytest.approx(float(outputs["entropy"][part].mean()), abs=1e-5)
+
+
+def test_a_row_that_saw_pictures_after_its_prompt_is_not_stored(tiny, monkeypatch):
+    """The pool has no pictures: replayed, its image tokens would show nothing."""
+    replay = mixed(tiny)
+    monkeypatch.setattr(replay.ex.ports.policy, "logprobs", lambda *given: {})
+    stored: list[int] = []
+    monkeypatch.setattr(
+        replay.ex.pool, "add_rows", lambda rows, successes, outputs: stored.append(len(rows))
+    )
+    batch = replay.until("score", 1)
+    batch.rows["images"] = [(square("red"),) if i == 5 else () for i in range(len(batch))]
+    success = torch.arange(len(batch)) % 4 < 2
+    replay.ex.store(batch, success, torch.full((len(batch),), 2), replay.step_done)
+    assert stored == [int(success.sum()) - 1]
 
 
 @pytest.mark.slow

@@ -44,9 +44,8 @@ class Agents:
         stop_ids = {*tokenizer.all_special_ids, tokenizer.eos_token_id}
         options = encoder.chat_template.options if encoder.chat_template else {}
         self.text = ModelText(MODEL, tokenizer, stop_ids, len(tokenizer), encoder.template, options)
-        self.text.reads_pictures = bool(
-            encoder.chat_template
-        )  # a model of text refuses them itself
+        # The template of a model of text refuses pictures itself.
+        self.text.reads_pictures = encoder.chat_template is not None
         self.needs_reward = verifier == "auto" or bool(re.search(r"\benvironment\b", verifier))
 
     @property

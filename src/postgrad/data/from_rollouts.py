@@ -27,6 +27,7 @@ from postgrad.errors import (
     Missing,
     UnknownName,
     Unreadable,
+    Unsupported,
     WrongValue,
     did_you_mean,
     first_line,
@@ -109,6 +110,8 @@ def select_rollouts(
     files = rollout_files(run / "rollouts")
     if not files:
         raise Missing(f"{run} has no rollouts; give the folder of a run that sampled responses")
+    agent = read_stored_config(run).get("agent")
+    is_of_agents = isinstance(agent, dict) and bool(agent.get("command"))
     problems = _problems_of(run, on_note)
     counts: Counter[str] = Counter()
     seen: set[tuple[str, str, tuple[str, ...]]] = set()
@@ -119,6 +122,11 @@ def select_rollouts(
                 continue
             if not all(condition.holds(row) for condition in conditions):
                 continue
+            if is_of_agents and row.get("images"):
+                raise Unsupported(
+                    f"{file}: a program sent the pictures of row {row['index']}, and rollouts do "
+                    "not say to which of its messages they belong; use a run without pictures"
+                )
             uid = row["uid"]
             text = row.get("messages") or row["text"]
             trajectory = (uid, text, tuple(row.get("images") or ()))

@@ -47,9 +47,7 @@ class Rehearsal:
     cut: float  # share of its responses that reached this limit
     step: dict[str, float]  # seconds of a step of the run, by stage
     response_s: float  # seconds to sample one response of the run
-    counts_all_rows: (
-        bool  # also those that the update of the run skips if their group has no signal
-    )
+    counts_all_rows: bool  # also those whose group has no signal, which the run's update skips
     paths: list[tuple[str, str]] = field(default_factory=list)  # rows: how it was computed
 
 

@@ -193,9 +193,15 @@ class ExGrpo(MixedPolicy):
         return batch
 
     def store(self, batch: Batch, success: Tensor, successes: Tensor, step: Step) -> None:
-        """Add the policy's successes of problems that some rows solve, but not all."""
+        """Add the policy's successes of problems that some rows solve, but not all.
+
+        A row that saw pictures after its prompt is left out: the pool has no pictures.
+        """
         is_partly_solved = successes < self.config.rollout.samples
         is_new = success & is_partly_solved & (batch.rows["source"] == POLICY)
+        if "images" in batch.rows:
+            pairs = zip(step.problems(batch), batch.rows["images"], strict=True)
+            is_new &= torch.tensor([images == one.prompt_images for one, images in pairs])
         indices = torch.nonzero(is_new)[:, 0]
         new = batch.select(indices)
         outputs = self.ports.policy.logprobs(new, self.objective.view(step.number))

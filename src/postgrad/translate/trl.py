@@ -125,7 +125,10 @@ def _read_sizes(result: Translation) -> None:
     settings = result.settings
     updates = [name for name in (*_GENERATION, "num_iterations") if settings.get(name, "1") != "1"]
     for name in _IN_UPDATES if updates else ():
-        if (value := result.take(name)).isdecimal():
+        if 0 < _number(settings.get(name, "")) < 1:  # a share of all
+            continue
+        value = result.take(name)
+        if value.isdecimal() or _number(value) >= 1:
             result.miss(name, value, f"TRL counts updates, here steps; see {updates[0]}")
     steps = result.take("max_steps")
     if steps and not steps.startswith("-"):

@@ -352,11 +352,18 @@ def _read_warmup(result: Translation) -> None:
     """Read the optimizer's warm-up: steps, or without steps a share of all."""
     for section in ("actor_rollout_ref.actor.optim.", "optim."):
         names = ("lr_warmup_steps", "lr_warmup_steps_ratio", "warmup_steps_ratio")
-        values = [result.settings.pop(section + name, "") for name in names]
-        given = [value for value in values if value not in ("", "-1")]
-        if given:
-            positive = [value for value in given if value.strip("0.")]
-            result.overrides["optimizer.warmup_steps"] = (positive or ["0"])[0]
+        values = {name: result.settings.pop(section + name, "") for name in names}
+        given = {name: value for name, value in values.items() if value and value[0] != "-"}
+        positive = {name: value for name, value in given.items() if value.strip("0.")}
+        for name, value in positive.items():
+            if name != "lr_warmup_steps" and value.startswith("1"):  # here a share is below 1
+                result.miss(section + name, value)
+            else:
+                result.overrides["optimizer.warmup_steps"] = value
+            break
+        else:
+            if given:
+                result.overrides["optimizer.warmup_steps"] = "0"
 
 
 def _read_advantage(result: Translation, table: Table) -> None:
