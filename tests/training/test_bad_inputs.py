@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from jsonl import write_jsonl
 from refused import refused
 from tiny_runs import (
@@ -184,6 +185,22 @@ def test_settings_that_do_not_change_the_computation_may_change(tmp_path):
     limits = ("training.max_flat_steps=99", "reward.max_failure_rate=0.9")
     passes = ("training.checkpoint_every=1", "training.token_budget=64")
     run.resume_config(config_of("grpo", Path("tiny"), *SMALL, f"runs={tmp_path}", *limits, *passes))
+
+
+def test_a_run_of_an_earlier_version_continues_if_what_is_gone_changed_nothing(tmp_path):
+    config = config_of("grpo", Path("tiny"), *SMALL, f"runs={tmp_path}")
+    run.create_folder(config)
+    (file,) = tmp_path.glob("*/config.yaml")
+    stored = yaml.safe_load(file.read_text())
+    stored["optimizer"]["warmup_ratio"] = 0.0
+    stored["method"]["correction_normalize"] = False
+    del stored["optimizer"]["warmup_steps"]  # and a setting that it did not have
+    file.write_text(yaml.safe_dump(stored))
+    run.resume_config(config)
+    stored["optimizer"]["warmup_ratio"] = 0.1
+    file.write_text(yaml.safe_dump(stored))
+    with refused("changed", "optimizer.warmup_ratio"):
+        run.resume_config(config)
 
 
 def test_model_path_may_change_after_a_warmup_run_only(tmp_path):

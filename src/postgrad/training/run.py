@@ -62,6 +62,11 @@ AUTO = (
     ("rollout", "stop", None),
     ("training", "token_budget", 0),
 )
+# Settings of earlier versions, with the value that changed nothing.
+GONE: dict[str, dict[str, object]] = {
+    "optimizer": {"warmup_ratio": 0.0},
+    "method": {"correction_normalize": False, "resample": "none", "resample_power": 2.0},
+}
 
 
 def run_folder(config: Config) -> Path:
@@ -83,7 +88,7 @@ def resume_config(config: Config) -> Config:
     if not (folder / CONFIG_FILE).is_file():
         return config
     defaults = dataclasses.asdict(type(config)(method=type(config.method)()))
-    stored = _with_defaults(_read_config(folder), defaults)
+    stored = _with_defaults(_without_gone(_read_config(folder)), defaults)
     restore_auto(config, stored, AUTO)
     if config.training.epochs:  # the run computed its steps from the number of problems
         config.training.steps = stored["training"]["steps"]
@@ -146,6 +151,16 @@ def _read_config(folder: Path) -> dict[str, Any]:
         if not isinstance(stored.get(section), dict):
             raise Damaged(f"{folder / CONFIG_FILE} has no section {section}; use another name=...")
     return stored
+
+
+def _without_gone(stored: dict[str, Any]) -> dict[str, Any]:
+    """Leave out settings that this version does not have, where they changed nothing."""
+    kept = dict(stored)
+    for section, idle in GONE.items():
+        values = stored.get(section)
+        if isinstance(values, dict):
+            kept[section] = {k: v for k, v in values.items() if k not in idle or v != idle[k]}
+    return kept
 
 
 def _with_defaults(stored: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
