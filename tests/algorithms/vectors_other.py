@@ -424,7 +424,7 @@ def check_bucket_draws(a):
 
 
 def check_pool(a):
-    """The smallest entropy is taken; age counts from the first success; no response twice."""
+    """Entropy and perplexity may disagree; age counts from the first success; no response twice."""
     pool = a.replay_pool.ReplayPool()
 
     def success(entropy, *p):
@@ -436,13 +436,21 @@ def check_pool(a):
         )
 
     sure, likely = success(0.1, 0.5, 0.5), success(0.4, 0.8, 0.8)
+    close(sure.perplexity, 2)
     for uid, number in zip("pqrst", (1, 1, 2, 3, 4), strict=True):
         pool.add(uid, number, sure)
         pool.add(uid, number, likely)
         pool.add(uid, number, sure)
     assert len(pool) == 5 and pool.num_experiences == 10
-    pool.add("p", 1, success(0.05, 0.1, 0.1))
-    assert pool.pick("q") is sure and pool.pick("p").entropy == 0.05
+    assert (
+        pool.pick("p", "entropy", False, lambda: 0.0) is sure
+        and pool.pick("p", "entropy", True, lambda: 0.0) is likely
+    )
+    assert (
+        pool.pick("p", "perplexity", False, lambda: 0.0) is likely
+        and pool.pick("p", "perplexity", True, lambda: 0.0) is sure
+    )
+    assert [pool.pick("p", "random", False, lambda u=u: u) for u in (0.49, 0.51)] == [sure, likely]
     for part, uids in (("all", "pqrst"), ("first_half", "pq"), ("last_half", "rst")):
         assert sorted(pool.choose(9, 8, "none", part, lambda: 0.3)) == list(uids)
     pool.set_successes("q", 4)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from postgrad import picture_processor
 from postgrad.errors import RunError
 from postgrad.model.device import copy_async
 from postgrad.model.passes.packing import RowSpan
-from postgrad.model.passes.support import PassKind
 from postgrad.picture_processor import PictureProcessor
 from postgrad.pictures import Picture
 from postgrad.types import Batch
@@ -106,7 +105,7 @@ class Vision:
     def __init__(self, model: Any, processor: PictureProcessor, trained: bool) -> None:
         self.processor = processor
         self.trained = trained
-        self.passes: PassKind = "packed"
+        self.passes: Literal["packed", "shared", "rows"] = "packed"
         self.is_shared = False
         self.unused = noise(0, SIZES[0])  # what the tower reads in a pass without pictures
         settings = json.dumps(processor.stock.image_processor.to_dict(), default=str).encode()
